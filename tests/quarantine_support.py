@@ -12,13 +12,16 @@ import accel
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["Item", "Serving", "Twin", "died", "hung"]
+__all__ = ["Item", "Serving", "Twin", "died", "failed", "hung"]
 
 Item = tuple[str, int]
 """What becomes of it, and a number: ``("fine", 3)``. See :meth:`Serving.make` for the others."""
 
-FAULTS = frozenset({"poison", "hang", "once", "late", "stale", "lost"})
+FAULTS = frozenset({"poison", "assert", "other", "hang", "once", "late", "stale", "lost"})
 """Items of which the device that serves faults."""
+
+_STATUSES = {"assert": 710, "other": 719}
+"""The driver's status in quarantine, of items that do not end the process. On the device that serves it is 710, for both."""
 
 
 def died() -> accel.ContextPoisonedError:
@@ -31,7 +34,12 @@ def hung() -> accel.ContextPoisonedError:
     return _fault(accel.HostDiedError("hung", hung=True))
 
 
-def _fault(cause: accel.HostDiedError) -> accel.ContextPoisonedError:
+def failed(status: int) -> accel.ContextPoisonedError:
+    """Return the fault of a context of which the driver gives this status."""
+    return _fault(accel.DriverError("failed", code=status, library="cuda", scope=accel.FaultScope.CONTEXT))
+
+
+def _fault(cause: accel.AccelError) -> accel.ContextPoisonedError:
     fault = accel.ContextPoisonedError("faulted", device="fake:0", code=700)
     fault.__cause__ = cause
     return fault
@@ -94,7 +102,7 @@ class Serving:
         await asyncio.sleep(0)
         if self.faults or any(kind in FAULTS for kind, _ in items):
             self.faults = max(0, self.faults - 1)
-            raise died()
+            raise died() if all(kind not in _STATUSES for kind, _ in items) else failed(710)
         return [number for _, number in items]
 
     async def make(self, device: Any) -> Callable[[list[Item]], Awaitable[list[int | Exception]]]:
@@ -114,6 +122,10 @@ class Serving:
                 raise accel.StaleRefError("of an earlier context")
             if kind == "lost":
                 return [accel.DeviceLostError("lost")]
+            if kind in _STATUSES:
+                self.deaths[item] += 1
+                device.generation += 1
+                raise failed(_STATUSES[kind])
             if kind in ("poison", "hang") or (kind == "once" and not self.deaths[item]):
                 self.deaths[item] += 1
                 device.generation += 1

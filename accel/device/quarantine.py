@@ -25,8 +25,8 @@ _REBUILDS = 10_000
 
 
 def quarantine_options(options: DeviceOptions) -> DeviceOptions:
-    """Return the options of the quarantine of a device that was opened with ``options``: no planned faults, one spare, and waiting for room."""
-    return dataclasses.replace(options, faults=None, spares=1, overload="wait")
+    """Return the options of the quarantine of a device that was opened with ``options``: no planned faults, and waiting for room."""
+    return dataclasses.replace(options, faults=None, overload="wait")
 
 
 def set_restarts(core: DeviceCore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ __all__ = ["DeviceSparse"]
 
 Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32).max
+_MOST_SIZES = 64
+_SLACK = 8
+"""Of remembered sizes, an eighth is added: matrices with as many elements in other places need a little more or less."""
 
 
 class DeviceSparse(SparseOps[Awaited]):
@@ -39,12 +43,13 @@ class DeviceSparse(SparseOps[Awaited]):
         Calls a function on a worker thread.
     """
 
-    __slots__ = ("_device", "_run_blocking")
+    __slots__ = ("_device", "_run_blocking", "_sizes")
 
     def __init__(self, submitter: Submitter[Awaited], device: krylov.SolvingDevice, run_blocking: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(submitter)
         self._device = device
         self._run_blocking = run_blocking
+        self._sizes: dict[tuple[Any, ...], tuple[int, int]] = {}  # of products: bytes of workspace, and room for elements
 
     async def csr(self, parts: tuple[Any, Any, Any], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
         """Make a matrix of ``(data, indices, indptr)``, as scipy's ``csr_array`` does.
@@ -131,7 +136,8 @@ class DeviceSparse(SparseOps[Awaited]):
         """Return ``alpha * a @ b`` of two sparse matrices.
 
         The result stores an element wherever both matrices store factors of one, also where the sum is 0. The device is asked first how many products of
-        elements there are, and in how many bytes the library works: one or two copies of 16 bytes.
+        elements there are, and in how many bytes the library works: one or two copies of 16 bytes. For matrices of the same shapes and as many elements as
+        in an earlier product, that product's numbers are tried first.
 
         Parameters
         ----------
@@ -164,17 +170,30 @@ class DeviceSparse(SparseOps[Awaited]):
         def left() -> float | None:
             return None if deadline is None else deadline - loop.time()
 
+        async def product(workspace: int, products: int) -> SparseRef:
+            room = min(products, a.shape[0] * b.shape[1]) if size is None else size
+            made = await super(DeviceSparse, self).spgemm(a, b, alpha=alpha, size=room, workspace=workspace, timeout=left())
+            if 2 * made.nnz >= room:
+                return made
+            async with self._device.batch(timeout=left()) as batch:
+                data, indices = (batch.copy(ref, batch.empty(ref.shape, ref.dtype)) for ref in (made.data, made.indices))
+            return SparseRef(made.format, data, indices, made.indptr, made.shape)
+
+        a, b = sparse_of("a", a), sparse_of("b", b)
+        key = a.format, a.dtype, a.shape, a.nnz, b.shape, b.nnz
+        if (sizes := self._sizes.get(key)) is not None:
+            with contextlib.suppress(InvalidArgumentError):  # too little for these, or what asking raises too
+                return await product(*sizes)
         workspace, products = 0, -1
         while products < 0:
             counted = await self.spgemm_size(a, b, workspace=workspace, timeout=left())
             workspace, products = (await self._device.get(counted, timeout=left())).tolist()
-        room = min(products, a.shape[0] * b.shape[1]) if size is None else size
-        made = await super().spgemm(a, b, alpha=alpha, size=room, workspace=workspace, timeout=left())
-        if 2 * made.nnz >= room:
-            return made
-        async with self._device.batch(timeout=left()) as batch:
-            data, indices = (batch.copy(ref, batch.empty(ref.shape, ref.dtype)) for ref in (made.data, made.indices))
-        return SparseRef(made.format, data, indices, made.indptr, made.shape)
+        made = await product(workspace, products)
+        self._sizes.pop(key, None)
+        while len(self._sizes) >= _MOST_SIZES:
+            del self._sizes[next(iter(self._sizes))]
+        self._sizes[key] = workspace + workspace // _SLACK, products + products // _SLACK
+        return made
 
     async def cg(
         self,

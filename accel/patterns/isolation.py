@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.calling import call, until_ready
-from accel.patterns.outcome import is_fault, is_worth_a_retry, kind_of_fault, own_instance
+from accel.patterns.outcome import is_fault, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
 from accel.patterns.quarantine import QuarantineHandler, UnusableError
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ _UNWANTED = 10.0
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    The suspects run one at a time. One that faults runs again when all others have run, so that these wait for one new child and not for two; if it
-    faults again, in another child, it is poison. So a poisonous item costs two children, and any other item none.
+    The suspects run one at a time. One that faults with the status that ended the batch's context is poison. Another fault, such as the death of the
+    process, may have come from outside: the item runs again when all others have run, so that these wait for one new child and not for two; if it faults
+    again, in another child, it is poison. So a poisonous item costs one child or two, and any other item none.
 
     Parameters
     ----------
@@ -218,7 +219,7 @@ class Isolation:
                 self._tried += 1
             if is_repeat or not self._repeats:  # what is next there lets those pass that are there now
                 self._bound, self._is_bound_last = self._arrived, False
-            if is_fault(result) and self._is_first_fault(request):
+            if is_fault(result) and not self._is_confirmed(request, result):
                 self._repeats.append(request)
                 return
             self._settle(request, self._poisoned(request, result) if is_fault(result) else result)
@@ -229,13 +230,13 @@ class Isolation:
             return self._repeats
         return self._suspects
 
-    def _is_first_fault(self, request: Request) -> bool:
-        """Note that a context died of an item, and return whether that is new; equal items count as one."""
+    def _is_confirmed(self, request: Request, fault: AccelError) -> bool:
+        """Note that a context died of an item, and return whether the item is poison: equal items count as one."""
         found = self._memory.key(request.item)
         key = request if found is None else found
-        is_first = key not in self._faulted
+        is_again = key in self._faulted
         self._faulted.add(key)
-        return is_first
+        return is_again or (isinstance(request.fault, AccelError) and is_same_fault(fault, request.fault))
 
     async def _outcome(self, request: Request) -> Any:
         """Return what the handler in quarantine gives for an item alone."""
@@ -277,7 +278,7 @@ class Isolation:
         kind = kind_of_fault(fault)
         what = "hung" if kind == "hang" else "faulted the context"
         error = PoisonedInputError(
-            f"the item was tried alone, in quarantine, and {what}, twice: {fault.message}",
+            f"the item was tried alone, in quarantine, and {what} again: {fault.message}",
             item=request.item,
             kind=kind,
             code=fault.code,

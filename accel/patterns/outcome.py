@@ -18,7 +18,7 @@ from accel.errors import (
     StaleRefError,
 )
 
-__all__ = ["is_fault", "is_of_an_item", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
+__all__ = ["is_fault", "is_of_an_item", "is_same_fault", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
 
 _OF_NO_ITEM = (
     ActorStoppedError,
@@ -62,6 +62,24 @@ def is_of_an_item(error: Exception) -> bool:
     if isinstance(error, _OF_NO_ITEM):
         return False
     return not (isinstance(error, AccelError) and error.is_fault)
+
+
+def is_same_fault(fault: AccelError, other: AccelError) -> bool:
+    """Return whether a driver or library gave the same status for both.
+
+    A process that has died or hung gave none: something else may have ended it, such as the kernel when memory ran out.
+    """
+    first, second = _origin(fault), _origin(other)
+    if first.code is None or isinstance(first, HostDiedError) or isinstance(second, HostDiedError):
+        return False
+    return (first.library, first.code) == (second.library, second.code)
+
+
+def _origin(fault: AccelError) -> AccelError:
+    """Return the error that ended the context: what waiters get is made of it."""
+    while isinstance(fault.__cause__, AccelError):
+        fault = fault.__cause__
+    return fault
 
 
 def kind_of_fault(fault: BaseException) -> Literal["fault", "hang"]:

@@ -62,6 +62,31 @@ async def test_the_others_are_answered_before_an_item_that_faulted_runs_again(ca
     assert [(each["kind"], each["code"]) for each in told if each.get("event") == "poisoned_item"] == [("fault", 700)]
 
 
+async def test_an_item_that_fails_alone_as_its_batch_did_need_not_run_again() -> None:
+    device, same, other = Serving(), ("assert", 2), ("other", 3)
+    async with serving(device) as batcher:
+        results = await answers(batcher, [same, other, FINE, POISON])
+        assert kinds(results) == [accel.PoisonedInputError, accel.PoisonedInputError, 1, accel.PoisonedInputError]
+        assert (results[0].item, results[0].kind, results[0].__cause__.__cause__.code) == (same, "fault", 710)
+    assert device.tried == [same, other, FINE, POISON, other, POISON]
+    assert device.deaths == {same: 1, other: 2, POISON: 2}
+
+
+async def test_a_death_and_a_status_are_two_faults() -> None:
+    device, item = Serving(faults=1), ("assert", 2)
+
+    async def handler(items: list[Item]) -> Any:
+        if device.faults:
+            device.faults = 0
+            raise died()
+        return await device.handler(items)
+
+    chosen: Any = device
+    async with Batcher(handler, idempotent=True, device=chosen, quarantine=device.make) as batcher:
+        assert kinds(await answers(batcher, [item])) == [accel.PoisonedInputError]
+    assert device.deaths == {item: 2}
+
+
 async def test_others_that_come_meanwhile_run_before_it_too() -> None:
     device, gate = Serving(), asyncio.Event()
 

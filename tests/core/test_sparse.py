@@ -10,6 +10,7 @@ import pytest
 
 import accel
 from accel import ops
+from accel.device.sparse import DeviceSparse
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
@@ -237,6 +238,38 @@ async def test_products_of_sparse_matrices_take_no_more_room_than_they_need(devi
     assert type(few.data) is accel.AccelRef, "a buffer of its own, not a part of one for 1000 elements"
     with pytest.raises(accel.DeadlineExceededError):
         await device.sparse.spgemm(ones, ones, timeout=0)
+
+
+async def test_sizes_of_an_earlier_product_are_tried_before_the_device_is_asked(
+    device: accel.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    size = DeviceSparse.spgemm_size
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return size(self, *args, **options)
+
+    monkeypatch.setattr(DeviceSparse, "spgemm_size", counted)
+    few, many = np.eye(50), np.zeros((50, 50))
+    many[0] = 1.0  # the product of its transpose and it has 2500 elements, of as many operands as that of `few`
+    small = await device.sparse.put(scipy.csr_array(few))
+    column, row = await device.sparse.put(scipy.csr_array(many.T)), await device.sparse.put(scipy.csr_array(many))
+    for a, b, wanted, times in (
+        (small, small, few, 1),
+        (small, small, few, 1),
+        (column, row, many.T @ many, 2),
+        (column, row, many.T @ many, 2),
+    ):
+        made = await device.sparse.spgemm(a, b)
+        np.testing.assert_array_equal((await device.sparse.get(made)).toarray(), wanted)
+        assert (made.nnz, asked) == (np.count_nonzero(wanted), times)
+    with pytest.raises(accel.InvalidArgumentError, match="size"):
+        await device.sparse.spgemm(column, row, size=2499)
+    assert asked == 3, "what is wrong is said by the device"
+    made = await device.sparse.spgemm(small, small)
+    assert (made.nnz, made.data.nbytes, asked) == (50, 400, 3), "it takes no more room than it needs"
 
 
 async def test_products_of_sparse_matrices_that_do_not_fit_are_refused(device: accel.Device, rng: np.random.Generator) -> None:
