@@ -34,7 +34,7 @@ _ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Joined(Copying):
     """An op that makes one array of several."""
 
@@ -63,7 +63,6 @@ class _Joined(Copying):
         return Plan(tuple(refs.values()), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Concatenate(_Joined):
     """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
 
@@ -89,7 +88,6 @@ class Concatenate(_Joined):
         return pieces
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Stack(_Joined):
     """``arrays``, of one dtype and shape, along a new ``axis``."""
 
@@ -123,7 +121,7 @@ def _checked(arrays: Any) -> dict[str, AccelRef]:
     return {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(_arrays(arrays))}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Split(FamilyOp[tuple[AccelRef, ...]]):
     """``x`` cut along ``axis``: into equal sections, or at the indices given.
 
@@ -196,7 +194,7 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         return b""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Eye(Copying):
     """A matrix with ones on one diagonal, the main one or the ``k``-th above it, and zeros elsewhere."""
 
@@ -236,7 +234,7 @@ class Eye(Copying):
         return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Triangle(FamilyOp):
     """A part of the last two axes of ``x``, zeros elsewhere."""
 
@@ -261,14 +259,12 @@ class _Triangle(FamilyOp):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Tril(_Triangle):
     """The matrices of ``x`` with zeros above the ``k``-th diagonal."""
 
     kind: ClassVar[str] = "tril"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Triu(_Triangle):
     """The matrices of ``x`` with zeros below the ``k``-th diagonal."""
 
@@ -283,7 +279,6 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class _Ramp(FamilyOp):
     """Numbers that rise by one step."""
 
@@ -294,7 +289,7 @@ class _Ramp(FamilyOp):
         """Return how many numbers there are, the first one, the step, and the last one where it is to be exact."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Arange(_Ramp):
     """Numbers from ``start`` up to, and without, ``stop``: float32, or int64 if all are ints; with one number from 0 up to it."""
 
@@ -339,7 +334,7 @@ class Arange(_Ramp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Linspace(_Ramp):
     """``num`` numbers from ``start`` to ``stop``, or up to it without ``endpoint``, at equal distances, in a float dtype."""
 

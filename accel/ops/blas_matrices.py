@@ -31,7 +31,7 @@ __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
 _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Ger(FamilyOp):
     """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
 
@@ -80,7 +80,7 @@ class Ger(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Symmetric(FamilyOp):
     """What :class:`Symm` and :class:`Hemm` have in common.
 
@@ -149,14 +149,12 @@ class Symmetric(FamilyOp):
         return Plan((a, b), writes, creates, dtype=dtype, updates=bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Symm(Symmetric):
     """``alpha * a @ b + beta * out`` with a symmetric ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``."""
 
     kind: ClassVar[str] = "symm"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Hemm(Symmetric):
     """``alpha * a @ b + beta * out`` with a Hermitian ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``.
 
@@ -166,7 +164,7 @@ class Hemm(Symmetric):
     kind: ClassVar[str] = "hemm"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Update(FamilyOp):
     """What :class:`Syrk` and :class:`Herk` have in common.
 
@@ -241,7 +239,6 @@ class Update(FamilyOp):
         check_factors(self.a.dtype, alpha=self.alpha, beta=self.beta)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Syrk(Update):
     """One triangle of ``alpha * op(a) @ op(a).T + beta * out``."""
 
@@ -249,7 +246,6 @@ class Syrk(Update):
     refused: ClassVar[Transpose] = Transpose.CONJUGATE
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Herk(Update):
     """One triangle of ``alpha * op(a) @ op(a).conj().T + beta * out``, with real factors; the imaginary parts of the diagonal become 0.
 
@@ -265,7 +261,7 @@ class Herk(Update):
                 raise InvalidArgumentError(f"{name} is {value}, and herk has real factors", remedy="Give a real number.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Geam(FamilyOp):
     """``alpha * op(a) + beta * op(b)``.
 

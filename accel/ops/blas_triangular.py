@@ -35,7 +35,7 @@ def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, re
     return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class TriangularVector(FamilyOp):
     """What :class:`Trmv` and :class:`Trsv` have in common.
 
@@ -95,21 +95,19 @@ class TriangularVector(FamilyOp):
         return Plan((a, x), writes, creates, dtype=dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Trmv(TriangularVector):
     """``op(a) @ x`` of a triangular matrix and a vector. ``out`` may be ``x``."""
 
     kind: ClassVar[str] = "trmv"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Trsv(TriangularVector):
     """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
 
     kind: ClassVar[str] = "trsv"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class TriangularMatrix(FamilyOp):
     """What :class:`Trmm` and :class:`Trsm` have in common.
 
@@ -186,14 +184,12 @@ class TriangularMatrix(FamilyOp):
         return Plan((a, b), writes, creates, dtype=dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Trmm(TriangularMatrix):
     """``alpha * op(a) @ b`` of triangular matrices; with ``side="right"``, ``alpha * b @ op(a)``. ``out`` may be ``b``."""
 
     kind: ClassVar[str] = "trmm"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Trsm(TriangularMatrix):
     """The ``x`` with ``op(a) @ x == alpha * b`` of triangular matrices; with ``side="right"``, with ``x @ op(a) == alpha * b``. ``out`` may be ``b``.
 

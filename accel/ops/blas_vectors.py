@@ -17,7 +17,7 @@ __all__ = ["Asum", "Dotc", "Iamax", "Iamin", "Rot", "Swap"]
 _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Asum(FamilyOp):
     """The sum of ``abs(x.real) + abs(x.imag)`` as a 0-d buffer of real numbers; any shape.
 
@@ -52,7 +52,7 @@ class Asum(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Dotc(FamilyOp):
     """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
 
@@ -74,7 +74,7 @@ class Dotc(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Extreme(FamilyOp):
     """What :class:`Iamax` and :class:`Iamin` have in common.
 
@@ -110,14 +110,12 @@ class Extreme(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Iamax(Extreme):
     """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
 
     kind: ClassVar[str] = "iamax"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Iamin(Extreme):
     """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
 
@@ -134,7 +132,7 @@ def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
     return dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Rotate points of a plane, in place: ``x, y = c * x + s * y, c * y - conj(s) * x``; any one shape. The result is ``(x, y)``.
 
@@ -176,7 +174,7 @@ class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Swap(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Exchange the elements of ``x`` and ``y``, in place; any one shape. The result is ``(x, y)``.
 

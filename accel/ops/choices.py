@@ -27,7 +27,6 @@ _NO_WEIGHT, _TOO_FEW = 1, 2
 """What the status of weights says, as a sum: one is no weight; and there are fewer weights above 0 than elements to choose."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Picking(Draw):
     """What ops share that put elements of ``source()`` along an axis into a result."""
 
@@ -83,7 +82,7 @@ def _source(name: str, value: Any) -> Any:
     return whole(name, value, 0, 1 << 62) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Permutation(Picking):
     """``x`` with its elements along an axis in random order; of an int, the integers below it, int64. All orders have the same probability.
 
@@ -131,7 +130,7 @@ class Permutation(Picking):
         return self._planned(shape, dtype, self._checked("x"))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Choice(Picking):
     """Random elements of ``a`` along an axis, as numpy's ``Generator.choice``; of an int, of the integers below it, int64.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.ops.base import FamilyOp, KernelOp, Plan
@@ -26,7 +25,6 @@ class ComposedPlan(Plan):
     __slots__ = ()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class ComposedOp(FamilyOp):
     """An op that has no kernel: ordinary ops compute it, and are sent as one batch, or recorded in its place.
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class ConvolutionForm(FamilyOp):
     """What a convolution and its gradients share: how filters move over images."""
 
@@ -95,7 +95,7 @@ class ConvolutionForm(FamilyOp):
         return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Convolution(ConvolutionForm):
     """A convolution; what those of one to three dimensions share."""
 
@@ -134,7 +134,7 @@ def _dimensions(name: str, shape: int | Sequence[int], rank: int) -> Shape:
     return dimensions
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class InputGrad(ConvolutionForm):
     """The gradient of a convolution's input."""
 
@@ -163,7 +163,7 @@ class InputGrad(ConvolutionForm):
         return self._planned(x_shape, grad=grad, filter=w)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class FilterGrad(ConvolutionForm):
     """The gradient of a convolution's filter."""
 
@@ -216,7 +216,6 @@ def _sizes(
     return x, w, (n, filters, *counts_of(size, reach, strides, borders))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv1d(Convolution):
     """1-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
 
@@ -232,7 +231,6 @@ class Conv1d(Convolution):
     rank: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv2d(Convolution):
     """2-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
 
@@ -265,7 +263,6 @@ class Conv2d(Convolution):
     rank: ClassVar[int] = 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv3d(Convolution):
     """3-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
 
@@ -281,7 +278,6 @@ class Conv3d(Convolution):
     rank: ClassVar[int] = 3
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv2dInputGrad(InputGrad):
     """The gradient of ``conv2d``'s input: what a loss changes by per element of it.
 
@@ -303,7 +299,6 @@ class Conv2dInputGrad(InputGrad):
     rank: ClassVar[int] = 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv1dInputGrad(InputGrad):
     """The gradient of ``conv1d``'s input: what a loss changes by per element of it.
 
@@ -319,7 +314,6 @@ class Conv1dInputGrad(InputGrad):
     rank: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv3dInputGrad(InputGrad):
     """The gradient of ``conv3d``'s input: what a loss changes by per element of it.
 
@@ -335,7 +329,6 @@ class Conv3dInputGrad(InputGrad):
     rank: ClassVar[int] = 3
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv2dFilterGrad(FilterGrad):
     """The gradient of ``conv2d``'s filter, summed over all images.
 
@@ -357,7 +350,6 @@ class Conv2dFilterGrad(FilterGrad):
     rank: ClassVar[int] = 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv1dFilterGrad(FilterGrad):
     """The gradient of ``conv1d``'s filter, summed over all images.
 
@@ -373,7 +365,6 @@ class Conv1dFilterGrad(FilterGrad):
     rank: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Conv3dFilterGrad(FilterGrad):
     """The gradient of ``conv3d``'s filter, summed over all images.
 

@@ -22,7 +22,7 @@ _INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class CosineTransform(FamilyOp):
     """What cosine and sine transforms share.
 
@@ -93,7 +93,6 @@ class CosineTransform(FamilyOp):
         return Plan((x,), writes, creates, "", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Dct(CosineTransform):
     """scipy's ``dct(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
@@ -101,7 +100,6 @@ class Dct(CosineTransform):
     is_sine: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Idct(CosineTransform):
     """scipy's ``idct(x, type, axis=axis, norm=norm)``, the inverse of ``dct``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
@@ -110,7 +108,6 @@ class Idct(CosineTransform):
     is_forward: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Dst(CosineTransform):
     """scipy's ``dst(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
@@ -118,7 +115,6 @@ class Dst(CosineTransform):
     is_sine: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Idst(CosineTransform):
     """scipy's ``idst(x, type, axis=axis, norm=norm)``, the inverse of ``dst``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 

@@ -44,7 +44,7 @@ def real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Draw(FamilyOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
@@ -104,7 +104,7 @@ class Draw(FamilyOp):
         return Plan(reads, writes, creates, "", dtype, status=status)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Floats(Draw):
     """What the distributions of floats share."""
 
@@ -125,7 +125,6 @@ class Floats(Draw):
         return self._planned(as_shape(self.shape), DType.of(self.dtype))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class VendorFloats(Floats):
     """What distributions share that cuRAND's generators have too."""
 

@@ -65,7 +65,7 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
     return counted
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Transform(FamilyOp):
     """What the four transforms share.
 
@@ -151,14 +151,12 @@ class _Whole(Transform):
         return self._planned()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Fft(_Whole):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
     kind: ClassVar[str] = "fft"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Ifft(_Whole):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
@@ -166,7 +164,6 @@ class Ifft(_Whole):
     is_forward: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Rfft(Transform):
     """numpy's ``rfftn(x, axes=axes, norm=norm)`` of float32 or float64.
 
@@ -187,7 +184,7 @@ class Rfft(Transform):
         return self._planned()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 
@@ -235,7 +232,6 @@ class Irfft(Transform):
         return self._planned()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Hfft(Irfft):
     """scipy's ``hfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``hfft``, of complex64 or complex128: the real spectrum of a Hermitian signal.
 
@@ -246,7 +242,6 @@ class Hfft(Irfft):
     is_forward: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Ihfft(Rfft):
     """scipy's ``ihfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``ihfft``, of float32 or float64: the inverse of ``hfft``.
 
@@ -257,7 +252,7 @@ class Ihfft(Rfft):
     is_forward: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Fftshift(OfOne):
     """``x`` with the frequency 0 of ``axes``, or all axes, in the middle: numpy's ``fftshift``, of any dtype."""
 
@@ -288,7 +283,6 @@ class Fftshift(OfOne):
         return Roll(self.x, [-half for half in halves] if self.is_back else halves, axes).pieces()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Ifftshift(Fftshift):
     """numpy's ``ifftshift``: the inverse of ``fftshift``, of any dtype."""
 
@@ -296,7 +290,7 @@ class Ifftshift(Fftshift):
     is_back: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Fftfreq(FamilyOp):
     """numpy's ``fftfreq(n, d)``: the frequencies of a transform of length ``n``, whose elements are ``d`` apart.
 
@@ -349,7 +343,6 @@ class Fftfreq(FamilyOp):
         return Plan((), writes, creates, "", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Rfftfreq(Fftfreq):
     """numpy's ``rfftfreq(n, d)``: the frequencies of ``rfft``. See :class:`Fftfreq` for the parameters."""
 

@@ -67,7 +67,7 @@ def _fast_length(least: int) -> int:
         length += 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Convolve(FamilyOp):
     """scipy's ``fftconvolve(a, b, mode, axes)``: float32, float64, complex64 or complex128. Its rounding errors are relative to the largest result.
 
@@ -143,7 +143,6 @@ class Convolve(FamilyOp):
         return Plan((a, b), writes, creates, "", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Correlate(Convolve):
     """scipy's ``correlate(a, b, mode)`` by Fourier transforms: ``a`` convolved with the conjugate of ``b``, reversed along ``axes``.
 

@@ -73,7 +73,7 @@ def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, Transpo
     return ref, transpose
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Matmul(FamilyOp):
     """``activation(op(a) @ op(b) + bias)``, with numpy's rules for ranks and broadcasting.
 

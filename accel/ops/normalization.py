@@ -52,7 +52,7 @@ class NormRows(NamedTuple):
     each: int = 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _AlongAxis(FamilyOp):
     """An op on ``x`` along one axis."""
 
@@ -80,14 +80,12 @@ class _AlongAxis(FamilyOp):
         return Plan((x,), writes, creates, "normalize", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Softmax(_AlongAxis):
     """``exp(x)``, divided by its sum along ``axis``. ``out`` may be ``x``."""
 
     kind: ClassVar[str] = "softmax"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class LogSoftmax(_AlongAxis):
     """``x - log(sum(exp(x)))`` along ``axis``. ``out`` may be ``x``."""
 
@@ -102,7 +100,7 @@ class Parameter(NamedTuple):
     shape: Shape
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Norm(FamilyOp):
     """An op that moves and scales elements of ``x``, and then multiplies by a weight and adds a bias."""
 
@@ -144,7 +142,6 @@ class Norm(FamilyOp):
         return Plan((x, *given.values()), writes, creates, "normalize", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class RowNorm(Norm):
     """A norm of rows, each by itself."""
 
@@ -169,7 +166,7 @@ def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class LayerNorm(RowNorm):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -207,7 +204,7 @@ class LayerNorm(RowNorm):
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class RmsNorm(RowNorm):
     """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -252,7 +249,7 @@ def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
     return NormRows(count * groups, channels // groups * each, groups, each)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class GroupNorm(RowNorm):
     """Each group of channels of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -295,7 +292,7 @@ class GroupNorm(RowNorm):
 GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class InstanceNorm(RowNorm):
     """Each channel of each image of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -328,7 +325,7 @@ class InstanceNorm(RowNorm):
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class BatchNorm(Norm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics of training, one number for each channel. ``out`` may be ``x``.
 

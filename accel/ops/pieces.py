@@ -45,7 +45,6 @@ class Piece(NamedTuple):
     output: int = 0
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Copying(FamilyOp):
     """An op of pieces."""
 
@@ -97,7 +96,7 @@ def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
     return [Piece(lengths, start, steps, 0, steps_of(lengths))]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class OfOne(Copying):
     """An op of pieces of one array."""
 

@@ -64,7 +64,7 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
     return Windows(sizes, counts, window, stride, before, after)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class PoolForm(FamilyOp):
     """What pooling and its gradients share: windows of one, two or three spatial axes."""
 
@@ -132,7 +132,7 @@ def _set_steps(op: MaxPool | AvgPool | MaxPoolGrad | AvgPoolGrad) -> None:
     set_fields(op, window=_numbers("window", op.window), stride=stride, padding=_numbers("padding", op.padding))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Pool(PoolForm):
     """An op on windows of one, two or three spatial axes."""
 
@@ -159,7 +159,6 @@ class Pool(PoolForm):
         return self._planned(self._result(), x=x)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class MaxPool(Pool):
     """The largest element of each window, which is NaN if one is. Padding is never the largest.
 
@@ -186,7 +185,7 @@ class MaxPool(Pool):
         return False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class AvgPool(Pool):
     """The mean of each window.
 
@@ -218,7 +217,7 @@ class AvgPool(Pool):
         return self.count_include_pad
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class MaxPoolGrad(PoolForm):
     """The gradient of ``max_pool``'s operand. That of a window goes to its largest element: the first of several, and the first NaN where one is.
 
@@ -264,7 +263,7 @@ class MaxPoolGrad(PoolForm):
         return self._planned(x.shape, grad=self._grad(self.grad), x=x)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class AvgPoolGrad(PoolForm):
     """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
 

@@ -45,7 +45,7 @@ def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Scan(FamilyOp):
     """What an operation makes of all elements of ``x`` up to each, along ``axis``.
 
@@ -94,7 +94,6 @@ class Scan(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Cumsum(Scan):
     """The sums of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
 
@@ -113,7 +112,6 @@ class Cumsum(Scan):
     kind: ClassVar[str] = "cumsum"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Cumprod(Scan):
     """The products of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
 
@@ -128,7 +126,6 @@ class Cumprod(Scan):
     kind: ClassVar[str] = "cumprod"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Cummax(Scan):
     """The largest of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
 
@@ -143,7 +140,6 @@ class Cummax(Scan):
     kind: ClassVar[str] = "cummax"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Cummin(Scan):
     """The least of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
 
@@ -165,7 +161,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
     return InvalidArgumentError(f"segment {int(status[1])} is no part of x", remedy="Give rising offsets, from 0 to the length of x.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class SegmentReduce(FamilyOp):
     """What ``op`` makes of each segment of ``x`` along its first axis, in the dtype of ``x``; of an empty one the operation's neutral element.
 

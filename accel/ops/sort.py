@@ -36,7 +36,7 @@ __all__ = ["FAMILY", "Argsort", "Partition", "Searchsorted", "SegmentSort", "Sor
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Rising(FamilyOp):
     library: ClassVar[str] = "sort"
 
@@ -68,7 +68,6 @@ class _Rising(FamilyOp):
         return x
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Sort(_Rising):
     """``x`` with the elements along ``axis`` in rising order, or in falling one.
 
@@ -106,7 +105,7 @@ def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _SEGMENTS = Status(Spec((2,), DType.INT64), _segment_failure)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class SegmentSort(FamilyOp):
     """``x`` with the elements of each segment in rising order, or in falling one.
 
@@ -151,7 +150,6 @@ class SegmentSort(FamilyOp):
         return Plan((x, offsets), writes, creates, status=_SEGMENTS)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Argsort(_Rising):
     """The indices, int64, that would sort ``x`` along ``axis``. The sort is stable: of equal elements, the first one stays first.
 
@@ -173,7 +171,7 @@ class Argsort(_Rising):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Partition(FamilyOp):
     """``x`` with the ``kth`` element along ``axis`` where it would be in order, none before it larger, none behind it smaller.
 
@@ -218,7 +216,7 @@ class Partition(FamilyOp):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
 
@@ -269,7 +267,7 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((x,), (), (Spec(shape, x.dtype), Spec(shape, DType.INT64)))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Searchsorted(FamilyOp):
     """Where each element of ``v`` would be put into ``a`` to keep it in order: indices, int64, of the shape of ``v``.
 

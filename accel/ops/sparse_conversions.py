@@ -16,7 +16,7 @@ from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, par
 __all__ = ["Diagonal", "Fromdense", "Tocoo", "Tocsc", "Tocsr", "Todense"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Conversion(FamilyOp[SparseRef]):
     """A copy of ``a`` in another format, or in the same one."""
 
@@ -47,7 +47,6 @@ class _Conversion(FamilyOp[SparseRef]):
         return SparseRef(self.target, data, indices, indptr, sparse_of("a", self.a).shape)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Tocsr(_Conversion):
     """``a`` in the format csr: a copy; of bsr, with all elements of the blocks. The transpose of a matrix is ``tocsr(a.T)``.
 
@@ -61,7 +60,6 @@ class Tocsr(_Conversion):
     target: ClassVar[SparseFormat] = "csr"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Tocsc(_Conversion):
     """``a`` in the format csc: a copy.
 
@@ -75,7 +73,6 @@ class Tocsc(_Conversion):
     target: ClassVar[SparseFormat] = "csc"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Tocoo(_Conversion):
     """``a`` in the format coo, its elements in the order of rows: a copy.
 
@@ -89,7 +86,7 @@ class Tocoo(_Conversion):
     target: ClassVar[SparseFormat] = "coo"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Todense(FamilyOp):
     """``a`` as a dense matrix.
 
@@ -120,7 +117,7 @@ class Todense(FamilyOp):
         return Plan(a.refs, writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Diagonal(FamilyOp):
     """The diagonal of ``a``, with 0 where it stores nothing: (min(m, n),).
 
@@ -153,7 +150,7 @@ class Diagonal(FamilyOp):
         return Plan(a.refs, writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
 

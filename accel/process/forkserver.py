@@ -111,10 +111,12 @@ class Forkserver:
         if self._refused:  # said before, of what is to blame
             return {}
         failed = ""
+        gc.disable()  # as in `accel.process.worker`
         try:
             self._refused = self._prepare(payload)
         except BaseException as error:  # an import raises anything; a child that needs it says so itself
             failed = repr(error)
+        gc.enable()
         sys.stdout.flush()  # or each fork would write it again
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page that it marks
