@@ -87,7 +87,7 @@ async def test_promotion_is_fast() -> None:
     async def recovery(ahead: Literal["none", "context"]) -> float:
         best = float("inf")
         async with accel.System() as system:
-            for _ in range(3):
+            for _ in range(2):
                 device = await system.open_device("cpu", host="process", standby=ahead, faults=FaultPlan().poison_at(1, LOST))
                 if ahead != "none":
                     await spare_ready(device)

@@ -146,7 +146,8 @@ class Case:
     def same(self, got: Array, expected: Array, message: str = "the result") -> None:
         """Fail unless both have the same bytes."""
         self.require(got.shape == expected.shape, f"{message} has shape {got.shape}, not {expected.shape}")
-        self.require(got.tobytes() == np.ascontiguousarray(expected).tobytes(), f"{message} is {got!r}, not {expected!r}")
+        if got.tobytes() != np.ascontiguousarray(expected).tobytes():  # the texts of arrays take longer than what is checked
+            self.require(False, f"{message} is {got!r}, not {expected!r}")
 
     def close_to(self, got: Array, expected: Array, error: Array | float = 0.0) -> None:
         """Fail unless ``got`` is what ``expected`` rounds to; see :func:`difference`."""
