@@ -142,13 +142,14 @@ class Service:
             heartbeat_timeout=options.silence,
             **more,
         )
+        subject = Subject(label, device, plan, self._ledger.violation, **flags)
+        self.subjects.append(subject)  # at once: it may be blamed for a fault from here on
         try:
             await device.register(CpuWreck if options.device == "cpu" else CudaWreck)
         except accel.AccelError:
+            self.subjects.remove(subject)
             await device.aclose()
             raise
-        subject = Subject(label, device, plan, self._ledger.violation, **flags)
-        self.subjects.append(subject)
         self._watches.append(asyncio.ensure_future(subject.watch()))
         return subject
 
