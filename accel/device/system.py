@@ -213,8 +213,8 @@ class System(ActorSystem):
         children = Children(core.name, source)
 
         async def start_forkserver(owner: ActorContext) -> None:
-            if standby != "none" and forkserver is None:
-                await owner.spawn(ForkserverActor, core, source, name="forkserver")
+            if (place == "process" or standby != "none") and forkserver is None:
+                await owner.spawn(ForkserverActor, core, source, is_first=place == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
             for number in range(core.options.spares if standby != "none" else 0):

@@ -221,22 +221,34 @@ class ForkSource:
     ----------
     forks : Forks or None
         The forkserver, while there is one.
-    is_importing : bool
-        Whether it is worth waiting for the forkserver: it does the imports that a child would do, and will then fork it.
     listeners : list of callable
-        Called when it is not any more.
+        Called when there is nothing to wait for any more.
     """
 
     def __init__(self) -> None:
         self.forks: Forks | None = None
-        self.is_importing = False
         self.listeners: list[Callable[[], object]] = []
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether it is worth waiting for the forkserver: it does the imports that a child would do, and will then fork it."""
+        return not self._settled.is_set()
+
+    def importing(self) -> None:
+        """Take note that the forkserver imports something, or will soon."""
+        self._settled.clear()
 
     def settled(self) -> None:
         """Take note that there is nothing to wait for: the forkserver is ready, or there is none."""
-        self.is_importing = False
+        self._settled.set()
         for listener in tuple(self.listeners):
             listener()
+
+    async def wait(self) -> None:
+        """Wait as long as it is worth it."""
+        await self._settled.wait()
 
 
 def _umask() -> int:

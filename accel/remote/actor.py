@@ -100,6 +100,8 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
                 return await self._begin(spare, ready, land, _ANSWER if spare.is_warm else STARTUP_TIMEOUT), spare, state
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
+        if not core.lifecycle.generation:  # a later one is needed at once
+            await self._children.forkserver.wait()
         ready = self._ready = core.loop.create_future()  # it may refuse at once
         link = await Link.start(core, "imports", self, self._children.forkserver)
         try:

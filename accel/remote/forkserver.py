@@ -1,4 +1,4 @@
-"""The actor that keeps a device's forkserver: it starts it once the device is ready, has it import what the device's children need, and replaces it."""
+"""The actor that keeps a device's forkserver: it starts it, has it import what the device's children need, and replaces it."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ class ForkserverActor(Actor[None, None]):
         What the device keeps over all generations.
     source
         Where the device's children look for the forkserver.
+    is_first
+        Whether the first context is in a child too: the forkserver starts before the device is ready.
     """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore, source: ForkSource) -> None:
+    def __init__(self, core: DeviceCore, source: ForkSource, *, is_first: bool) -> None:
         self._core = core
         self._source = source
+        self._is_first = is_first
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
         self._ending: Forks | None = None
         self._is_given_up = False
@@ -59,7 +62,7 @@ class ForkserverActor(Actor[None, None]):
         self._wish: Callable[[], None] = lambda: None
 
     async def started(self, context: ActorContext) -> None:
-        """Look at the device, and again whenever it changes."""
+        """Start at once if the first child is to be a fork; look at the device again whenever it changes."""
 
         def wish() -> None:
             if not self._core.refs.is_closing:
@@ -67,7 +70,7 @@ class ForkserverActor(Actor[None, None]):
                     context.self_ref.tell(None)
 
         self._wish = wish
-        self._source.is_importing = True
+        self._source.importing()
         self._core.lifecycle.listeners.append(wish)
         self._core.own_listeners.append(wish)
         wish()
@@ -78,8 +81,9 @@ class ForkserverActor(Actor[None, None]):
         if core.lifecycle.is_final or self._is_given_up:
             await self._end()
             return
-        if self._retry is not None or core.refs.is_closing or not core.is_ready:
+        if self._retry is not None or core.refs.is_closing or not (core.is_ready or self._is_first):
             return
+        self._is_first = False
         if self._source.forks is not None and self._source.forks.refused:  # another one is started, without what it cannot have
             await self._end()
         try:
@@ -88,7 +92,8 @@ class ForkserverActor(Actor[None, None]):
         except AccelError as error:
             self._failed(error)
         else:
-            for registration in core.own.values():
+            # Without spares the child that serves imports them, and the forkserver would do it once more beside it.
+            for registration in core.own.values() if core.options.standby != "none" else ():
                 if registration not in self._imported and registration not in self._left_out:
                     self._imported.add(registration)
                     self._import(registration)
@@ -113,7 +118,7 @@ class ForkserverActor(Actor[None, None]):
             else:
                 self._look(forks)
 
-        self._source.is_importing = True
+        self._source.importing()
         forks.prepare(pickle.dumps(Preload(backend_name(core), core.options.libraries, modules)), STARTUP_TIMEOUT, imported)
 
     def _look(self, forks: Forks) -> None:
@@ -141,7 +146,7 @@ class ForkserverActor(Actor[None, None]):
         except Exception as error:  # pickle raises what it likes; the child that is to open it cannot be sent it either
             imported("", repr(error))
         else:
-            self._source.is_importing = True
+            self._source.importing()
             forks.prepare(data, core.options.busy_timeout, imported)
 
     def _failed(self, error: AccelError) -> None:

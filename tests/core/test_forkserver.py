@@ -26,10 +26,10 @@ from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
 from accel.process.forks import Forks
 from accel.remote.preloading import Preload, preload
+from accel.testing import FaultPlan
 from tests.child_support import OURS, ROOT, ended, forkservers, no_child_left, received, until_so, workers
 from tests.device_support import child_pid
 from tests.fork_support import Double, Quiet, Threaded, close_all
-from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -305,7 +305,7 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
     caplog.set_level(logging.INFO, logger="accel")
     async with opened() as device:
         (first,) = forkservers()
-        assert {parent(pid) for pid in workers()} == {os.getpid(), first}
+        assert {parent(pid) for pid in workers()} == {first}
         for _ in range(3):
             await kill_and_recover(device)
             assert await device.spare_ready()
@@ -378,12 +378,28 @@ def test_a_driver_that_was_initialized_is_found(tmp_path: Path) -> None:
         assert str(file) in preload(data)
 
 
-async def test_without_a_spare_there_is_no_forkserver() -> None:
+async def test_without_a_spare_the_forkserver_imports_what_is_built_in() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
-        await device.register(Scaling)
-        x = await device.put(np.arange(4.0))
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
+        (forkserver,) = forkservers()
+        model = await device.load_model(
+            "tests.model_zoo:Importing", inputs={"x": accel.TensorSpec(("batch",), "float32")}, buckets={"batch": (1,)}
+        )
+        for _ in range(2):
+            assert [parent(pid) for pid in workers()] == [forkserver]
+            assert (await model.numpy(np.zeros(1, np.float32))).tolist() == [child_pid(device)], "where the model's module was imported"
+            await kill_and_recover(device)
+    assert not forkservers()
+
+
+async def test_a_device_that_moves_to_a_child_has_no_forkserver_without_a_spare() -> None:
+    lost = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="auto", faults=FaultPlan().poison_at(1, lost))
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.put(np.arange(4.0))
+        await asyncio.wait_for(device.zeros(4), 20)
+        assert device.info().host == "process"
         assert not forkservers()
 
 
