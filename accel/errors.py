@@ -48,6 +48,7 @@ __all__ = [
     "FaultScope",
     "HostDiedError",
     "InvalidArgumentError",
+    "KernelFaultError",
     "LibraryError",
     "LinAlgError",
     "MailboxFullError",
@@ -284,6 +285,10 @@ class DriverError(AccelError):
     """The backend's driver answered with an error status."""
 
     default_remedy = "Look the code up in the vendor's documentation; `python -m accel doctor` checks the installation."
+
+
+class KernelFaultError(DriverError):
+    """A kernel did what ends its context, such as a read of an illegal address or an assertion that failed. The same work does it again."""
 
 
 class LibraryError(AccelError):

@@ -24,12 +24,8 @@ _OF_LIBRARIES = "anon_inode:[eventfd]"
 """accel opens no such descriptor. PyTorch, ONNX Runtime and CUDA do, at times of their own, and keep it."""
 
 
-gc.disable()
-
-
 def pytest_collection_finish() -> None:
-    """Exempt the modules and the collected tests from garbage collections, each of which takes 0.16 s with them."""
-    gc.enable()
+    """Exempt the modules and the collected tests from later garbage collections, each of which took 0.16 s with them."""
     gc.collect()
     gc.freeze()
 

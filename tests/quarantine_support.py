@@ -17,11 +17,11 @@ __all__ = ["Item", "Serving", "Twin", "died", "failed", "hung"]
 Item = tuple[str, int]
 """What becomes of it, and a number: ``("fine", 3)``. See :meth:`Serving.make` for the others."""
 
-FAULTS = frozenset({"poison", "assert", "other", "hang", "once", "late", "stale", "lost"})
+FAULTS = frozenset({"poison", "assert", "other", "unknown", "hang", "once", "late", "stale", "lost"})
 """Items of which the device that serves faults."""
 
-_STATUSES = {"assert": 710, "other": 719}
-"""The driver's status in quarantine, of items that do not end the process. On the device that serves it is 710, for both."""
+_STATUSES = {"assert": 710, "other": 719, "unknown": 999}
+"""The driver's status in quarantine, of items that do not end the process. On the device that serves it is 710, unless all are unknown."""
 
 
 def died() -> accel.ContextPoisonedError:
@@ -35,8 +35,8 @@ def hung() -> accel.ContextPoisonedError:
 
 
 def failed(status: int) -> accel.ContextPoisonedError:
-    """Return the fault of a context of which the driver gives this status."""
-    return _fault(accel.DriverError("failed", code=status, library="cuda", scope=accel.FaultScope.CONTEXT))
+    """Return the fault of a context of which the driver gives this status; 999 is of no kernel."""
+    return _fault((accel.KernelFaultError if status < 999 else accel.DriverError)("failed", code=status, scope=accel.FaultScope.PROCESS))
 
 
 def _fault(cause: accel.AccelError) -> accel.ContextPoisonedError:
@@ -102,7 +102,11 @@ class Serving:
         await asyncio.sleep(0)
         if self.faults or any(kind in FAULTS for kind, _ in items):
             self.faults = max(0, self.faults - 1)
-            raise died() if all(kind not in _STATUSES for kind, _ in items) else failed(710)
+            raise (
+                died()
+                if all(kind not in _STATUSES for kind, _ in items)
+                else failed(999 if {kind for kind, _ in items} == {"unknown"} else 710)
+            )
         return [number for _, number in items]
 
     async def make(self, device: Any) -> Callable[[list[Item]], Awaitable[list[int | Exception]]]:

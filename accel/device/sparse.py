@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.device import krylov
-from accel.errors import BackendUnavailableError, InvalidArgumentError
+from accel.errors import BackendUnavailableError, InvalidArgumentError, OutOfMemoryError
 from accel.ops.namespace import Awaited
 from accel.ops.sparse import SparseOps
 from accel.ref import AccelRef
@@ -181,18 +180,22 @@ class DeviceSparse(SparseOps[Awaited]):
 
         a, b = sparse_of("a", a), sparse_of("b", b)
         key = a.format, a.dtype, a.shape, a.nnz, b.shape, b.nnz
-        if (sizes := self._sizes.get(key)) is not None:
-            with contextlib.suppress(InvalidArgumentError):  # too little for these, or what asking raises too
-                return await product(*sizes)
+        if key in self._sizes:
+            try:
+                return await product(*self._sizes[key])
+            except InvalidArgumentError:  # too little for these matrices; arguments that are wrong are refused again
+                pass
+            except OutOfMemoryError:  # these may need less
+                self._sizes.pop(key, None)
         workspace, products = 0, -1
         while products < 0:
             counted = await self.spgemm_size(a, b, workspace=workspace, timeout=left())
             workspace, products = (await self._device.get(counted, timeout=left())).tolist()
         made = await product(workspace, products)
-        self._sizes.pop(key, None)
-        while len(self._sizes) >= _MOST_SIZES:
+        before = self._sizes.pop(key, (0, 0))
+        self._sizes[key] = max(before[0], workspace + workspace // _SLACK), max(before[1], products + products // _SLACK)
+        if len(self._sizes) > _MOST_SIZES:
             del self._sizes[next(iter(self._sizes))]
-        self._sizes[key] = workspace + workspace // _SLACK, products + products // _SLACK
         return made
 
     async def cg(

@@ -121,8 +121,8 @@ class System(ActorSystem):
             ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
         host
             Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own, which a fault takes with it while the service goes
-            on. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of several GPUs, which one fault would take all
-            together, the first is inline and the others are in children from the beginning.
+            on; another child, a forkserver, has made its imports. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of
+            several GPUs, which one fault would take all together, the first is inline and the others are in children from the beginning.
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
@@ -151,7 +151,8 @@ class System(ActorSystem):
             registered libraries hold, and opened those that are :attr:`~accel.KernelLibrary.eager`. It is started in the background once the device is
             ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
         spares
-            How many such children there are. Each costs as much. A second one is ready where the next fault comes before the first one is replaced.
+            How many such children there are, and how many a :meth:`Device.quarantine` has. Each costs as much. A second one is ready where the next fault
+            comes before the first one is replaced.
         hang_timeout
             Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and
             compiling do not count, up to ``busy_timeout``. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by

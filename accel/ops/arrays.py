@@ -34,7 +34,7 @@ _ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Joined(Copying):
     """An op that makes one array of several."""
 
@@ -66,6 +66,8 @@ class _Joined(Copying):
 class Concatenate(_Joined):
     """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "concatenate"
 
     def _shape(self) -> tuple[Shape, int]:
@@ -90,6 +92,8 @@ class Concatenate(_Joined):
 
 class Stack(_Joined):
     """``arrays``, of one dtype and shape, along a new ``axis``."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "stack"
 
@@ -121,7 +125,7 @@ def _checked(arrays: Any) -> dict[str, AccelRef]:
     return {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(_arrays(arrays))}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Split(FamilyOp[tuple[AccelRef, ...]]):
     """``x`` cut along ``axis``: into equal sections, or at the indices given.
 
@@ -194,7 +198,7 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         return b""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Eye(Copying):
     """A matrix with ones on one diagonal, the main one or the ``k``-th above it, and zeros elsewhere."""
 
@@ -234,7 +238,7 @@ class Eye(Copying):
         return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Triangle(FamilyOp):
     """A part of the last two axes of ``x``, zeros elsewhere."""
 
@@ -262,11 +266,15 @@ class _Triangle(FamilyOp):
 class Tril(_Triangle):
     """The matrices of ``x`` with zeros above the ``k``-th diagonal."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "tril"
 
 
 class Triu(_Triangle):
     """The matrices of ``x`` with zeros below the ``k``-th diagonal."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "triu"
 
@@ -282,6 +290,8 @@ def _is_finite(value: float) -> bool:
 class _Ramp(FamilyOp):
     """Numbers that rise by one step."""
 
+    __slots__ = ()
+
     library: ClassVar[str] = "arrays"
 
     @abstractmethod
@@ -289,7 +299,7 @@ class _Ramp(FamilyOp):
         """Return how many numbers there are, the first one, the step, and the last one where it is to be exact."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Arange(_Ramp):
     """Numbers from ``start`` up to, and without, ``stop``: float32, or int64 if all are ints; with one number from 0 up to it."""
 
@@ -334,7 +344,7 @@ class Arange(_Ramp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Linspace(_Ramp):
     """``num`` numbers from ``start`` to ``stop``, or up to it without ``endpoint``, at equal distances, in a float dtype."""
 

@@ -17,7 +17,7 @@ __all__ = ["Attention", "AttentionForm", "PagedAttention", "RaggedAttention"]
 _ALIGNED = 16
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class AttentionForm(FamilyOp):
     """``softmax(scale * q @ k^T) @ v``: what its forms share."""
 
@@ -79,7 +79,7 @@ def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
     return ref
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Attention(AttentionForm):
     """``softmax(scale * q @ k^T + bias) @ v`` per batch and head. A query that sees no key gives zeros.
 
@@ -144,7 +144,7 @@ class Attention(AttentionForm):
         return self._planned(dtype, **others)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class RaggedAttention(AttentionForm):
     """Attention within sequences that lie one behind the other in one array, without padding.
 
@@ -194,7 +194,7 @@ class RaggedAttention(AttentionForm):
         return self._planned(dtype, **offsets)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class PagedAttention(AttentionForm):
     """Attention over keys and values in pages of a cache, which each sequence has in any order.
 

@@ -21,7 +21,7 @@ def _stats(q: AccelRef) -> Spec:
     return Spec(q.shape[:3], DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
     """``attention``, and the logarithm of the sum of the exponentials of each query's scores: what ``attention_grad`` needs.
 
@@ -63,7 +63,7 @@ class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
         return plan._replace(creates=(*plan.creates, _stats(self.q)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of q, k and v of ``attention``.
 

@@ -163,7 +163,7 @@ class KernelOp(ABC, Generic[R_co]):
         return cast("R_co", refs[0] if len(refs) == 1 else refs or None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class FamilyOp(KernelOp[R_co]):
     """An op of a family: its fields are the parameters of a method such as ``device.blas.gemm``, in order, and with their defaults.
 
@@ -183,7 +183,7 @@ class FamilyOp(KernelOp[R_co]):
     timeout: float | None = field(default=None, kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
     """An op whose results have as many elements as only the device finds out, such as the places of what is not 0.
 

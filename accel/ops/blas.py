@@ -69,7 +69,7 @@ def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
     return all(is_stored(ref, transpose_of(flag)) for flag in flags)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Gemm(FamilyOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
@@ -138,7 +138,7 @@ class Gemm(FamilyOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0, None))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class GemmBatched(FamilyOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
@@ -197,7 +197,7 @@ class GemmBatched(FamilyOp):
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Gemv(FamilyOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
 
@@ -235,7 +235,7 @@ class Gemv(FamilyOp):
         return Plan((a, x), writes, creates, "gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Axpy(FamilyOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
@@ -263,7 +263,7 @@ class Axpy(FamilyOp):
         return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Dot(FamilyOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
 
@@ -285,7 +285,7 @@ class Dot(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Nrm2(FamilyOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
 
@@ -309,7 +309,7 @@ class Nrm2(FamilyOp):
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Scal(FamilyOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 

@@ -30,7 +30,7 @@ _NONE = Transpose.NONE
 _EACH = "Give one matrix of each for every product, in tuples or lists."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, of matrices of any sizes. The result is a tuple.
 

@@ -31,7 +31,7 @@ __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
 _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Ger(FamilyOp):
     """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
 
@@ -80,7 +80,7 @@ class Ger(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Symmetric(FamilyOp):
     """What :class:`Symm` and :class:`Hemm` have in common.
 
@@ -152,6 +152,8 @@ class Symmetric(FamilyOp):
 class Symm(Symmetric):
     """``alpha * a @ b + beta * out`` with a symmetric ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "symm"
 
 
@@ -161,10 +163,12 @@ class Hemm(Symmetric):
     Imaginary parts of the diagonal count as 0. Of real matrices it is ``symm``.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "hemm"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Update(FamilyOp):
     """What :class:`Syrk` and :class:`Herk` have in common.
 
@@ -242,6 +246,8 @@ class Update(FamilyOp):
 class Syrk(Update):
     """One triangle of ``alpha * op(a) @ op(a).T + beta * out``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "syrk"
     refused: ClassVar[Transpose] = Transpose.CONJUGATE
 
@@ -252,6 +258,8 @@ class Herk(Update):
     Of real matrices it is ``syrk``.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "herk"
     refused: ClassVar[Transpose] = Transpose.TRANSPOSE
 
@@ -261,7 +269,7 @@ class Herk(Update):
                 raise InvalidArgumentError(f"{name} is {value}, and herk has real factors", remedy="Give a real number.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Geam(FamilyOp):
     """``alpha * op(a) + beta * op(b)``.
 

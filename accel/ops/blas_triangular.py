@@ -35,7 +35,7 @@ def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, re
     return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TriangularVector(FamilyOp):
     """What :class:`Trmv` and :class:`Trsv` have in common.
 
@@ -98,16 +98,20 @@ class TriangularVector(FamilyOp):
 class Trmv(TriangularVector):
     """``op(a) @ x`` of a triangular matrix and a vector. ``out`` may be ``x``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "trmv"
 
 
 class Trsv(TriangularVector):
     """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "trsv"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TriangularMatrix(FamilyOp):
     """What :class:`Trmm` and :class:`Trsm` have in common.
 
@@ -187,6 +191,8 @@ class TriangularMatrix(FamilyOp):
 class Trmm(TriangularMatrix):
     """``alpha * op(a) @ b`` of triangular matrices; with ``side="right"``, ``alpha * b @ op(a)``. ``out`` may be ``b``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "trmm"
 
 
@@ -195,5 +201,7 @@ class Trsm(TriangularMatrix):
 
     A 0 on the diagonal is not looked for: it gives infinities or NaN.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "trsm"

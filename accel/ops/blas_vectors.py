@@ -17,7 +17,7 @@ __all__ = ["Asum", "Dotc", "Iamax", "Iamin", "Rot", "Swap"]
 _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Asum(FamilyOp):
     """The sum of ``abs(x.real) + abs(x.imag)`` as a 0-d buffer of real numbers; any shape.
 
@@ -52,7 +52,7 @@ class Asum(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Dotc(FamilyOp):
     """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
 
@@ -74,7 +74,7 @@ class Dotc(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Extreme(FamilyOp):
     """What :class:`Iamax` and :class:`Iamin` have in common.
 
@@ -113,11 +113,15 @@ class Extreme(FamilyOp):
 class Iamax(Extreme):
     """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "iamax"
 
 
 class Iamin(Extreme):
     """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "iamin"
 
@@ -132,7 +136,7 @@ def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
     return dtype
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Rotate points of a plane, in place: ``x, y = c * x + s * y, c * y - conj(s) * x``; any one shape. The result is ``(x, y)``.
 
@@ -174,7 +178,7 @@ class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Swap(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Exchange the elements of ``x`` and ``y``, in place; any one shape. The result is ``(x, y)``.
 

@@ -30,6 +30,8 @@ _NO_WEIGHT, _TOO_FEW = 1, 2
 class Picking(Draw):
     """What ops share that put elements of ``source()`` along an axis into a result."""
 
+    __slots__ = ()
+
     @abstractmethod
     def along(self) -> int:
         """Return the axis as it was given."""
@@ -82,7 +84,7 @@ def _source(name: str, value: Any) -> Any:
     return whole(name, value, 0, 1 << 62) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Permutation(Picking):
     """``x`` with its elements along an axis in random order; of an int, the integers below it, int64. All orders have the same probability.
 
@@ -130,7 +132,7 @@ class Permutation(Picking):
         return self._planned(shape, dtype, self._checked("x"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Choice(Picking):
     """Random elements of ``a`` along an axis, as numpy's ``Generator.choice``; of an int, of the integers below it, int64.
 

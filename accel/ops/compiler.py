@@ -195,7 +195,7 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return texts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Launch(FamilyOp[Any]):
     """Launch a kernel that a user wrote. The result is what it writes: one ref, a tuple of several, or ``None``.
 

@@ -32,6 +32,8 @@ class ComposedOp(FamilyOp):
     its ops raises; in a batch or graph, ``.op_index`` is its own place.
     """
 
+    __slots__ = ()
+
     @abstractmethod
     def compose(self, run: Run) -> AccelRef:
         """Run the ops, and return the ref of the result.

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class ConvolutionForm(FamilyOp):
     """What a convolution and its gradients share: how filters move over images."""
 
@@ -95,7 +95,7 @@ class ConvolutionForm(FamilyOp):
         return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Convolution(ConvolutionForm):
     """A convolution; what those of one to three dimensions share."""
 
@@ -134,7 +134,7 @@ def _dimensions(name: str, shape: int | Sequence[int], rank: int) -> Shape:
     return dimensions
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class InputGrad(ConvolutionForm):
     """The gradient of a convolution's input."""
 
@@ -163,7 +163,7 @@ class InputGrad(ConvolutionForm):
         return self._planned(x_shape, grad=grad, filter=w)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class FilterGrad(ConvolutionForm):
     """The gradient of a convolution's filter."""
 
@@ -227,6 +227,8 @@ class Conv1d(Convolution):
         As for ``conv2d``.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv1d"
     rank: ClassVar[int] = 1
 
@@ -259,6 +261,8 @@ class Conv2d(Convolution):
         (N, K, P, Q) with ``P = (H + before + after - dilation[0] * (R - 1) - 1) // stride[0] + 1``, Q likewise.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv2d"
     rank: ClassVar[int] = 2
 
@@ -273,6 +277,8 @@ class Conv3d(Convolution):
     bias, stride, padding, dilation, groups, activation, channels_last, allow_tf32
         As for ``conv2d``.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "conv3d"
     rank: ClassVar[int] = 3
@@ -295,6 +301,8 @@ class Conv2dInputGrad(InputGrad):
         (N, C, H, W).
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv2d_input_grad"
     rank: ClassVar[int] = 2
 
@@ -310,6 +318,8 @@ class Conv1dInputGrad(InputGrad):
         Those of the convolution.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv1d_input_grad"
     rank: ClassVar[int] = 1
 
@@ -324,6 +334,8 @@ class Conv3dInputGrad(InputGrad):
     stride, padding, dilation, groups, channels_last, allow_tf32
         Those of the convolution.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "conv3d_input_grad"
     rank: ClassVar[int] = 3
@@ -346,6 +358,8 @@ class Conv2dFilterGrad(FilterGrad):
         (K, C / groups, R, S).
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv2d_filter_grad"
     rank: ClassVar[int] = 2
 
@@ -361,6 +375,8 @@ class Conv1dFilterGrad(FilterGrad):
         Those of the convolution.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "conv1d_filter_grad"
     rank: ClassVar[int] = 1
 
@@ -375,6 +391,8 @@ class Conv3dFilterGrad(FilterGrad):
     stride, padding, dilation, groups, channels_last, allow_tf32
         Those of the convolution.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "conv3d_filter_grad"
     rank: ClassVar[int] = 3

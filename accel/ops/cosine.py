@@ -22,7 +22,7 @@ _INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class CosineTransform(FamilyOp):
     """What cosine and sine transforms share.
 
@@ -96,12 +96,16 @@ class CosineTransform(FamilyOp):
 class Dct(CosineTransform):
     """scipy's ``dct(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "dct"
     is_sine: ClassVar[bool] = False
 
 
 class Idct(CosineTransform):
     """scipy's ``idct(x, type, axis=axis, norm=norm)``, the inverse of ``dct``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "idct"
     is_sine: ClassVar[bool] = False
@@ -111,12 +115,16 @@ class Idct(CosineTransform):
 class Dst(CosineTransform):
     """scipy's ``dst(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "dst"
     is_sine: ClassVar[bool] = True
 
 
 class Idst(CosineTransform):
     """scipy's ``idst(x, type, axis=axis, norm=norm)``, the inverse of ``dst``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "idst"
     is_sine: ClassVar[bool] = True

@@ -59,7 +59,7 @@ def _probability(value: object) -> float:
     return result
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Exponential(Floats):
     """Exponentially distributed numbers of mean ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -74,7 +74,7 @@ class Exponential(Floats):
         set_fields(self, scale=at_least_zero("scale", self.scale, dtype))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TruncatedNormal(Floats):
     """Normal numbers of mean ``mean`` and deviation ``std`` of which those outside of ``low`` to ``high`` are left out: float32 or float64.
 
@@ -136,7 +136,7 @@ def _squeeze(a: float) -> tuple[float, float, float]:
     return d, 1 / math.sqrt(9 * d), 0.0 if a >= 1 else 1 / a
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Gamma(Floats):
     """Numbers of the gamma distribution with shape parameter ``a``, times ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -160,7 +160,7 @@ class Gamma(Floats):
         return *_squeeze(self.a), self.scale
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Beta(Floats):
     """Numbers of the beta distribution with parameters ``a`` and ``b``, from 0 to 1: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -184,7 +184,7 @@ class Beta(Floats):
         return *_squeeze(self.a), *_squeeze(self.b)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Bernoulli(Draw):
     """``True`` with probability ``p``, rounded to a multiple of 2**-32, and else ``False``. See :class:`Draw` for the other parameters."""
 
@@ -217,7 +217,7 @@ class Bernoulli(Draw):
         return self._planned(as_shape(self.shape), self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Counts(Draw):
     """What distributions of counts share."""
 
@@ -258,7 +258,7 @@ class Counts(Draw):
         return self._planned(as_shape(self.shape), self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Poisson(Counts):
     """Counts of the Poisson distribution with mean ``lam``, from 0 to 2**52: int64. See :class:`Draw` for the other parameters."""
 
@@ -288,7 +288,7 @@ class Poisson(Counts):
         return -0.059 + 0.02483 * b, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2), bias, lam, math.inf, 0.0, 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Binomial(Counts):
     """How many of ``n`` trials, up to 2**52, succeed, each with probability ``p``: int64. See :class:`Draw` for the other parameters."""
 

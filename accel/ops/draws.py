@@ -44,7 +44,7 @@ def real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Draw(FamilyOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
@@ -104,7 +104,7 @@ class Draw(FamilyOp):
         return Plan(reads, writes, creates, "", dtype, status=status)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Floats(Draw):
     """What the distributions of floats share."""
 
@@ -127,6 +127,8 @@ class Floats(Draw):
 
 class VendorFloats(Floats):
     """What distributions share that cuRAND's generators have too."""
+
+    __slots__ = ()
 
     generators: ClassVar[tuple[Generator, ...]] = ("philox", "curand_philox", "curand_mrg32k3a")
 

@@ -68,7 +68,7 @@ def _known_element(name: str, value: float, sign: float, dtype: DType) -> Array:
     return element(name, value, dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Unary(FamilyOp):
     """``op(x)``, in the dtype of x; tests such as isnan give bool. ``out`` may be ``x``.
 
@@ -115,7 +115,7 @@ class Unary(FamilyOp):
         return plan_of(((x,), writes, creates, _UNARY[op], x.dtype, False, None))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Binary(FamilyOp):
     """``op(x, y)``, broadcast as in numpy, in the operands' one dtype; comparisons and logic give bool. ``out`` may be an operand of its shape.
 
@@ -183,7 +183,7 @@ class Binary(FamilyOp):
         return plan_of((reads, writes, creates, _BINARY[op], dtype, False, None))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Where(FamilyOp):
     """Elements of ``x`` where ``condition`` is true, else of ``y``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
@@ -225,7 +225,7 @@ class Where(FamilyOp):
         return _planned("where", same_dtype(**refs), self.arguments, self.out, condition=condition, **refs)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Clip(FamilyOp):
     """``x`` with elements below ``min`` set to it, and then elements above ``max``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
@@ -274,7 +274,7 @@ class Clip(FamilyOp):
         return _planned("clip", same_dtype(**refs), self.arguments, self.out, **refs)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cast(FamilyOp):
     """The elements of ``x`` as ``dtype``.
 

@@ -65,7 +65,7 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
     return counted
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Transform(FamilyOp):
     """What the four transforms share.
 
@@ -154,11 +154,15 @@ class _Whole(Transform):
 class Fft(_Whole):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "fft"
 
 
 class Ifft(_Whole):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "ifft"
     is_forward: ClassVar[bool] = False
@@ -169,6 +173,8 @@ class Rfft(Transform):
 
     The last of ``axes`` keeps the n // 2 + 1 frequencies that are not the conjugate of another. See :class:`Transform` for the parameters.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "rfft"
 
@@ -184,7 +190,7 @@ class Rfft(Transform):
         return self._planned()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 
@@ -238,6 +244,8 @@ class Hfft(Irfft):
     ``x`` has the first half of the signal along the last of ``axes``, and is left as it is. See :class:`Irfft` for the parameters.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "hfft"
     is_forward: ClassVar[bool] = True
 
@@ -248,11 +256,13 @@ class Ihfft(Rfft):
     See :class:`Transform` for the parameters.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "ihfft"
     is_forward: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Fftshift(OfOne):
     """``x`` with the frequency 0 of ``axes``, or all axes, in the middle: numpy's ``fftshift``, of any dtype."""
 
@@ -286,11 +296,13 @@ class Fftshift(OfOne):
 class Ifftshift(Fftshift):
     """numpy's ``ifftshift``: the inverse of ``fftshift``, of any dtype."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "ifftshift"
     is_back: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Fftfreq(FamilyOp):
     """numpy's ``fftfreq(n, d)``: the frequencies of a transform of length ``n``, whose elements are ``d`` apart.
 
@@ -345,6 +357,8 @@ class Fftfreq(FamilyOp):
 
 class Rfftfreq(Fftfreq):
     """numpy's ``rfftfreq(n, d)``: the frequencies of ``rfft``. See :class:`Fftfreq` for the parameters."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "rfftfreq"
 

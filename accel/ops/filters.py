@@ -67,7 +67,7 @@ def _fast_length(least: int) -> int:
         length += 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Convolve(FamilyOp):
     """scipy's ``fftconvolve(a, b, mode, axes)``: float32, float64, complex64 or complex128. Its rounding errors are relative to the largest result.
 
@@ -148,6 +148,8 @@ class Correlate(Convolve):
 
     See :class:`Convolve` for the parameters.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "correlate"
     is_turned: ClassVar[bool] = True

@@ -34,7 +34,7 @@ def ordered(op: FamilyOp[Any], name: str, value: object, *, ndim: int | None = N
     return ref
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Nonzero(SizedOp[tuple[AccelRef, ...], tuple[AccelRef, ...]]):
     """The indices, int64, of the elements of ``x`` that are not 0, in order: one array for each dimension; with ``size``, and their number.
 
@@ -67,7 +67,7 @@ class Nonzero(SizedOp[tuple[AccelRef, ...], tuple[AccelRef, ...]]):
         return tuple([each[:count] for each in made[:-1]])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
     """The parts of ``x`` where ``condition`` is true, one behind the other: ``x[condition]``; with ``size``, and their number.
 
@@ -109,7 +109,7 @@ class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
         return made[0][:count]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
     """The different elements of ``x`` in rising order; with ``size``, and their number.
 
@@ -137,7 +137,7 @@ class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
         return made[0][:count]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class UniqueAll(SizedOp[tuple[AccelRef, AccelRef, AccelRef, AccelRef], tuple[AccelRef, ...]]):
     """The different elements of ``x`` in rising order, where each is first, which one each element of ``x`` is, and how often each is there.
 
@@ -178,7 +178,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _STATUS = Status(Spec((2,), DType.INT64), _failure)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Bincount(FamilyOp):
     """How often each number from 0 to ``length - 1`` is in ``x``, int64; or the sums of the ``weights`` of each.
 
@@ -228,7 +228,7 @@ class Bincount(FamilyOp):
         return Plan(tuple(refs.values()), writes, creates, status=_STATUS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Histogram(FamilyOp):
     """How many elements of ``x`` are in each of ``bins`` equal parts of ``range``, int64.
 

@@ -132,7 +132,7 @@ def _type_of(name: str, values: list[DType]) -> DType:
     return DType.BOOL if function.result == "bool" else _REAL_OF.get(dtype, dtype) if function.result == "real" else dtype
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Fused(FamilyOp):
     """Functions of elements, one after the other in one pass over the operands, which are broadcast as in numpy.
 

@@ -65,7 +65,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _STATUS = Status(Spec((2,), DType.INT64), _failure)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Indexed(FamilyOp):
     """An op on elements of ``x`` at indices along one axis."""
 
@@ -127,7 +127,7 @@ def _along(x: AccelRef, indices: AccelRef, axis: int) -> Shape:
     return shape
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Take(Indexed):
     """The parts of ``x`` at ``indices`` along ``axis``; without ``axis`` as if it had one dimension.
 
@@ -188,7 +188,7 @@ class Take(Indexed):
         return Plan((x, indices), writes, creates, status=_STATUS if self.mode == "raise" else None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TakeAlongAxis(Indexed):
     """The elements of ``x`` at ``indices`` along ``axis``: ``result[i, j] = x[i, indices[i, j]]`` along the last axis of a matrix.
 
@@ -232,7 +232,7 @@ class TakeAlongAxis(Indexed):
         return Plan((x, indices), writes, creates, status=_STATUS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Changing(Indexed):
     """An op that changes ``x`` in place."""
 
@@ -275,7 +275,7 @@ class _Changing(Indexed):
         return Plan(tuple(refs.values()), (x,), (), capability, x.dtype, updates=True, status=_STATUS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class PutAlongAxis(_Changing):
     """``x`` with elements at ``indices`` along ``axis`` set to ``values``, in place. The result is ``x``.
 
@@ -304,7 +304,7 @@ class PutAlongAxis(_Changing):
         return self._planned("")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class ScatterAdd(_Changing):
     """``values`` added to the elements of ``x`` at ``indices`` along ``axis``, in place. The result is ``x``.
 

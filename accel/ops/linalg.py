@@ -73,7 +73,7 @@ def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, Transpo
     return ref, transpose
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Matmul(FamilyOp):
     """``activation(op(a) @ op(b) + bias)``, with numpy's rules for ranks and broadcasting.
 

@@ -24,7 +24,7 @@ def _check_labels(logits: AccelRef, labels: AccelRef) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class CrossEntropy(FamilyOp):
     """``-log(softmax(logits))`` at each row's label: one loss for each row. ``reduce("mean", ...)`` makes one number of them.
 
@@ -62,7 +62,7 @@ class CrossEntropy(FamilyOp):
         return Plan((logits, labels), writes, creates, "normalize", logits.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class CrossEntropyGrad(FamilyOp):
     """The gradient of the logits of ``cross_entropy``: ``(softmax(logits) - 1 at the label) * grad``. ``out`` may be ``logits``.
 

@@ -25,7 +25,7 @@ def _managed(ref: object) -> AccelRef:
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Prefetch(KernelOp):
     """Move a managed buffer, or a view of one, before it is used there.
 
@@ -51,7 +51,7 @@ class Prefetch(KernelOp):
         return Plan((ref,), (), ())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Advise(KernelOp):
     """Tell the driver how a managed buffer, or a view of one, is going to be used.
 

@@ -17,7 +17,7 @@ __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Put(KernelOp):
     """Copy a host array to the device.
 
@@ -47,7 +47,7 @@ class Put(KernelOp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Get(KernelOp[Any]):
     """Copy a buffer to the host. The result is ``destination``.
 
@@ -97,7 +97,7 @@ class Get(KernelOp[Any]):
         return self.destination
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Empty(KernelOp):
     """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
 
@@ -113,7 +113,7 @@ class Empty(KernelOp):
         return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Fill(KernelOp):
     """Make (or overwrite) a buffer whose elements are all ``value``.
 
@@ -156,7 +156,7 @@ class Fill(KernelOp):
         return element("value", self.value, self.dtype).tobytes()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Copy(KernelOp):
     """Copy one buffer into another of the same shape and dtype."""
 
@@ -181,7 +181,7 @@ class Copy(KernelOp):
         return Plan((source,), (destination,), ())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Checksum(KernelOp):
     """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
 
@@ -198,7 +198,7 @@ class Checksum(KernelOp):
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Free(KernelOp[Any]):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
 

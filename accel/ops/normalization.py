@@ -52,7 +52,7 @@ class NormRows(NamedTuple):
     each: int = 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _AlongAxis(FamilyOp):
     """An op on ``x`` along one axis."""
 
@@ -83,11 +83,15 @@ class _AlongAxis(FamilyOp):
 class Softmax(_AlongAxis):
     """``exp(x)``, divided by its sum along ``axis``. ``out`` may be ``x``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "softmax"
 
 
 class LogSoftmax(_AlongAxis):
     """``x - log(sum(exp(x)))`` along ``axis``. ``out`` may be ``x``."""
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "log_softmax"
 
@@ -100,7 +104,7 @@ class Parameter(NamedTuple):
     shape: Shape
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Norm(FamilyOp):
     """An op that moves and scales elements of ``x``, and then multiplies by a weight and adds a bias."""
 
@@ -145,6 +149,8 @@ class Norm(FamilyOp):
 class RowNorm(Norm):
     """A norm of rows, each by itself."""
 
+    __slots__ = ()
+
     @abstractmethod
     def rows(self) -> NormRows:
         """Return the rows."""
@@ -166,7 +172,7 @@ def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class LayerNorm(RowNorm):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -204,7 +210,7 @@ class LayerNorm(RowNorm):
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class RmsNorm(RowNorm):
     """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -249,7 +255,7 @@ def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
     return NormRows(count * groups, channels // groups * each, groups, each)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class GroupNorm(RowNorm):
     """Each group of channels of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -292,7 +298,7 @@ class GroupNorm(RowNorm):
 GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class InstanceNorm(RowNorm):
     """Each channel of each image of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -325,7 +331,7 @@ class InstanceNorm(RowNorm):
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class BatchNorm(Norm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics of training, one number for each channel. ``out`` may be ``x``.
 

@@ -48,6 +48,8 @@ class Piece(NamedTuple):
 class Copying(FamilyOp):
     """An op of pieces."""
 
+    __slots__ = ()
+
     library: ClassVar[str] = "arrays"
 
     @abstractmethod
@@ -96,7 +98,7 @@ def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
     return [Piece(lengths, start, steps, 0, steps_of(lengths))]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class OfOne(Copying):
     """An op of pieces of one array."""
 

@@ -64,7 +64,7 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
     return Windows(sizes, counts, window, stride, before, after)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class PoolForm(FamilyOp):
     """What pooling and its gradients share: windows of one, two or three spatial axes."""
 
@@ -132,7 +132,7 @@ def _set_steps(op: MaxPool | AvgPool | MaxPoolGrad | AvgPoolGrad) -> None:
     set_fields(op, window=_numbers("window", op.window), stride=stride, padding=_numbers("padding", op.padding))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Pool(PoolForm):
     """An op on windows of one, two or three spatial axes."""
 
@@ -178,6 +178,8 @@ class MaxPool(Pool):
         As ``x``, with ``(size + before + after - window) // stride + 1`` elements along each spatial dimension; not ``x``.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "max_pool"
 
     def counts_padding(self) -> bool:
@@ -185,7 +187,7 @@ class MaxPool(Pool):
         return False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class AvgPool(Pool):
     """The mean of each window.
 
@@ -217,7 +219,7 @@ class AvgPool(Pool):
         return self.count_include_pad
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class MaxPoolGrad(PoolForm):
     """The gradient of ``max_pool``'s operand. That of a window goes to its largest element: the first of several, and the first NaN where one is.
 
@@ -263,7 +265,7 @@ class MaxPoolGrad(PoolForm):
         return self._planned(x.shape, grad=self._grad(self.grad), x=x)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class AvgPoolGrad(PoolForm):
     """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
 

@@ -95,7 +95,7 @@ def _scramble(directions: Array, seed: int) -> None:
         row[_BITS] = rng.integers(0, 1 << 32, dtype=np.uint32)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Sobol(FamilyOp):
     """``n`` points of Sobol's sequence, from 0 up to, and without, 1: (n, d), float32 or float64.
 

@@ -24,7 +24,7 @@ Axes = int | Sequence[int] | None
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Transpose(OfOne):
     """``x`` with its axes in another order: reversed, or that of ``axes``."""
 
@@ -57,7 +57,7 @@ class Transpose(OfOne):
         return whole(self.shape(), 0, tuple([steps[axis] for axis in self._order()]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Flip(OfOne):
     """``x`` with the elements along ``axis``, or all axes, in reverse."""
 
@@ -88,7 +88,7 @@ class Flip(OfOne):
         return whole(shape, start, tuple([-step if axis in flipped else step for axis, step in enumerate(strides)]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Roll(OfOne):
     """``x`` with its elements moved ``shift`` places along ``axis``, those at the end to the beginning; without ``axis`` as if it had one dimension."""
 
@@ -143,7 +143,7 @@ class Roll(OfOne):
         return pieces
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class BroadcastTo(OfOne):
     """``x`` repeated to ``shape``, as numpy broadcasts."""
 
@@ -170,7 +170,7 @@ class BroadcastTo(OfOne):
         return whole(self.shape(), 0, strides_of(self.x.shape, self.shape(), self.x.strides))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Tile(OfOne):
     """``x`` repeated ``reps`` times along each axis, one copy after the other."""
 
@@ -202,7 +202,7 @@ class Tile(OfOne):
         return whole(tuple(itertools.chain(*zip(reps, shape, strict=True))), 0, tuple(itertools.chain(*((0, step) for step in steps))))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Repeat(OfOne):
     """``x`` with each element repeated along ``axis``; without ``axis`` as if it had one dimension."""
 
@@ -241,7 +241,7 @@ class Repeat(OfOne):
         return whole((*shape[: axis + 1], self.repeats, *shape[axis + 1 :]), 0, (*steps[: axis + 1], 0, *steps[axis + 1 :]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Pad(OfOne):
     """``x`` with ``width`` elements more before and after each axis: ``value``, or elements of ``x``.
 
@@ -309,7 +309,7 @@ class Pad(OfOne):
         return [Piece(self.x.shape, 0, self.x.strides, target, steps)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Part(OfOne):
     """The elements of ``x`` that ``index`` selects, as numpy's basic indexing does, in a buffer of their own: ``x[index]``, which is a view, copied.
 

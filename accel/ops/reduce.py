@@ -30,7 +30,7 @@ _INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 _SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Reduce(FamilyOp):
     """``op`` along ``axis``, in the dtype of x; any and all give bool, argmax and argmin int64.
 

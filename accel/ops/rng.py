@@ -55,7 +55,7 @@ __all__ = ["FAMILY", "Generator", "Integers", "Lognormal", "Normal", "RngOps", "
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Uniform(VendorFloats):
     """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters.
 
@@ -82,7 +82,7 @@ class Uniform(VendorFloats):
         set_fields(self, low=low, high=high)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Normal(VendorFloats):
     """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters.
 
@@ -103,7 +103,7 @@ class Normal(VendorFloats):
         set_fields(self, mean=real("mean", self.mean, dtype), std=at_least_zero("std", self.std, dtype))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Lognormal(Floats):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -119,7 +119,7 @@ class Lognormal(Floats):
         set_fields(self, mean=real("mean", self.mean, dtype), sigma=at_least_zero("sigma", self.sigma, dtype))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Integers(Draw):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
 

@@ -45,7 +45,7 @@ def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Scan(FamilyOp):
     """What an operation makes of all elements of ``x`` up to each, along ``axis``.
 
@@ -109,6 +109,8 @@ class Cumsum(Scan):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "cumsum"
 
 
@@ -122,6 +124,8 @@ class Cumprod(Scan):
     exclusive
         Whether each element itself is left out. The first result is then 1.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "cumprod"
 
@@ -137,6 +141,8 @@ class Cummax(Scan):
         Whether each element itself is left out. The first result is then the least number of the dtype, which for floats is minus infinity.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "cummax"
 
 
@@ -151,6 +157,8 @@ class Cummin(Scan):
         Whether each element itself is left out. The first result is then the largest number of the dtype, which for floats is infinity.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "cummin"
 
 
@@ -161,7 +169,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
     return InvalidArgumentError(f"segment {int(status[1])} is no part of x", remedy="Give rising offsets, from 0 to the length of x.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SegmentReduce(FamilyOp):
     """What ``op`` makes of each segment of ``x`` along its first axis, in the dtype of ``x``; of an empty one the operation's neutral element.
 

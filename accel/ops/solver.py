@@ -34,6 +34,8 @@ _SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from
 class _Sides(FamilyOp[Any]):
     """What solves equations of a matrix, which is its first field, for the right-hand sides ``b``."""
 
+    __slots__ = ()
+
     library: ClassVar[str] = "solver"
 
     def sizes(self) -> tuple[Shape, int, int]:
@@ -53,7 +55,7 @@ class _Sides(FamilyOp[Any]):
         return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cholesky(FamilyOp[Any]):
     """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
 
@@ -83,7 +85,7 @@ class Cholesky(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class ChoSolve(_Sides):
     """The solution of ``a @ x = b``, given the Cholesky factor of ``a``.
 
@@ -114,7 +116,7 @@ class ChoSolve(_Sides):
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class LuFactor(FamilyOp[Any]):
     """The factors of ``a = p @ l @ u`` with partial pivoting, in one array, and the interchanges of rows: ``lu, piv``.
 
@@ -145,7 +147,7 @@ class LuFactor(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class LuSolve(_Sides):
     """The solution of ``op(a) @ x = b``, given the factors of ``a``; where ``a`` is singular, its elements are infinite or NaN.
 
@@ -186,7 +188,7 @@ class LuSolve(_Sides):
         return Plan((lu, piv, b), (), (self._result(),), dtype=lu.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Solve(_Sides):
     """The solution of ``a @ x = b``.
 
@@ -217,7 +219,7 @@ class Solve(_Sides):
         return checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Inv(FamilyOp[Any]):
     """The inverse of each matrix.
 
@@ -242,7 +244,7 @@ class Inv(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Det(FamilyOp):
     """The determinant of each matrix; 0 of one that is singular, 1 of one without rows.
 
@@ -263,7 +265,7 @@ class Det(FamilyOp):
         return Plan((a,), (), (Spec(a.shape[:-2], a.dtype),), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The determinant of each matrix as its sign, of absolute value 1, and the logarithm of its absolute value; 0 and -infinity of a singular one.
 
@@ -284,7 +286,7 @@ class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((a,), (), (Spec(a.shape[:-2], a.dtype), Spec(a.shape[:-2], REALS[a.dtype])), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
     """``a = q @ r`` with orthonormal columns of q and triangular r.
 
@@ -313,7 +315,7 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((a,), (), (Spec((*stack, m, k), a.dtype), Spec((*stack, k, n), a.dtype)), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class MatrixPower(FamilyOp[Any]):
     """Each matrix to the power of ``n``.
 

@@ -36,7 +36,7 @@ __all__ = ["FAMILY", "Argsort", "Partition", "Searchsorted", "SegmentSort", "Sor
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Rising(FamilyOp):
     library: ClassVar[str] = "sort"
 
@@ -83,6 +83,8 @@ class Sort(_Rising):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "sort"
 
     def plan(self) -> Plan:
@@ -105,7 +107,7 @@ def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _SEGMENTS = Status(Spec((2,), DType.INT64), _segment_failure)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SegmentSort(FamilyOp):
     """``x`` with the elements of each segment in rising order, or in falling one.
 
@@ -161,6 +163,8 @@ class Argsort(_Rising):
         Buffer to write; not ``x``.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "argsort"
 
     def plan(self) -> Plan:
@@ -171,7 +175,7 @@ class Argsort(_Rising):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Partition(FamilyOp):
     """``x`` with the ``kth`` element along ``axis`` where it would be in order, none before it larger, none behind it smaller.
 
@@ -216,7 +220,7 @@ class Partition(FamilyOp):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
 
@@ -267,7 +271,7 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((x,), (), (Spec(shape, x.dtype), Spec(shape, DType.INT64)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Searchsorted(FamilyOp):
     """Where each element of ``v`` would be put into ``a`` to keep it in order: indices, int64, of the shape of ``v``.
 

@@ -29,7 +29,7 @@ M = TypeVar("M")
 _NONE = Transpose.NONE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Spmv(FamilyOp):
     """``alpha * op(a) @ x + beta * out`` of a sparse matrix and a vector.
 
@@ -76,7 +76,7 @@ class Spmv(FamilyOp):
         return Plan((*a.refs, x), writes, creates, updates=bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Spmm(FamilyOp):
     """``alpha * op(a) @ op(b) + beta * out`` of a sparse and a dense matrix.
 
@@ -124,7 +124,7 @@ class Spmm(FamilyOp):
         return Plan((*a.refs, b), writes, creates, updates=bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Sddmm(FamilyOp[SparseRef]):
     """``alpha * (op(a) @ op(b))`` where ``pattern`` has elements, plus ``beta`` times these: a product of dense matrices of which few elements are wanted.
 

@@ -16,7 +16,7 @@ from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, par
 __all__ = ["Diagonal", "Fromdense", "Tocoo", "Tocsc", "Tocsr", "Todense"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Conversion(FamilyOp[SparseRef]):
     """A copy of ``a`` in another format, or in the same one."""
 
@@ -56,6 +56,8 @@ class Tocsr(_Conversion):
         Of any format and dtype.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "tocsr"
     target: ClassVar[SparseFormat] = "csr"
 
@@ -68,6 +70,8 @@ class Tocsc(_Conversion):
     a
         csr, csc or coo, of any dtype.
     """
+
+    __slots__ = ()
 
     kind: ClassVar[str] = "tocsc"
     target: ClassVar[SparseFormat] = "csc"
@@ -82,11 +86,13 @@ class Tocoo(_Conversion):
         csr, csc or coo, of any dtype.
     """
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "tocoo"
     target: ClassVar[SparseFormat] = "coo"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Todense(FamilyOp):
     """``a`` as a dense matrix.
 
@@ -117,7 +123,7 @@ class Todense(FamilyOp):
         return Plan(a.refs, writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Diagonal(FamilyOp):
     """The diagonal of ``a``, with 0 where it stores nothing: (min(m, n),).
 
@@ -150,7 +156,7 @@ class Diagonal(FamilyOp):
         return Plan(a.refs, writes, creates)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
 

@@ -16,7 +16,7 @@ from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 __all__ = ["Add", "Spgemm", "SpgemmSize"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """``alpha * a + beta * b`` of two sparse matrices; with ``size``, and how many elements that stores.
 
@@ -90,7 +90,7 @@ def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
     return a, b
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SpgemmSize(FamilyOp):
     """What ``spgemm(a, b)`` needs, as two int64: bytes of ``workspace``, and how many products of elements there are, which ``size`` need not exceed.
 
@@ -122,7 +122,7 @@ class SpgemmSize(FamilyOp):
         return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """``alpha * a @ b`` of two sparse matrices; with ``size``, and how many elements that stores.
 

@@ -31,7 +31,7 @@ _INFO = Spec((), DType.INT32)
 _STATUS = Status(_INFO, _failure)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SpsolveTriangular(FamilyOp[Any]):
     """Solve ``op(a) @ x = b`` for a triangular sparse matrix.
 
@@ -99,7 +99,7 @@ def _singular(status: np.ndarray[Any, Any]) -> AccelError | None:
 _PIVOTS = Status(_INFO, _singular)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Spsolve(FamilyOp[Any]):
     """Solve ``a @ x = b`` directly: a sparse matrix is ordered, factored and solved, each time anew.
 

@@ -19,7 +19,7 @@ __all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdval
 _NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Eigh(FamilyOp[Any]):
     """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
 
@@ -58,7 +58,7 @@ class Eigh(FamilyOp[Any]):
         return checked(self, reads, (Spec(a.shape[:-1], REALS[a.dtype]), Spec(a.shape, a.dtype)), a.shape[:-2], _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Eigvalsh(FamilyOp[Any]):
     """Eigenvalues of Hermitian matrices, in rising order.
 
@@ -83,7 +83,7 @@ class Eigvalsh(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Svd(FamilyOp[Any]):
     """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
 
@@ -116,7 +116,7 @@ class Svd(FamilyOp[Any]):
         return checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Svdvals(FamilyOp[Any]):
     """Singular values, in falling order.
 
@@ -149,7 +149,7 @@ def tolerance(name: str, value: object) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Pinv(FamilyOp[Any]):
     """The pseudo-inverse of each matrix, by its singular values.
 
@@ -179,7 +179,7 @@ class Pinv(FamilyOp[Any]):
         return checked(self, (a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Lstsq(FamilyOp[Any]):
     """The x that make ``a @ x`` closest to b, and of these the smallest: ``x, residuals, rank, s``.
 
@@ -236,7 +236,7 @@ _COMPLEX = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Eig(FamilyOp[Any]):
     """Eigenvalues and right eigenvectors of length 1: ``w, v`` with ``a @ v = v * w``; both are complex, and in no order.
 
@@ -262,7 +262,7 @@ class Eig(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape[:-1], made), Spec(a.shape, made)), a.shape[:-2], _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Eigvals(FamilyOp[Any]):
     """Eigenvalues; they are complex, and in no order.
 

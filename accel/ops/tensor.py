@@ -42,6 +42,8 @@ _OPTIMIZE = "Give 'auto', 'greedy', 'optimal', or a path, as opt_einsum.contract
 class _Contracted(ComposedOp):
     """An op whose result is sums of products."""
 
+    __slots__ = ()
+
     library: ClassVar[str] = "tensor"
 
     @abstractmethod
@@ -111,7 +113,7 @@ def _record_matrices(run: Run, step: Matrices, refs: Sequence[AccelRef], out: Ac
     return out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Product(Matmul):
     """A product whose result, a buffer of its own, has ``lengths`` as its axes: those that rows and columns are of."""
 
@@ -127,7 +129,7 @@ def _seen(ref: AccelRef, layout: Layout) -> AccelRef:
     return view_of(ref, ref.offset, layout.lengths, ref.dtype, layout.strides)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Einsum(_Contracted):
     """Sums of products of the operands' elements: which indices are multiplied, summed over and kept, ``subscripts`` says as numpy.einsum's do.
 
@@ -204,7 +206,7 @@ def _optimize(value: Any) -> str | Path:
     return tuple([integers("optimize", step) for step in steps])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Tensordot(_Contracted):
     """Sums of products along axes of both, as numpy.tensordot has them: the result has the other axes of ``a``, then those of ``b``.
 

@@ -58,7 +58,7 @@ def _check_grad(grad: AccelRef, **of: AccelRef) -> None:
     same_dtype(grad=grad, **of)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class RowNormGrad(FamilyOp[T_co]):
     """The gradient of a norm of rows: of ``x``, of the weight, and of the bias if the norm has one."""
 
@@ -89,7 +89,7 @@ class RowNormGrad(FamilyOp[T_co]):
         return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _OfRows(RowNormGrad[T_co]):
     """What gradients of norms of the last dimensions share."""
 
@@ -106,7 +106,7 @@ class _OfRows(RowNormGrad[T_co]):
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``layer_norm``. The bias itself is not needed.
 
@@ -128,7 +128,7 @@ class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
         return LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
     """The gradients of ``x`` and weight of ``rms_norm``.
 
@@ -150,7 +150,7 @@ class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
         return RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``group_norm``. The bias itself is not needed.
 
@@ -183,7 +183,7 @@ class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         return rows_of_groups(self.x, self.num_groups)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``instance_norm``. The bias itself is not needed.
 
@@ -214,7 +214,7 @@ class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """``batch_norm`` with the mean and the variance of ``x`` itself, which are the second and the third result.
 
@@ -261,7 +261,7 @@ class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return Plan((x, *given.values()), (), (Spec(x.shape, x.dtype), statistics, statistics), "normalize", x.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``batch_norm_train``; its statistics are those of ``x``, and are computed again.
 
@@ -322,7 +322,7 @@ def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _OfSoftmax(FamilyOp):
     """What gradients of softmax and of its logarithm share."""
 
@@ -355,16 +355,20 @@ class _OfSoftmax(FamilyOp):
 class SoftmaxGrad(_OfSoftmax):
     """The gradient of the operand of ``y = softmax(x, axis)``: ``(grad - sum(grad * y)) * y``. ``out`` may be ``grad`` or ``y``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "softmax_grad"
 
 
 class LogSoftmaxGrad(_OfSoftmax):
     """The gradient of the operand of ``y = log_softmax(x, axis)``: ``grad - exp(y) * sum(grad)``. ``out`` may be ``grad`` or ``y``."""
 
+    __slots__ = ()
+
     kind: ClassVar[str] = "log_softmax_grad"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Dropout(FamilyOp):
     """``x / (1 - p)`` where a number drawn for the element is at least ``p``, else 0, also for NaN. ``out`` may be ``x``.
 

@@ -77,8 +77,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         Awaited before a retry, until it is ready again; ``None`` retries at once.
     quarantine
         ``await quarantine(other)`` puts the weights on another device, and returns the handler for it. With it, idempotent items that were on
-        ``device`` at a fault are not retried there, but one by one on ``device.quarantine()``, while ``device`` serves the others. An item that
-        faults, or hangs, in two contexts there fails with :class:`~accel.PoisonedInputError`; the others are answered.
+        ``device`` at a fault are not retried there, but one by one on ``device.quarantine()``, while ``device`` serves the others. An item whose
+        kernel faults there too (:class:`~accel.KernelFaultError`), or that ends or hangs two children there, fails with
+        :class:`~accel.PoisonedInputError`; the others are answered.
     quarantine_idle
         Seconds that the quarantine stays open after its last item, with the weights put again after a fault there, so that the next poison finds it
         ready. ``0`` closes it at once; ``math.inf`` opens it with the batcher and keeps it, so that the first fault finds it ready too.

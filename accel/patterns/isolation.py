@@ -36,8 +36,8 @@ _UNWANTED = 10.0
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    The suspects run one at a time. One that faults with the status that ended the batch's context is poison. Another fault, such as the death of the
-    process, may have come from outside: the item runs again when all others have run, so that these wait for one new child and not for two; if it faults
+    The suspects run one at a time. One whose kernel faults with the status that ended the batch's context is poison. Another fault, such as the death of
+    the process, may have come from outside: the item runs again when all others have run, so that these wait for one new child and not for two; if it faults
     again, in another child, it is poison. So a poisonous item costs one child or two, and any other item none.
 
     Parameters

@@ -13,6 +13,7 @@ from accel.errors import (
     ContextPoisonedError,
     FaultScope,
     HostDiedError,
+    KernelFaultError,
     MailboxFullError,
     NotInitializedError,
     StaleRefError,
@@ -65,18 +66,16 @@ def is_of_an_item(error: Exception) -> bool:
 
 
 def is_same_fault(fault: AccelError, other: AccelError) -> bool:
-    """Return whether a driver or library gave the same status for both.
+    """Return whether kernels caused both, and the driver gave one status for both.
 
-    A process that has died or hung gave none: something else may have ended it, such as the kernel when memory ran out.
+    Other faults may have come from outside: the kernel ends a process when memory runs out, and another client of the GPU may terminate this one.
     """
     first, second = _origin(fault), _origin(other)
-    if first.code is None or isinstance(first, HostDiedError) or isinstance(second, HostDiedError):
-        return False
-    return (first.library, first.code) == (second.library, second.code)
+    return isinstance(first, KernelFaultError) and isinstance(second, KernelFaultError) and first.code == second.code
 
 
 def _origin(fault: AccelError) -> AccelError:
-    """Return the error that ended the context: what waiters get is made of it."""
+    """Return the error that ended the context: the errors of callers have it as their cause."""
     while isinstance(fault.__cause__, AccelError):
         fault = fault.__cause__
     return fault

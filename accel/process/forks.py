@@ -246,9 +246,11 @@ class ForkSource:
         for listener in tuple(self.listeners):
             listener()
 
-    async def wait(self) -> None:
-        """Wait as long as it is worth it."""
-        await self._settled.wait()
+    async def wait(self, timeout: float) -> None:
+        """Wait until the forkserver is ready, or there is none; return after ``timeout`` seconds at the latest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._settled.wait()
 
 
 def _umask() -> int:

@@ -111,12 +111,14 @@ class Forkserver:
         if self._refused:  # said before, of what is to blame
             return {}
         failed = ""
-        gc.disable()  # as in `accel.process.worker`
+        is_collecting = gc.isenabled()
+        gc.disable()  # objects made by imports live on; collections would only traverse them
         try:
             self._refused = self._prepare(payload)
         except BaseException as error:  # an import raises anything; a child that needs it says so itself
             failed = repr(error)
-        gc.enable()
+        if is_collecting:
+            gc.enable()
         sys.stdout.flush()  # or each fork would write it again
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page that it marks

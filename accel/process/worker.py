@@ -114,9 +114,11 @@ def _watch(sock: socket.socket, lives: int) -> None:
 
 def _find(target: str) -> Callable[..., Any]:
     module, _, path = target.partition(":")
-    gc.disable()  # what imports make stays: each collection would only look at all of it again
-    found: Any = importlib.import_module(module)
-    gc.enable()
+    gc.disable()  # objects made by imports live on; collections would only traverse them
+    try:
+        found: Any = importlib.import_module(module)
+    finally:
+        gc.enable()
     for name in path.split("."):
         found = getattr(found, name)
     if not callable(found):

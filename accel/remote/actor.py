@@ -42,6 +42,9 @@ logger = get_logger()
 _ANSWER = 2.0
 """Seconds in which a spare child that is promoted must send something; else another child replaces it."""
 
+_IMPORTS = 30.0
+"""Seconds for which the first child waits to be forked; after that it is started, and does the imports itself."""
+
 _GRACE = 5.0
 """Seconds in which a child ends that was asked to."""
 
@@ -101,7 +104,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
         if not core.lifecycle.generation:  # a later one is needed at once
-            await self._children.forkserver.wait()
+            await self._children.forkserver.wait(_IMPORTS)
         ready = self._ready = core.loop.create_future()  # it may refuse at once
         link = await Link.start(core, "imports", self, self._children.forkserver)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import weakref
 from typing import TYPE_CHECKING, ClassVar
@@ -80,6 +81,7 @@ class ForkserverActor(Actor[None, None]):
         core = self._core
         if core.lifecycle.is_final or self._is_given_up:
             await self._end()
+            self._source.settled()
             return
         if self._retry is not None or core.refs.is_closing or not (core.is_ready or self._is_first):
             return
@@ -108,7 +110,11 @@ class ForkserverActor(Actor[None, None]):
                 self._failed(status.error(device=core.name, scope=FaultScope.OP))
 
         self._source.forks = forks = await Forks.start(core.system, _PREPARE, exited, core.disposal.close)
-        modules = (TARGET.partition(":")[0], *(("uvloop",) if is_uvloop(core.loop) else ()))
+        modules = [TARGET.partition(":")[0]]
+        if is_uvloop(core.loop):
+            modules.append("uvloop")
+        if logging.getLogger("accel").isEnabledFor(logging.INFO):  # then each child logs that its context is ready
+            modules.append("structlog")
 
         def imported(refused: str, failed: str) -> None:
             if failed:
@@ -119,7 +125,7 @@ class ForkserverActor(Actor[None, None]):
                 self._look(forks)
 
         self._source.importing()
-        forks.prepare(pickle.dumps(Preload(backend_name(core), core.options.libraries, modules)), STARTUP_TIMEOUT, imported)
+        forks.prepare(pickle.dumps(Preload(backend_name(core), core.options.libraries, tuple(modules))), STARTUP_TIMEOUT, imported)
 
     def _look(self, forks: Forks) -> None:
         """Say that the forkserver is ready, if it is."""
@@ -187,8 +193,10 @@ class ForkserverActor(Actor[None, None]):
                 listeners.remove(self._wish)
         if self._retry is not None:
             self._retry.cancel()
-        await self._end()
-        self._source.settled()
+        try:
+            await self._end()
+        finally:
+            self._source.settled()
 
     async def _end(self) -> None:
         self._ending, self._source.forks = self._source.forks or self._ending, None

@@ -45,9 +45,9 @@ def preload(data: bytes) -> str:
     """
     wanted: Preload = pickle.loads(data)
     module, _, name = wanted.backend.partition(":")
-    # A registered library's module imports all of `accel`, and may well log. Other children do neither.
-    all_of_it = () if wanted.registration is None else ("accel.device", "structlog")
-    for each in (*all_of_it, *wanted.modules, module):
+    # The modules of users' libraries import the public names. Without a library most children need few of them.
+    public = () if wanted.registration is None else ("accel.device", "structlog")
+    for each in (*public, *wanted.modules, module):
         importlib.import_module(each)
     kind = getattr(importlib.import_module(module), name)
     try:

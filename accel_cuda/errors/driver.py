@@ -15,6 +15,7 @@ from accel import (
     DriverError,
     FaultScope,
     InvalidArgumentError,
+    KernelFaultError,
     NotInitializedError,
     OutOfMemoryError,
     UnsupportedError,
@@ -41,14 +42,21 @@ DRIVER: Mapping[int, Meaning] = {
     **rows(DriverError, "600 NOT_READY", "Ask again later.", retryable=True),
     # What a kernel can do to itself. One of these, and every context of the process answers with it from then on.
     **rows(
-        DriverError,
+        KernelFaultError,
         "700 ILLEGAL_ADDRESS 710 ASSERT 714 HARDWARE_STACK_ERROR 715 ILLEGAL_INSTRUCTION 716 MISALIGNED_ADDRESS 717 INVALID_ADDRESS_SPACE "
-        "718 INVALID_PC 719 LAUNCH_FAILED 721 TENSOR_MEMORY_LEAK 702 LAUNCH_TIMEOUT 226 CONTAINED 911 EXTERNAL_DEVICE 999 UNKNOWN",
+        "718 INVALID_PC 719 LAUNCH_FAILED 721 TENSOR_MEMORY_LEAK",
         _NEW_PROCESS,
         scope=FaultScope.PROCESS,
         retryable=True,
     ),
-    **rows(DriverError, "810 MPS_CLIENT_TERMINATED", _NEW_PROCESS, scope=FaultScope.PROCESS, retryable=True),
+    # As final, but other work, another client or the hardware may have caused it.
+    **rows(
+        DriverError,
+        "702 LAUNCH_TIMEOUT 226 CONTAINED 810 MPS_CLIENT_TERMINATED 911 EXTERNAL_DEVICE 999 UNKNOWN",
+        _NEW_PROCESS,
+        scope=FaultScope.PROCESS,
+        retryable=True,
+    ),
     **rows(DriverError, "214 ECC_UNCORRECTABLE 220 NVLINK_UNCORRECTABLE", _HARDWARE, scope=FaultScope.PROCESS),
     **rows(
         DriverError, "709 CONTEXT_IS_DESTROYED", "Something in this process reset the device.", scope=FaultScope.CONTEXT, retryable=True

@@ -59,7 +59,7 @@ async def recovery(bench: Bench, standby: Literal["none", "imports", "context"],
     """Return the times from a fault in the child of a process host to the first product that is right and back on the host.
 
     The clock starts when the one who waits is told: that is one message after the driver has told the child. The report also has the times from that product
-    until a spare child, which is forked then, is ready. Without a spare the first times are those of a start.
+    until a spare child, which is forked then, is ready. Without a spare a child is forked after the fault, and makes its context then.
     """
     a = bench.rng.standard_normal((64, 64), dtype=np.float32)
     plan, samples, refills = FaultPlan(), Samples(), Samples()
@@ -72,7 +72,7 @@ async def recovery(bench: Bench, standby: Literal["none", "imports", "context"],
             began = time.perf_counter()
             async with asyncio.timeout(_PATIENCE):
                 await device.spare_ready()
-            if turn and standby != "none":  # before the first one come the imports of the forkserver
+            if turn and standby != "none":  # the first one began with the device
                 refills.add(time.perf_counter() - began)
             await device.blas.gemm(x := await device.put(a), x)
             del x

@@ -146,7 +146,7 @@ class Service:
         self.subjects.append(subject)  # at once: it may be blamed for a fault from here on
         try:
             await device.register(CpuWreck if options.device == "cpu" else CudaWreck)
-        except accel.AccelError:
+        except BaseException:
             self.subjects.remove(subject)
             await device.aclose()
             raise

@@ -31,6 +31,9 @@ _LATE = {"families.arrays", "families.solver", "families.tensor"}
 _CASES = [(kind, check) for kind in ("inline", "process", "late") for check in checks("families") if kind != "late" or check.name in _LATE]
 
 
+assert len([kind for kind, _ in _CASES if kind == "late"]) == len(_LATE)
+
+
 @pytest.mark.parametrize(("kind", "check"), _CASES, ids=lambda each: each if isinstance(each, str) else each.name)
 async def test_family_conformance(check: Check, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._BUILT_IN, "late", "tests.late_backend:LateBackend")

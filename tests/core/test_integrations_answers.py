@@ -39,6 +39,7 @@ EXPECTED: dict[type[accel.AccelError], tuple[int, bool]] = {
     accel.UnsupportedError: (422, False),
     accel.PoisonedInputError: (422, False),
     accel.DriverError: (500, False),
+    accel.KernelFaultError: (500, False),
     accel.LibraryError: (500, False),
     accel.LinAlgError: (500, False),
     accel.NonFiniteError: (500, False),

@@ -72,6 +72,13 @@ async def test_an_item_that_fails_alone_as_its_batch_did_need_not_run_again() ->
     assert device.deaths == {same: 1, other: 2, POISON: 2}
 
 
+async def test_a_status_that_something_else_may_cause_must_come_twice() -> None:
+    device, item = Serving(), ("unknown", 2)
+    async with serving(device) as batcher:
+        assert kinds(await answers(batcher, [item])) == [accel.PoisonedInputError]
+    assert device.deaths == {item: 2}
+
+
 async def test_a_death_and_a_status_are_two_faults() -> None:
     device, item = Serving(faults=1), ("assert", 2)
 

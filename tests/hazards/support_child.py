@@ -46,6 +46,8 @@ class LyingBackend(CpuBackend):
         lie, parent, once = os.environ.get(LIE), os.environ.get(PARENT), os.environ.get(ONCE)
         if lie is None or parent is None or os.getpid() == int(parent):
             return
+        if "--forkserver" in sys.argv and os.getppid() == int(parent):  # it makes a backend too, and none of its forks' contexts
+            return
         if once is not None:
             try:
                 os.close(os.open(once, os.O_CREAT | os.O_EXCL))
@@ -136,13 +138,13 @@ def _tell(story: Callable[[_Wire], None]) -> NoReturn:
 
 
 def _to_parent() -> socket.socket:
-    """Return the socket of which the other end is the parent's."""
+    """Return the socket of which the other end is the service's, and which is not the bond of a fork."""
     for name in os.listdir("/proc/self/fd"):
         try:
             sock = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # it is none, or what listed the folder
             continue
-        if sock.family == socket.AF_UNIX and _peer(sock) == os.getppid():
+        if sock.family == socket.AF_UNIX and _peer(sock) == int(os.environ[PARENT]) and not fcntl.fcntl(sock, fcntl.F_GETFL) & os.O_ASYNC:
             sock.setblocking(True)
             return sock
         sock.close()
