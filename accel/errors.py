@@ -8,6 +8,7 @@
     |- DeviceLostError                the device is gone for good, or was given up
     |- StaleRefError                  the ref names memory that is no longer there
     |- DriverError                    the backend's driver answered with a status
+    |  `- KernelFaultError            a kernel did what ends its context
     |- LibraryError                   a kernel library answered with a status
     |  `- LinAlgError                 (numpy.linalg.LinAlgError) the device found that a matrix has no such solution
     |- CompileError                   a kernel's source did not compile
