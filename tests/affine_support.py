@@ -49,6 +49,8 @@ class Affine(accel.KernelLibrary):
             time.sleep(1.0)
         if self.way == "fails later" and "open" in read(self.journal):
             raise RuntimeError("not a second time")
+        if self.way.startswith("only ") and self.journal.exists() and self.way != f"only {os.getpid()}":
+            raise RuntimeError("not in this process")
         self.w, self.b = np.asarray(self.weights["w"]), np.asarray(self.weights["b"])
         assert not self.weights["w"].is_output
         assert not self.w.flags.writeable
