@@ -147,7 +147,7 @@ class Case:
         """Fail unless both have the same bytes."""
         self.require(got.shape == expected.shape, f"{message} has shape {got.shape}, not {expected.shape}")
         if got.tobytes() != np.ascontiguousarray(expected).tobytes():  # the texts of arrays take longer than what is checked
-            self.require(False, f"{message} is {got!r}, not {expected!r}")
+            raise AssertionError(f"{self.what}: {message} is {got!r}, not {expected!r}")
 
     def close_to(self, got: Array, expected: Array, error: Array | float = 0.0) -> None:
         """Fail unless ``got`` is what ``expected`` rounds to; see :func:`difference`."""
