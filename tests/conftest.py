@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -50,6 +51,17 @@ def _descriptors() -> dict[str, str]:
     return found
 
 
+def _described(fd: str, target: str) -> str:
+    """Return what a descriptor is of: of a socket, also its ends, which tell whose it is."""
+    if not target.startswith("socket:"):
+        return target
+    try:
+        with socket.socket(fileno=os.dup(int(fd))) as sock:
+            return f"{target} {sock.family.name} {sock.getsockname()!r} to {sock.getpeername()!r}"
+    except OSError as error:  # it has no peer, or is closed by now
+        return f"{target} ({error})"
+
+
 def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("accel-")}
 
@@ -75,7 +87,7 @@ async def nothing_left(used_loops: None) -> AsyncIterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
     left = sorted(thread.name for thread in _threads() - threads)
     assert not left, f"threads left behind: {left}"
-    opened = {fd: target for fd, target in _descriptors().items() if descriptors.get(fd) != target}
+    opened = {fd: _described(fd, target) for fd, target in _descriptors().items() if descriptors.get(fd) != target}
     assert not opened, f"descriptors left open: {opened}"
 
 
