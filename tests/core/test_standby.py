@@ -81,27 +81,6 @@ async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> N
         assert without.info().standby == "none"
 
 
-async def test_promotion_is_fast() -> None:
-    """The machine may be busy: not how fast, but that it is faster than starting a child."""
-
-    async def recovery(ahead: Literal["none", "context"]) -> float:
-        best = float("inf")
-        async with accel.System() as system:
-            for _ in range(2):
-                device = await system.open_device("cpu", host="process", standby=ahead, faults=FaultPlan().poison_at(1, LOST))
-                if ahead != "none":
-                    await spare_ready(device)
-                await fault(device)
-                began = time.perf_counter()
-                await asyncio.wait_for(device.zeros(4), 20)
-                best = min(best, time.perf_counter() - began)
-                await device.aclose()
-        return best
-
-    cold, warm = await recovery("none"), await recovery("context")
-    assert warm < cold / 2, f"{warm * 1e3:.1f} ms with a spare, {cold * 1e3:.1f} ms without"
-
-
 @pytest.mark.parametrize("is_ready", [True, False])
 async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(
     is_ready: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
