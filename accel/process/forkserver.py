@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accel import _child
@@ -35,6 +36,9 @@ STATUS: Final = struct.Struct("<i")
 
 _READ = 64 << 10
 _F_SETSIG = 10  # of Linux; the module fcntl has no name for it
+_HARMLESS = frozenset({"jemalloc_bg_thd"})
+"""Names of threads that a fork may do without. jemalloc, which comes with pyarrow, takes its locks before a fork, and knows in the child that its thread is
+gone: ``background_thread_postfork_child`` in its ``src/background_thread.c``."""
 
 
 class ForkKind(enum.IntEnum):
@@ -126,14 +130,14 @@ class Forkserver:
 
     def _why_not(self) -> str:
         """Return why this process must not be forked: another thread may hold a lock, which is never released in the fork."""
-        if not self._refused and _threads() > 1:
+        if not self._refused and _others():
             # OpenBLAS ends its threads before a fork, and starts them again when they are needed.
             pid = os.fork()
             if not pid:
                 os._exit(0)
             os.waitpid(pid, 0)
-            if (count := _threads()) > 1:
-                self._refused = f"{count - 1} threads run besides its own"
+            if others := _others():
+                self._refused = f"threads run besides its own: {', '.join(sorted(others))}"
         return self._refused
 
     def _fork(self, payload: bytes, descriptors: list[int]) -> Forked | None:
@@ -200,8 +204,13 @@ def _bind(bond: int) -> None:
         os._exit(_child.ORPHAN)
 
 
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def _others() -> list[str]:
+    """Return the names of this process's other threads, as the kernel has them, but for harmless ones."""
+    found = []
+    for number in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
+        with contextlib.suppress(OSError):  # it has ended
+            found.append(Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8", errors="replace").strip())
+    return [name for name in found if name not in _HARMLESS]
 
 
 def _close(descriptors: Iterable[int]) -> None:

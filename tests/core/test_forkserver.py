@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import select
 import signal
 import subprocess
@@ -252,9 +253,23 @@ async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing
 
 async def test_a_thread_of_an_import_is_found_and_nothing_is_forked() -> None:
     async with ActorSystem() as system, forks(system, "numpy", "tests.fork_thread") as found:
-        assert "1 threads" in found.refused
+        assert re.fullmatch(r"threads run besides its own: \S+", found.refused)
         assert not found.is_ready
         assert await found.fork(f"{OURS}echo", uvloop=False, on_exit=lambda status: None) is None
+
+
+async def test_the_thread_of_jemalloc_does_not_keep_it_from_forking() -> None:
+    async with ActorSystem() as system, forks(system, "tests.fork_jemalloc") as found:
+        assert len(os.listdir(f"/proc/{found.child.pid}/task")) == 2
+        child = await forked(found, "echo")
+        assert len(os.listdir(f"/proc/{child.pid}/task")) == 1
+        assert not found.refused
+        child.kill()
+        await ended(child)
+        await child.aclose()
+    async with ActorSystem() as system, forks(system, "tests.fork_jemalloc", "tests.fork_thread") as found:
+        assert found.refused
+        assert "jemalloc" not in found.refused
 
 
 async def test_what_an_import_raises_is_told_and_is_no_reason_not_to_fork() -> None:
