@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,13 @@ async def families(rig: OwnRig, bench: Bench) -> None:
     bench.report.hold("P17", min(ratios.values()), large=ratios)
 
 
+class _Slope(NamedTuple):
+    """The shortest runs of a few ops, and of many, in seconds."""
+
+    few: float
+    many: float
+
+
 class _Measured:
     """One line at one size.
 
@@ -88,16 +95,19 @@ class _Measured:
         rng = bench.rng
         for operand in self._operands:
             self._refs.append(await self._device.put(_data(rng, operand)))
-        device_time = {OURS: await self._ours()}
+        slopes = {OURS: [await self._ours()]}
         subjects = {OURS: awaited(self._await_one, bench.scale(10, 4))}
         if self._torch is not None:
             try:
                 self._tensors = [_tensor(self._torch, each) for each in self._operands]
-                device_time[TORCH] = await _slope(self._their_calls if self._line.is_awaited else self._their_graph, self._many)
+                theirs = [await self._theirs()]
                 subjects[TORCH] = called(self._wait_for_one, bench.scale(10, 4))
+                # A GPU that has been idle computes more slowly at first: each is measured after the other one too.
+                slopes = {OURS: [*slopes[OURS], await self._ours()], TORCH: [*theirs, await self._theirs()]}
             except (RuntimeError, AttributeError, TypeError) as error:  # this release of PyTorch has it not, or otherwise
                 bench.report.skipped[f"{TORCH}, {name}"] = str(error)
         await bench.compare(f"{name}, awaited", subjects, rounds=bench.scale(3, 2))
+        device_time = {subject: self._of_one(found) for subject, found in slopes.items()}
         for subject, seconds in device_time.items():
             samples = Samples()
             samples.add(seconds)
@@ -111,7 +121,12 @@ class _Measured:
         self._line.theirs(self._torch, *self._tensors)
         self._torch.cuda.synchronize()
 
-    async def _ours(self) -> float:
+    def _of_one(self, found: list[_Slope]) -> float:
+        """Return the seconds of one op: how much longer many of them take than few. What a replay or a batch costs by itself is not in it."""
+        few, many = (min(times) for times in zip(*found, strict=True))
+        return float(max(many - few, 1e-9)) / (self._many - _FEW)
+
+    async def _ours(self) -> _Slope:
         await self._await_one()  # what is made at the first use is not measured
         if self._line.is_awaited:
             return await _slope(self._our_awaits, self._many)
@@ -119,6 +134,9 @@ class _Measured:
             return await _slope(self._our_graph, self._many)
         except UnsupportedError:  # an op that graphs cannot capture
             return await _slope(self._our_batch, self._many)
+
+    async def _theirs(self) -> _Slope:
+        return await _slope(self._their_calls if self._line.is_awaited else self._their_graph, self._many)
 
     async def _our_graph(self, count: int) -> float:
         async with self._device.graph() as graph:
@@ -177,10 +195,8 @@ class _Measured:
         return await _best(waited)
 
 
-async def _slope(run: Callable[[int], Awaitable[float]], many: int) -> float:
-    """Return the seconds of one op: how much longer ``many`` of them take than few. What a replay or a batch costs by itself is not in it."""
-    few = await run(_FEW)
-    return max(await run(many) - few, 1e-9) / (many - _FEW)
+async def _slope(run: Callable[[int], Awaitable[float]], many: int) -> _Slope:
+    return _Slope(await run(_FEW), await run(many))
 
 
 async def _best(run: Callable[[], Awaitable[object]], rounds: int = 6) -> float:
