@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -129,8 +130,13 @@ async def open_search(device: accel.Device) -> AsyncIterator[Search]:
     async def rank(queries: list[Query]) -> list[tuple[Array, Array]]:
         return await index.search(queries, _MOST)
 
+    # Where spares have the model, so has the quarantine, from the start: queries that wait there for their trial do not wait for its imports.
+    idle = math.inf if device.info().standby != "none" else 10.0
     # Ranking twice does no harm, so a batch that a fault cuts short is tried again: idempotent.
-    async with accel.serve(texts.model) as encoder, DynamicBatcher(rank, max_items=16, device=device, idempotent=True) as ranker:
+    async with (
+        accel.serve(texts.model, quarantine_idle=idle) as encoder,
+        DynamicBatcher(rank, max_items=16, device=device, idempotent=True) as ranker,
+    ):
         search = Search(index, texts, encoder, ranker)
         loading = asyncio.create_task(search.load(), name="load-corpus")
         try:
