@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from accel.engine.lane_pool import LanePool
     from accel.engine.registration import DurableArgument, Registration
 
-__all__ = ["ContextActor", "OpenLibrary"]
+__all__ = ["ContextActor", "Request"]
 
 logger = get_logger()
 
@@ -50,21 +50,38 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLibrary:
+class Request:
+    """What a context asks of its actor.
+
+    Attributes
+    ----------
+    generation : int
+        The context's. The actor of the next context has the same mailbox, and refuses it; see :meth:`refused`.
+    """
+
+    generation: int
+
+    def refused(self) -> ClosedError:
+        """Return why it is not answered any more. What waits for the answer has been told of the fault, or is sent to the next context."""
+        return ClosedError("the context that asked for this has faulted", remedy="Send the op again.")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLibrary(Request):
     """Asks for the kernel actor of a library; answered with its :class:`~accel.engine.launches.Port`, or with why there is none."""
 
     library: str
 
 
 @dataclass(frozen=True, slots=True)
-class EquipLane:
+class EquipLane(Request):
     """Asks that another lane of the context's pool takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`. There is no answer."""
 
     library: str
 
 
 @dataclass(frozen=True, slots=True)
-class CloseLibrary:
+class CloseLibrary(Request):
     """Asks that a registered library is closed, of which no more ops are sent. There is no answer but that of the submission."""
 
     submission: Unregistration
@@ -108,15 +125,15 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         except BaseException:
             await core.system.run_blocking(_abandon, device)
             raise
-        actor = context.self_ref
+        actor, generation = context.self_ref, core.lifecycle.generation + 1
         made = Context(
             core,
             self._owner,
             device,
             watcher,
-            open_port=partial(_open_port, actor),
-            equip_lane=partial(_equip_lane, actor),
-            withdraw=partial(withdraw, close=partial(_close_library, actor)),
+            open_port=partial(_open_port, actor, generation),
+            equip_lane=partial(_equip_lane, actor, generation),
+            withdraw=partial(withdraw, close=partial(_close_library, actor, generation)),
             share=self._share,
         )
         self._leaving = LeavingLibraries(made)
@@ -157,7 +174,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         if isinstance(message, CloseLibrary):
             self._close_library(made, message.submission, context)
             return None
-        # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
+        # The answer may not be taken: what waited for it was cancelled. So what was made is kept here.
         port = made.ports.get(message.library)
         if port is None:
             try:
@@ -399,22 +416,22 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
 _ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | EquipLane | CloseLibrary, Port | AccelError | None]"
 
 
-async def _open_port(actor: _ContextActorRef, library: str) -> Port:
-    answer = await actor.ask(OpenLibrary(library))
+async def _open_port(actor: _ContextActorRef, generation: int, library: str) -> Port:
+    answer = await actor.ask(OpenLibrary(generation, library))
     if isinstance(answer, AccelError):
         raise answer.clone()
     assert answer is not None, "a port was asked for"
     return answer
 
 
-def _equip_lane(actor: _ContextActorRef, library: str) -> None:
+def _equip_lane(actor: _ContextActorRef, generation: int, library: str) -> None:
     with contextlib.suppress(ActorStoppedError):  # the device closes
-        actor.tell(EquipLane(library))
+        actor.tell(EquipLane(generation, library))
 
 
-def _close_library(actor: _ContextActorRef, submission: Unregistration) -> None:
+def _close_library(actor: _ContextActorRef, generation: int, submission: Unregistration) -> None:
     with contextlib.suppress(ActorStoppedError):  # the device closes, and answers it
-        actor.tell(CloseLibrary(submission))
+        actor.tell(CloseLibrary(generation, submission))
 
 
 def _abandon(device: AccelDevice) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, Terminated
+from accel.engine.context_actor import Request
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, UnsupportedError
@@ -138,6 +139,11 @@ class Host:
         make = self._makers[self.kind]
         assert make is not None, "the place was chosen among those that there are"
         return make(self._core, self)
+
+    @property
+    def generation(self) -> int:
+        """The generation of the newest context that was ready."""
+        return self._core.lifecycle.generation
 
     def published(self, context: object) -> None:
         """See :class:`~accel.engine.in_flight.ContextOwner`."""
@@ -292,8 +298,10 @@ class _Keeper(Actor[Any, Any]):
         await actor.started(context)
 
     async def receive(self, message: Any, context: ActorContext) -> Any:
-        """Hand the message on."""
+        """Hand the message on, unless it was sent to the context before this one."""
         assert self._actor is not None, "it was started"
+        if isinstance(message, Request) and message.generation != self._host.generation:
+            return message.refused()
         return await self._actor.receive(message, context)
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:

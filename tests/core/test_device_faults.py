@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
+from accel.engine.registration import Unregistration
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until, used
 
@@ -155,16 +156,32 @@ async def test_fault_while_a_library_is_being_opened_does_not_spoil_the_next_gen
 
 
 @pytest.mark.parametrize("turn", range(0, 12, 2))
-async def test_fault_at_any_moment_of_opening_a_library(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened() as device:
+@pytest.mark.parametrize(("host", "scope"), [("inline", accel.FaultScope.CONTEXT), ("auto", accel.FaultScope.PROCESS)])
+async def test_fault_at_any_moment_of_opening_a_library(turn: int, host: Literal["inline", "auto"], scope: accel.FaultScope) -> None:
+    async with opened(host=host) as device:
         a = await device.zeros((3, 3))
         opening = task(device.blas.gemm(a, a))
         await turns(turn)
-        device._host.context.report_fault(accel.DriverError("now", scope=accel.FaultScope.CONTEXT))
-        await asyncio.gather(opening, return_exceptions=True)
+        device._host.context.report_fault(accel.DriverError("now", scope=scope))
+        assert isinstance((await asyncio.gather(opening, return_exceptions=True))[0], accel.StaleRefError | accel.ContextPoisonedError)
         b = await bounded(device.put(np.eye(3)))
         np.testing.assert_array_equal(await device.get(await bounded(device.blas.gemm(b, b))), np.eye(3))
         assert device.generation == 2
+
+
+@pytest.mark.parametrize(("host", "scope"), [("inline", accel.FaultScope.CONTEXT), ("auto", accel.FaultScope.PROCESS)])
+async def test_what_a_dead_context_still_asks_for_is_refused(host: Literal["inline", "auto"], scope: accel.FaultScope) -> None:
+    """Its actor's mailbox is the next context's, which may be in a child by then."""
+    async with opened(host=host) as device:
+        dead = device._host.context
+        dead.report_fault(accel.DriverError("now", scope=scope))
+        await generation(device, 2)
+        await failure(task(dead._open_port("blas")), accel.ClosedError)
+        submission = Unregistration("own", asyncio.get_running_loop().create_future(), 1)
+        dead._withdraw.keywords["close"](submission)
+        await turns()
+        np.testing.assert_array_equal(await bounded(device.get(await device.put(np.eye(3)))), np.eye(3))
+        assert (device.generation, device.info().in_flight, submission.future.done()) == (2, 0, False)
 
 
 async def test_rebuild_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
