@@ -1,14 +1,13 @@
 """How often a GPU stands still for seconds after a device-side assertion, alone and soon after that of another process.
 
-``python benchmarks/gpu_stall.py [--rounds 8]``; needs torch and a GPU, and nothing of accel runs. In each round two processes compute on one GPU. The first one
-meets an assertion, and ends at once or stays; then the second one meets one too. A third process adds one to a number every 5 ms, and shows whether the
-GPU served it meanwhile. ``dmesg`` has what the driver says of a stall: ``Xid 109, CTX SWITCH TIMEOUT``.
+``python benchmarks/gpu_stall.py [--rounds 8]``; needs torch and a GPU. accel opens no device here. In each round two processes compute on one GPU. The first
+meets an assertion, and ends at once or stays; then, but for the first row, the second one meets one too. A third process adds one to a number every 5 ms, and
+shows whether the GPU served it meanwhile. ``dmesg`` has what the driver says of a stall: ``Xid 109, CTX SWITCH TIMEOUT``.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import sys
@@ -25,21 +24,27 @@ if TYPE_CHECKING:
 
 _STALL = 1.0
 """Seconds; a round without one lets the witness wait for some milliseconds at most."""
+_LONGEST = 30.0
+"""Seconds after which a step, or a process that met an assertion, is not waited for."""
+_MET = 3
+"""How a process ends that has met its assertion."""
 _FORK = multiprocessing.get_context("fork")  # torch is imported once, and CUDA is initialized in the children alone
 
 
-def witness(pipe: Connection, longest: Any) -> None:
-    """Add one to a number on the GPU, again and again; ``longest`` is the longest time that it took since it was set to 0."""
+def witness(pipe: Connection, longest: Any, steps: Any) -> None:
+    """Add one to a number on the GPU, again and again, and count that; ``longest`` is the longest step of a round, in seconds."""
     import torch
 
     number = torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     pipe.send("ready")
-    while True:
+    parent = os.getppid()
+    while os.getppid() == parent:
         began = time.monotonic()
         number += 1
         torch.cuda.synchronize()
         longest.value = max(longest.value, time.monotonic() - began)
+        steps.value += 1
         time.sleep(0.005)
 
 
@@ -53,17 +58,19 @@ def victim(pipe: Connection, stays: bool) -> None:
     module(ids)
     torch.cuda.synchronize()
     pipe.send("ready")
-    while not pipe.poll():
+    parent = os.getppid()
+    while not pipe.poll() and os.getppid() == parent:
         module(ids)
         torch.cuda.synchronize()
     ids[0, 0] = VOCABULARY
     module(ids)
-    with contextlib.suppress(RuntimeError):
+    try:
         torch.cuda.synchronize()
-        print("no assertion was met", flush=True)
-    while stays:
-        time.sleep(60)
-    os._exit(3)
+    except RuntimeError:
+        while stays and os.getppid() == parent:
+            time.sleep(0.1)
+        os._exit(_MET)
+    os._exit(1)
 
 
 def started(target: Any, *given: Any) -> tuple[Any, Connection]:
@@ -74,25 +81,37 @@ def started(target: Any, *given: Any) -> tuple[Any, Connection]:
     return process, ours
 
 
-def one_round(longest: Any, *, stays: bool, after: float | None) -> float:
+def one_round(longest: Any, steps: Any, *, stays: bool, after: float | None) -> float:
     """Return the longest that the GPU stood still: after an assertion, and after that of the other process ``after`` seconds later."""
     pair = [started(victim, stays), started(victim, False)]
     for _, pipe in pair:
         pipe.recv()
+    stepped(steps)
     longest.value = 0.0
     (first, to_first), (second, to_second) = pair
     to_first.send("fault")
     if after is not None:
         time.sleep(after)
         to_second.send("fault")
-        second.join()  # it ends with the stall
-    elif not stays:
-        first.join()
+    for process in [*([] if stays else [first]), *([] if after is None else [second])]:
+        process.join(_LONGEST)  # it ends with the stall
+        if process.exitcode != _MET:
+            raise RuntimeError(f"no assertion was met: a process ended with {process.exitcode}")
     time.sleep(0.3)
+    stepped(steps)  # a stall that has begun is counted at its end
     for process, _ in pair:
         process.kill()
         process.join()
     return float(longest.value)
+
+
+def stepped(steps: Any) -> None:
+    """Wait until the witness has begun a step after now, and ended it."""
+    until, deadline = steps.value + 2, time.monotonic() + _LONGEST
+    while steps.value < until:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the witness has been in one step for {_LONGEST:g} s, or has ended")
+        time.sleep(0.005)
 
 
 def main() -> None:
@@ -102,12 +121,12 @@ def main() -> None:
     given = parser.parse_args()
     import torch  # noqa: F401 - once, and not in each child
 
-    longest = _FORK.Value("d", 0.0)
-    watching, pipe = started(witness, longest)
+    longest, steps = _FORK.Value("d", 0.0), _FORK.Value("q", 0)
+    watching, pipe = started(witness, longest, steps)
     pipe.recv()
     print(f"{'the first process':20} {'the second one faults after':28} {'rounds with a stall':20} longest")
     for stays, after in ((False, None), (True, 0.3), (False, 0.1), (False, 0.3), (False, 1.0)):
-        found = [one_round(longest, stays=stays, after=after) for _ in range(given.rounds)]
+        found = [one_round(longest, steps, stays=stays, after=after) for _ in range(given.rounds)]
         stalls = sum(each > _STALL for each in found)
         when = "-" if after is None else f"{after:g} s"
         print(f"{'stays' if stays else 'ends':20} {when:28} {f'{stalls} of {given.rounds}':20} {max(found):.2f} s", flush=True)

@@ -458,6 +458,8 @@ class Context(ContextBase):
                 with self.opening:
                     port = await self._open_port(library)
             except AccelError as error:
+                if self.fault is not None:  # meanwhile: the answer may be that of the next context's actor, which refuses
+                    raise self.poisoned(self.fault) from self.fault.clone()
                 if not error.is_fault:
                     raise
                 self.report_fault(error)

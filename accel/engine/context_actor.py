@@ -62,7 +62,7 @@ class Request:
     generation: int
 
     def refused(self) -> ClosedError:
-        """Return why it is not answered any more. What waits for the answer has been told of the fault, or is sent to the next context."""
+        """Return why it is not answered any more. Of what waits for the answer, the context that asked knows that it has faulted."""
         return ClosedError("the context that asked for this has faulted", remedy="Send the op again.")
 
 

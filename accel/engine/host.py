@@ -298,7 +298,7 @@ class _Keeper(Actor[Any, Any]):
         await actor.started(context)
 
     async def receive(self, message: Any, context: ActorContext) -> Any:
-        """Hand the message on, unless it was sent to the context before this one."""
+        """Hand the message on, unless an earlier context sent it."""
         assert self._actor is not None, "it was started"
         if isinstance(message, Request) and message.generation != self._host.generation:
             return message.refused()

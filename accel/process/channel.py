@@ -347,5 +347,6 @@ def _close(descriptors: Iterable[int]) -> None:
 def _broken_by(error: OSError) -> HostDiedError:
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     broken = HostDiedError(f"the connection to the other process broke: {error.strerror or error}", code=name)
-    broken.__cause__ = error
+    # Its traceback would keep the frames of the caller whose message could not be written, and all that they hold, for as long as the channel is there.
+    broken.__cause__ = error.with_traceback(None)
     return broken

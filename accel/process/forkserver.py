@@ -36,9 +36,9 @@ STATUS: Final = struct.Struct("<i")
 
 _READ = 64 << 10
 _F_SETSIG = 10  # of Linux; the module fcntl has no name for it
-_HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that a fork may do without. jemalloc, which comes with pyarrow, takes its locks before a fork, and knows in the child that its thread is
-gone: ``background_thread_postfork_child`` in its ``src/background_thread.c``."""
+_HARMLESS = {"jemalloc_bg_thd": "pyarrow"}
+"""Names of threads that need not run in a fork, each with the module that starts it. pyarrow's jemalloc takes its locks before a fork, and knows in the child
+that its thread is gone: ``background_thread_postfork_child`` in jemalloc's ``src/background_thread.c``."""
 
 
 class ForkKind(enum.IntEnum):
@@ -205,12 +205,12 @@ def _bind(bond: int) -> None:
 
 
 def _others() -> list[str]:
-    """Return the names of this process's other threads, as the kernel has them, but for harmless ones."""
+    """Return the names of this process's other threads, as the kernel has them, without the harmless ones."""
     found = []
     for number in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
         with contextlib.suppress(OSError):  # it has ended
             found.append(Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8", errors="replace").strip())
-    return [name for name in found if name not in _HARMLESS]
+    return [name for name in found if _HARMLESS.get(name) not in sys.modules]
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -33,18 +34,24 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
         link.kill()
         return None
     if action.release is not None:
-        release = action.release
+        release, to = action.release, weakref.ref(link)  # a hang may outlive its child by hours
 
         def wait() -> None:
             release()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(link.tell, Kind.RELEASE)
+                loop.call_soon_threadsafe(_released, to)
 
         try:
             threading.Thread(target=wait, name="accel-hang", daemon=True).start()
         except RuntimeError as error:
             raise no_thread(error, "a planned hang cannot be ended by the plan") from error
     return action.kind
+
+
+def _released(to: weakref.ref[Link]) -> None:
+    link = to()
+    if link is not None:
+        link.tell(Kind.RELEASE)
 
 
 class InjectedFaults:

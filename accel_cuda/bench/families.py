@@ -45,7 +45,9 @@ async def families(rig: OwnRig, bench: Bench) -> None:
                     bench.report.skipped[name] = f"not begun after {_PATIENCE:g} s"
                     continue
                 try:
-                    ratio = await _Measured(bench, device, line, size, None if torch is None else torch.torch).compare(name)
+                    ratio = await _Measured(bench, device, line, size, None if torch is None else torch.torch).compare(
+                        name, is_large=label == _SIZES[-1]
+                    )
                 except UnsupportedError as error:
                     bench.report.skipped[name] = str(error)
                     break
@@ -89,7 +91,7 @@ class _Measured:
         nbytes = sum(_nbytes(each) for each in self._operands)
         self._many = _MANY if nbytes < _LARGE else _FEW + 3
 
-    async def compare(self, name: str) -> float | None:
+    async def compare(self, name: str, *, is_large: bool) -> float | None:
         """Add the rows of ours and theirs; return how many times as fast the device is with ours."""
         bench = self._bench
         rng = bench.rng
@@ -100,10 +102,10 @@ class _Measured:
         if self._torch is not None:
             try:
                 self._tensors = [_tensor(self._torch, each) for each in self._operands]
-                theirs = [await self._theirs()]
+                slopes[TORCH] = [await self._theirs()]
+                if is_large:  # a GPU that has been idle computes more slowly at first: each is measured after the other one too
+                    slopes = {OURS: [*slopes[OURS], await self._ours()], TORCH: [*slopes[TORCH], await self._theirs()]}
                 subjects[TORCH] = called(self._wait_for_one, bench.scale(10, 4))
-                # A GPU that has been idle computes more slowly at first: each is measured after the other one too.
-                slopes = {OURS: [*slopes[OURS], await self._ours()], TORCH: [*theirs, await self._theirs()]}
             except (RuntimeError, AttributeError, TypeError) as error:  # this release of PyTorch has it not, or otherwise
                 bench.report.skipped[f"{TORCH}, {name}"] = str(error)
         await bench.compare(f"{name}, awaited", subjects, rounds=bench.scale(3, 2))

@@ -130,7 +130,7 @@ async def open_search(device: accel.Device) -> AsyncIterator[Search]:
     async def rank(queries: list[Query]) -> list[tuple[Array, Array]]:
         return await index.search(queries, _MOST)
 
-    # Where spares have the model, so has the quarantine, from the start: queries that wait there for their trial do not wait for its imports.
+    # With spares the quarantine is open from the start too, and costs as much: queries that wait there for their trial do not wait for its imports.
     idle = math.inf if device.info().standby != "none" else 10.0
     # Ranking twice does no harm, so a batch that a fault cuts short is tried again: idempotent.
     async with (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +56,33 @@ def test_a_peer_that_went_while_we_wrote_is_heard_to_its_end(run_checked: Run) -
                 end.channel.send(3)
             with pytest.raises(ClosedError):
                 await end.channel.drained()
+
+    run_checked(main)
+
+
+def test_a_broken_channel_keeps_nothing_of_what_was_sending(run_checked: Run) -> None:
+    """The error's traceback has the frame that wrote, and that one all its callers'."""
+
+    class Held:
+        pass
+
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            await end.greeted()
+            raw.close()
+
+            def send() -> weakref.ref[Held]:
+                held = Held()
+                end.channel.send(1, b"into nothing")
+                end.channel.flush()
+                return weakref.ref(held)
+
+            kept = send()
+            error = await end.lost()
+            assert isinstance(error, HostDiedError)
+            assert isinstance(error.__cause__, OSError)
+            gc.collect()
+            assert kept() is None
 
     run_checked(main)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import accel
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, generation, opened, task, until
+from tests.device_support import bounded, failure, generation, opened, task, turns, until
 from tests.own_library_support import Scale, Scaling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -36,8 +37,13 @@ class Streams:
 
 
 async def scaled(device: accel.Device) -> None:
-    """See that the library is there."""
+    """Register the library, and see that it is there."""
     await device.register(Scaling)
+    await scales(device)
+
+
+async def scales(device: accel.Device) -> None:
+    """See that the library is there."""
     x = await device.put(np.arange(4.0))
     np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
 
@@ -100,3 +106,17 @@ async def test_a_fault_of_another_op_while_it_is_opened(monkeypatch: pytest.Monk
             go.set()
         await bounded(generation(device, 2))
         await scaled(device)
+
+
+@pytest.mark.parametrize("turn", range(7))
+@pytest.mark.parametrize(("host", "scope"), [("inline", accel.FaultScope.CONTEXT), ("auto", accel.FaultScope.PROCESS)])
+async def test_a_fault_at_any_moment_of_registering(turn: int, host: Any, scope: accel.FaultScope) -> None:
+    async with opened(host=host) as device:
+        registering = task(device.register(Scaling))
+        await turns(turn)
+        device._host.context.report_fault(accel.DriverError("now", scope=scope))
+        (outcome,) = await asyncio.gather(registering, return_exceptions=True)
+        assert outcome is None or type(outcome) is accel.ContextPoisonedError
+        await bounded(generation(device, 2))
+        await (scales(device) if outcome is None else scaled(device))
+        assert device.generation == 2
