@@ -458,13 +458,12 @@ class Context(ContextBase):
                 with self.opening:
                     port = await self._open_port(library)
             except AccelError as error:
-                if self.fault is not None:  # meanwhile: the answer may be that of the next context's actor, which refuses
-                    raise self.poisoned(self.fault) from self.fault.clone()
-                if not error.is_fault:
+                # Where this context has faulted meanwhile, the actor of the next one has refused.
+                if self.fault is None and not error.is_fault:
                     raise
                 self.report_fault(error)
-                raise self.poisoned(error) from error.clone()
             self.check_alive()
+            assert port is not None, "it was opened, or the context has faulted"
         return port
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:

@@ -1,7 +1,7 @@
 """The forkserver: a process that has done its imports, so that children forked from it need not do them.
 
-It runs nothing else: no event loop, no thread, no driver. So a fork of it finds every lock free, and no device. Where that does not hold, it says so, and
-does not fork. Each fork becomes what a started worker is; see :mod:`accel.process.worker`, whose program this is.
+It runs nothing else: no event loop, no driver, and no thread but harmless ones. So a fork of it finds every lock free, and no device. Where that does not
+hold, it says so, and does not fork. Each fork becomes what a started worker is; see :mod:`accel.process.worker`, whose program this is.
 """
 
 from __future__ import annotations
