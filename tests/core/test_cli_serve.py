@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import io
 import os
 import re
@@ -132,6 +133,12 @@ async def test_no_request_is_lost_or_wrong_through_a_fault(monkeypatch: pytest.M
             assert await answer.json() == {"ok": True, "state": "ready", "generation": 2}
     assert answers == [[(200, {"digit": digit})] * 3 for digit in expected]
     assert said[0].startswith("Serving digits, samples on cpu:0 at http://127.0.0.1:")
+
+
+async def test_collections_leave_out_what_was_there_when_it_began_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", said=[]):
+        assert gc.get_freeze_count() > before
 
 
 async def test_what_is_no_image_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:

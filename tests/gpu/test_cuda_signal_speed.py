@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
-REPEATS, ROUNDS = 60, 4
+REPEATS, ROUNDS = 120, 4
+"""Ops of a round: of fewer than a hundred, the time that a batch takes before its first op is enqueued, 0.8 ms, is a large part."""
 
 
 class Raw:
@@ -34,9 +35,9 @@ class Raw:
         self.blocks.append(int(self.driver.call("cuMemAlloc", nbytes)))
         return self.blocks[-1]
 
-    def seconds(self, call: Callable[[], object], repeats: int = REPEATS) -> float:
+    def seconds(self, call: Callable[[], object], repeats: int = REPEATS, rounds: int = ROUNDS + 1) -> float:
         best = float("inf")
-        for _ in range(ROUNDS + 1):
+        for _ in range(rounds):
             began = time.perf_counter()
             for _ in range(repeats):
                 call()
@@ -50,10 +51,10 @@ class Raw:
         self.driver.call("cuStreamDestroy", self.stream)
 
 
-async def batched(device: accel.Device, record: Callable[[Any], object]) -> float:
+async def batched(device: accel.Device, record: Callable[[Any], object], rounds: int = ROUNDS + 1) -> float:
     """Return the seconds of one op of a batch of them."""
     best = float("inf")
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds):
         async with device.batch() as batch:
             for _ in range(REPEATS):
                 record(batch)
@@ -70,23 +71,26 @@ async def test_one_awaited_op_costs_little_over_a_raw_call() -> None:
         device = await system.open_device("cuda", libraries=("fft", "rng"))
         x, out = await device.zeros((8, 1024), "complex64"), await device.empty((8, 1024), "complex64")
         numbers = await device.empty(1024)
-        times: dict[str, list[float]] = {"fft": [], "uniform": []}
-        for _ in range(400):
-            for name, times_of in times.items():
-                began = time.perf_counter()
-                await (device.fft.fft(x, out=out) if name == "fft" else device.rng.uniform(1024, seed=1, out=numbers))
-                times_of.append(time.perf_counter() - began)
         raw = Raw(device)
         source, target = raw.memory(8 << 13), raw.memory(8 << 13)
         plan = cufft.create()
         cufft.make_plan_many64(plan, 1, (1024,), (1024,), 1, 1024, (1024,), 1, 1024, 0x29, 8)
         cufft.set_stream(plan, raw.stream)
-        theirs = raw.seconds(lambda: cufft.exec_c2c(plan, source, target, -1), repeats=1)
+        times: dict[str, list[float]] = {"fft": [], "uniform": [], "raw": []}
+        # By turns: medians of the same seconds of the same machine.
+        for _ in range(400):
+            began = time.perf_counter()
+            await device.fft.fft(x, out=out)
+            times["fft"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            await device.rng.uniform(1024, seed=1, out=numbers)
+            times["uniform"].append(time.perf_counter() - began)
+            times["raw"].append(raw.seconds(lambda: cufft.exec_c2c(plan, source, target, -1), repeats=1, rounds=1))
         cufft.destroy(plan)
         raw.close()
     middle = {name: float(np.median(each)) * 1e6 for name, each in times.items()}
-    print(f"\none awaited fft {middle['fft']:.1f} us, uniform {middle['uniform']:.1f} us; cuFFT and synchronize {theirs * 1e6:.1f} us")
-    assert middle["fft"] < 10 * theirs * 1e6
+    print(f"\none awaited fft {middle['fft']:.1f} us, uniform {middle['uniform']:.1f} us; cuFFT and synchronize {middle['raw']:.1f} us")
+    assert middle["fft"] < 10 * middle["raw"]
 
 
 @pytest.mark.parametrize(("rows", "length"), [(4096, 4096), (64, 1 << 18)])
@@ -98,14 +102,17 @@ async def test_transforms_keep_up_with_cufft(rows: int, length: int) -> None:
         x = await device.rng.normal((rows, length, 2), seed=1)
         x = await device.put((await device.get(x)).view(np.complex64)[..., 0])
         out = await device.empty((rows, length), "complex64")
-        ours = await batched(device, lambda batch: batch.fft.fft(x, out=out))
-        scaled = await batched(device, lambda batch: batch.fft.ifft(x, out=out))
         raw = Raw(device)
         source, target = raw.memory(8 * rows * length), raw.memory(8 * rows * length)
         plan = cufft.create()
         cufft.make_plan_many64(plan, 1, (length,), (length,), 1, length, (length,), 1, length, 0x29, rows)
         cufft.set_stream(plan, raw.stream)
-        theirs = raw.seconds(lambda: cufft.exec_c2c(plan, source, target, -1))
+        ours = scaled = theirs = float("inf")
+        # By turns: the clocks of the GPU rise during the first rounds.
+        for _ in range(ROUNDS + 1):
+            ours = min(ours, await batched(device, lambda batch: batch.fft.fft(x, out=out), rounds=1))
+            theirs = min(theirs, raw.seconds(lambda: cufft.exec_c2c(plan, source, target, -1), rounds=1))
+            scaled = min(scaled, await batched(device, lambda batch: batch.fft.ifft(x, out=out), rounds=1))
         cufft.destroy(plan)
         raw.close()
     gigabytes = 16 * rows * length / 1e9

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
+import gc
 import importlib
 import logging
 import subprocess
@@ -268,6 +269,9 @@ class Gaps:
     """The longest time that a second Python thread, and the loop, had to wait for a turn, in seconds."""
 
     def __init__(self) -> None:
+        # Or a collection walks through the modules that were imported, and holds every thread for 50 ms.
+        gc.collect()
+        gc.freeze()
         self.thread = self.loop = 0.0
         self._is_over = False
 
