@@ -109,7 +109,7 @@ class _Place:
     def say(self, device: str = "") -> None:
         """Say that it serves."""
         self.serves = True
-        # Collections hold the loop, for 50 ms with what a GPU's libraries import. What is there now stays, and later ones leave it out.
+        # A full collection holds the loop while it walks through all that was imported, for some 50 ms. What is there now stays; later ones leave it out.
         gc.collect()
         gc.freeze()
         host, port = self.bound.getsockname()[:2]
