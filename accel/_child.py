@@ -14,7 +14,7 @@ import threading
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["CLOSED_WITHOUT_END", "ORPHAN", "TARGET", "USAGE", "WORKER", "defer", "is_deferred"]
+__all__ = ["CLOSED_WITHOUT_END", "IS_WORKER", "ORPHAN", "TARGET", "USAGE", "WORKER", "defer", "is_deferred"]
 
 WORKER = "accel.process.worker"
 
@@ -36,7 +36,10 @@ def _is_worker() -> bool:
     return bool(sys.argv) and sys.argv[0] == "-m" and ("-m", WORKER) in pairwise(sys.orig_argv)
 
 
-_deferred = _is_worker()
+IS_WORKER = _is_worker()
+"""Whether this process is a child of accel's, or was forked by one."""
+
+_deferred = IS_WORKER
 
 
 def _protect(fd: int, parent: int) -> None:

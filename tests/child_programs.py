@@ -127,6 +127,18 @@ async def uses_accel(sock: socket.socket) -> None:
     send(sock, json.dumps([before, names, missing, kind]).encode() + b"\n")
 
 
+async def starts_a_child(sock: socket.socket) -> None:
+    import accel
+    from accel.process.child import ChildProcess
+
+    async with accel.System() as system:
+        try:
+            await ChildProcess.start(system, "tests.child_programs:until_end")
+        except accel.AccelError as error:
+            send(sock, json.dumps([type(error).__name__, str(error)]).encode() + b"\n")
+    await until_end(sock)
+
+
 def ready_then(sock: socket.socket) -> None:
     send(sock, b"ready\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
@@ -11,7 +12,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from accel.backend import AccelBackend
 
-__all__ = ["check_hosting", "check_shareable"]
+__all__ = ["check_hosting", "check_not_importing", "check_shareable"]
 
 
 def check_hosting(
@@ -94,6 +95,32 @@ def _check_inline(standby: str, hang_timeout: float | None, busy_timeout: float,
             "heartbeat_interval or heartbeat_timeout with host='inline': there is no child to ask",
             remedy="Use host='process', or leave them out.",
         )
+
+
+def check_not_importing() -> None:
+    """See that no module opens a device while accel imports it to find a model, a library or an application there.
+
+    Such a module is a program without a main guard. Its child would import it, and start a child that imports it, and so on.
+
+    Raises
+    ------
+    UnsupportedError
+        If one does; it says what to write.
+    """
+    frame, module = inspect.currentframe(), None
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.partition(".")[0] != "accel":
+            if frame.f_code.co_name == "<module>":
+                module = frame
+        elif module is not None:
+            where = str(module.f_globals.get("__name__"))
+            raise UnsupportedError(
+                f"a device is opened while accel imports module {where}, which runs the whole program once more",
+                remedy=f"In {module.f_code.co_filename}, put what starts the program (asyncio.run(main()), a server's run()) behind "
+                '`if __name__ == "__main__":`, or move what accel imports to a module of its own.',
+            )
+        frame = frame.f_back
 
 
 def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", "imports", "context", "model"]) -> None:

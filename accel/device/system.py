@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
-from accel.device.hosting import check_hosting, check_shareable
+from accel.device.hosting import check_hosting, check_not_importing, check_shareable
 from accel.device.quarantine import quarantine_options, set_restarts
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -179,7 +179,7 @@ class System(ActorSystem):
         InvalidArgumentError
             If an option is wrong.
         UnsupportedError
-            If an option asks for what this release does not offer.
+            If an option asks for what this release does not offer; or a module opens a device while accel imports it: its program has no main guard.
         BackendUnavailableError
             If there is no such device, or no process for it can be started.
         OutOfMemoryError
@@ -190,6 +190,7 @@ class System(ActorSystem):
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
+        check_not_importing()
         hosting = check_hosting(host, standby, spares, hang_timeout, busy_timeout, heartbeat_interval, heartbeat_timeout, stall_after)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug

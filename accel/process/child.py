@@ -12,8 +12,9 @@ import struct
 import termios
 from typing import TYPE_CHECKING, Any, Self
 
+from accel import _child
 from accel.actors.checks import check_seconds
-from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError
+from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from accel.process.exit_status import ExitStatus
 from accel.process.forkserver import STATUS
 from accel.process.spawn_timeout import CHECK_INTERVAL, SpawnTimeout
@@ -39,6 +40,11 @@ _TELLING = 1.0
 """Seconds that a forkserver gets to tell how a child has ended: it does so at once, unless a library that it imports holds the GIL."""
 _READING = 0.25
 """Seconds that the owner of the socket gets to read what the child had sent before it died."""
+
+_NO_GRANDCHILDREN = (
+    "A child may open devices with host='inline'. If it is to open none, a module that it imports runs the program: put what "
+    'starts it behind `if __name__ == "__main__":`.'
+)
 
 
 class ChildProcess:
@@ -123,12 +129,16 @@ class ChildProcess:
             ``target`` or ``env`` is malformed. Whether the target is there only the child finds out: see :attr:`exit`.
         ClosedError
             The system is closed, or this is not its loop.
+        UnsupportedError
+            This process is such a child itself: a program that starts itself anew in each child would never end.
 
         Notes
         -----
         Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
         """
         more = _checked(target, env)
+        if _child.IS_WORKER:
+            raise UnsupportedError("a child process of accel starts no children", remedy=_NO_GRANDCHILDREN)
         timeout = SpawnTimeout()
         flags = [*(["--uvloop"] if uvloop else []), *(["--forkserver"] if forkserver else [])]
         try:

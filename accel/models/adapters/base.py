@@ -30,6 +30,9 @@ Array = np.ndarray[Any, Any]
 
 _EXTRAS: Final = {"torch": "torch", "onnxruntime": "onnx"}
 
+_GUARD: Final = 'put what starts a program behind `if __name__ == "__main__":`, or the model into a module of its own'
+_BY_ITSELF: Final = f"See its cause. The module must import by itself: {_GUARD}."
+
 
 class Adapter(Protocol):
     """One model in one context. An object of the user's with :meth:`open` and :meth:`run` is one too: the others have defaults.
@@ -323,13 +326,13 @@ def _imported(module_name: str, target: str) -> Any:
             ) from error
         if missing.partition(".")[0] in _EXTRAS:
             raise _unavailable(error) from error
-        raise LibraryError(
-            f"importing {module_name} raised {error!r}", remedy="See its cause; the module must import by itself."
-        ) from error
+        raise LibraryError(f"importing {module_name} raised {error!r}", remedy=_BY_ITSELF) from error
+    except SystemExit as error:  # of a program that ends when its server does, or cannot start
+        raise LibraryError(f"importing {module_name} ended the program: {error!r}", remedy=_BY_ITSELF) from error
+    except UnsupportedError:  # of a program without a main guard: it says what to write
+        raise
     except Exception as error:
-        raise LibraryError(
-            f"importing {module_name} raised {error!r}", remedy="See its cause; the module must import by itself."
-        ) from error
+        raise LibraryError(f"importing {module_name} raised {error!r}", remedy=_BY_ITSELF) from error
 
 
 def _called(factory: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
