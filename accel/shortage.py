@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from accel.errors import OutOfMemoryError
+from accel.errors import BackendUnavailableError, OutOfMemoryError
 
-__all__ = ["REMEDIES", "no_thread", "raise_shortage", "shortage"]
+__all__ = ["REMEDIES", "is_shortage", "no_thread", "raise_shortage", "shortage"]
 
 _FILES: Final = "Raise the limit of open files (ulimit -n), or close what is not needed; then send it again."
 _THREADS: Final = "Raise the limit of processes and threads (ulimit -u, pids.max of the control group), or end some; then send it again."
@@ -40,6 +40,11 @@ def shortage(error: BaseException, what: str) -> OutOfMemoryError | None:
     found = OutOfMemoryError(f"{what}: {text}", code=errno.errorcode[number], library="os", remedy=remedy)
     found.__cause__ = error.with_traceback(None)  # whose frames would keep what they name, such as operands
     return found
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Return whether an error tells of a shortage: of what this module makes, and of a child process that could not be started for one."""
+    return isinstance(error, (OutOfMemoryError, BackendUnavailableError)) and error.library == "os" and error.retryable
 
 
 def raise_shortage(error: BaseException, what: str) -> None:

@@ -213,6 +213,10 @@ class ActorContext:
         """Return how many restarts the budget allows now."""
         return self._cell.budget.left()
 
+    def charge_restart(self) -> None:
+        """Count one restart that was free, as :attr:`Directive.RENEW` makes it, against the budget after all."""
+        self._cell.budget.charge()
+
     async def spawn(
         self,
         actor: type[Actor[M, R]],

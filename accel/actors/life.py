@@ -235,8 +235,8 @@ class ActorLife(ActorCell):
         directive = self._decide(error)
         if directive is Directive.RESUME:
             return None
-        if directive is Directive.RESTART:
-            delay = self.budget.request()
+        if directive in (Directive.RESTART, Directive.RENEW):
+            delay = self.budget.renew(0) if directive is Directive.RENEW else self.budget.request()
             if delay is not None:
                 await self._tear_down(error)
                 del error  # not to be kept over the delay
@@ -251,15 +251,18 @@ class ActorLife(ActorCell):
 
     async def _come_back(self, delay: float) -> BaseException | None:
         """Start a fresh instance, as often as the budget allows. Return ``None`` once it started or the actor was stopped, else the last error."""
+        in_vain = 0
         while True:
             self.state = ActorState.RESTARTING
             await self._pause(delay)
             error = await self._start()
             if error is None:
                 return None
-            if self._decide(error) in (Directive.STOP, Directive.ESCALATE):
+            directive = self._decide(error)
+            if directive in (Directive.STOP, Directive.ESCALATE):
                 return error
-            again = self.budget.request()
+            in_vain += 1
+            again = self.budget.renew(in_vain) if directive is Directive.RENEW else self.budget.request()
             if again is None:
                 logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
                 return error

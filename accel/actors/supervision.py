@@ -28,6 +28,8 @@ class Directive(enum.Enum):
     """Continue with the next message and the same state."""
     RESTART = "restart"
     """Replace the actor's state by a fresh instance; the mailbox survives."""
+    RENEW = "renew"
+    """As RESTART, without a charge to the budget: the failure is not the actor's own. The first attempt is immediate, and further ones are delayed."""
     STOP = "stop"
     """Stop the actor; waiting senders get :class:`~accel.errors.ActorStoppedError`, caused by the error."""
     ESCALATE = "escalate"
@@ -164,6 +166,15 @@ class RestartBudget:
         """Return how many restarts would be granted now."""
         now = self._clock()
         return self.strategy.max_restarts - sum(now - at < self.strategy.within for at in self._recent)
+
+    def charge(self) -> None:
+        """Count a restart that was free when it was made."""
+        self._recent.append(self._clock())
+
+    def renew(self, failed: int) -> float:
+        """Count a restart that is free, and return the seconds to wait before it: ``failed`` attempts were in vain."""
+        self.restarts += 1
+        return self.strategy.delay(failed, self._rng)
 
     def request(self) -> float | None:
         """Request one more restart.

@@ -28,8 +28,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DIGITS = ("accel.cli.digits_service:digits", "accel.cli.digits_service:samples")
 
 _MODEL_OPTIONS = ("max_items", "max_delay", "max_pending")
-_DEVICE_OPTIONS = {"device_host": "host", "standby": "standby", "spares": "spares"}
-"""Name -> the option of :meth:`accel.System.open_device`."""
+_DEVICE_OPTIONS = {"device_host": "host", "standby": "standby", "spares": "spares", "on_lost": "on_lost"}
+"""Name -> the option of :func:`accel.integrations.fastapi.lifespan`."""
 _OPTIONS = (*_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "timeout", "body_limit", "fault_at")
 """What an application cannot be told."""
 
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device-host", metavar="HOST", help="where the context lives: auto, inline or process (default: auto)")
     parser.add_argument("--standby", metavar="WHAT", help="the spare child that takes over, as for open_device (default: none)")
     parser.add_argument("--spares", type=_count, metavar="N", help="how many spare children there are, with --standby (default: 1)")
+    parser.add_argument("--on-lost", metavar="WHAT", help="when the device is lost: stay, reopen or exit (default: reopen)")
     parser.add_argument("--max-items", type=_count, metavar="N", help="items of a model's batch (default: its largest bucket)")
     parser.add_argument("--max-delay", type=_seconds, metavar="S", help="seconds that an item may wait for others (default: 0.002)")
     parser.add_argument(
@@ -201,6 +202,7 @@ async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place
 
     options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS if getattr(arguments, name) is not None}
     own = {option: getattr(arguments, name) for name, option in _DEVICE_OPTIONS.items() if getattr(arguments, name) is not None}
+    own = {"on_lost": "reopen", **own}  # nothing else would bring it back: no application is there that could
     app = make_app(
         targets, spec, options, timeout=arguments.timeout or 30.0, body_limit=arguments.body_limit or 1 << 20, faults=faults, **own
     )

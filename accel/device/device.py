@@ -18,6 +18,7 @@ from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
 from accel.device.sparse import DeviceSparse
+from accel.engine.attribution import Attribution
 from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -388,6 +389,15 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         """
         self._core.check_home()
         return opened(self._open_quarantine)
+
+    def attribution(self) -> Attribution:
+        """Say that work is examined if the context dies under it: ``with device.attribution() as attribution``, while the work is on the device.
+
+        A :class:`~accel.patterns.DynamicBatcher` with ``quarantine=`` does this for its batches. A death for which the work is found to be the cause does not
+        count in the restart budget.
+        """
+        self._core.check_home()
+        return Attribution(self._core.attributions)
 
     # -- state
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
     from accel.dtype import DType
+    from accel.engine.attribution import Attribution
     from accel.engine.options import DeviceOptions
     from accel.engine.registration import Registration
     from accel.family import OpFamily
@@ -78,6 +79,8 @@ class DeviceCore:
         Capability -> dtypes, of the newest context.
     has_graphs : bool
         Whether the backend makes one command of a graph.
+    attributions : set of Attribution
+        Work in flight to which the death of a context is attributed.
     restarts : int
         How often the context was rebuilt.
     rebuild_seconds : float
@@ -117,6 +120,7 @@ class DeviceCore:
         self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.has_graphs = False
+        self.attributions: set[Attribution] = set()
         self.restarts = 0
         self.rebuild_seconds = 0.5
         self._faulted_at = 0.0

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, Terminated
+from accel.engine.attribution import attribute
 from accel.engine.context_actor import Request
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, UnsupportedError
+from accel.shortage import is_shortage
 
 if TYPE_CHECKING:
     import asyncio
@@ -100,6 +102,7 @@ class Host:
         self._restart = dataclasses.replace(core.options.restart, decide=self._verdict_for)
         self._verdict: tuple[AccelError, Directive] | None = None
         self._restarts_left: Callable[[], int] = lambda: 1
+        self._charge: Callable[[], None] = lambda: None
         self._owner: ActorContext | None = None
         self._monitor: ActorRef[Terminated | _Reopen, None] | None = None
         self._reopening: asyncio.Future[AccelError | None] | None = None
@@ -135,7 +138,7 @@ class Host:
 
     def make(self, context: ActorContext) -> Actor[Any, Any]:
         """Make the actor that keeps the next context; ``context`` is that of the actor that runs it."""
-        self._restarts_left = context.restarts_left
+        self._restarts_left, self._charge = context.restarts_left, context.charge_restart
         make = self._makers[self.kind]
         assert make is not None, "the place was chosen among those that there are"
         return make(self._core, self)
@@ -159,16 +162,20 @@ class Host:
     def faulted(self, error: AccelError) -> bool:
         """Decide whether another context follows a fault that has just surfaced. The supervisor receives the same verdict when it asks.
 
-        If nothing follows, the device is lost at once: no waiter is told to try again.
+        If nothing follows, the device is lost at once: no waiter is told to try again. A death under work that is examined costs nothing until nothing was
+        found there.
         """
         try:
             directive = self._decide(error)
         except Exception:  # the user's `decide` raised: the supervisor asks it again, logs that, and decides by default
             return self._restarts_left() > 0
-        if directive is Directive.RESTART and self._restarts_left() <= 0:
-            directive = Directive.STOP
+        if directive is Directive.RESTART:
+            if attribute(self._core.attributions, self._charge):
+                directive = Directive.RENEW
+            elif self._restarts_left() <= 0:
+                directive = Directive.STOP
         self._verdict = error, directive
-        return directive is Directive.RESTART
+        return directive in (Directive.RESTART, Directive.RENEW)
 
     def _verdict_for(self, error: BaseException) -> Directive:
         """Return the verdict on a failure to the supervisor: for a fault that surfaced before, what was decided then."""
@@ -188,6 +195,8 @@ class Host:
         else:
             last = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
             directive = Directive.RESTART if scope < last else Directive.STOP
+            if is_shortage(error):  # which is over some time, and is no property of the device
+                directive = Directive.RENEW
         if directive is Directive.RESTART and may_move and isinstance(error, AccelError) and scope >= FaultScope.PROCESS:
             self._move(error)
         return directive

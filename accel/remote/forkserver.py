@@ -31,7 +31,9 @@ logger = get_logger()
 
 _PREPARE = "accel.remote.preloading:preload"
 _BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
-"""How often a forkserver that has died by itself is replaced."""
+"""How often a forkserver that has died by itself is replaced without a longer pause."""
+_PAUSE = 30.0
+"""Seconds until the next attempt once that is spent: whatever ended it may be over then."""
 _REMEDY = "Have modules start threads, and use the device, when they are called and not when they are imported."
 
 
@@ -156,16 +158,15 @@ class ForkserverActor(Actor[None, None]):
             forks.prepare(data, core.options.busy_timeout, imported)
 
     def _failed(self, error: AccelError) -> None:
-        """Replace it, after a while, and as long as the budget lasts. Its children live on."""
+        """Replace it, after a while. Its children live on, and further ones are started meanwhile."""
         core = self._core
         self._source.settled()
         if core.refs.is_closing:
             return
         delay = self._budget.request()
         if delay is None:
-            self._give_up(str(error))
-            return
-        logger.warning("forkserver_lost", device=core.name, error=error)
+            delay = _PAUSE
+        logger.warning("forkserver_lost", device=core.name, seconds=round(delay, 3), error=error)
 
         def again() -> None:
             self._retry = None

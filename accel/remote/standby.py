@@ -31,7 +31,9 @@ __all__ = ["StandbyActor"]
 logger = get_logger()
 
 _BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
-"""How often a spare that has died by itself is replaced."""
+"""How often a spare that has died by itself is replaced without a longer pause."""
+_PAUSE = 30.0
+"""Seconds until the next attempt once that is spent: whatever ended them may be over then."""
 
 
 class _Wish(enum.Enum):
@@ -121,9 +123,9 @@ class StandbyActor(Actor[_Wish, None]):
         return None if self._link is None else self._link.pid
 
     def _state_changed(self) -> None:
-        """Look whether there is to be a spare, now that the device's state is another one; a new generation tries again what was given up."""
+        """Look whether there is to be a spare, now that the device's state is another one; a new generation tries again at once what has failed."""
         if self._state == "failed" and self._core.is_ready:
-            self.state = "none"
+            self._rest("none")
         self._wish()
 
     def _refill(self) -> None:
@@ -241,18 +243,17 @@ class StandbyActor(Actor[_Wish, None]):
         self._is_missed = True
         delay = self._budget.request()
         if delay is None:
-            # Tried again with the next generation; until then it is not mentioned again.
             self._rest("failed")
-            logger.error("standby_given_up", device=core.name, standby=self._ahead, error=error)
-            return
-        self._rest("none")
-        logger.warning("standby_lost", device=core.name, standby=self._ahead, error=error)
+            logger.error("standby_failed", device=core.name, standby=self._ahead, seconds=_PAUSE, error=error)
+        else:
+            self._rest("none")
+            logger.warning("standby_lost", device=core.name, standby=self._ahead, error=error)
 
         def again() -> None:
             self._retry = None
             self._wish()
 
-        self._retry = core.loop.call_later(max(delay, _BUDGET.backoff[0]), again)
+        self._retry = core.loop.call_later(_PAUSE if delay is None else max(delay, _BUDGET.backoff[0]), again)
 
     # -- the end
 

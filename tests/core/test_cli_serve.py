@@ -371,3 +371,22 @@ def test_a_model_without_weights_shows_no_loading() -> None:
     with LoadingProgress("embed", shown) as progress:
         progress.update(0, 0)
     assert shown.getvalue() == ""
+
+
+async def test_a_device_that_was_lost_comes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[accel.Device] = []
+    open_device = accel.System.open_device
+
+    async def watched(*args: Any, **options: Any) -> accel.Device:
+        opened.append(await open_device(*args, **options, restart=accel.RestartStrategy(max_restarts=0)))
+        return opened[0]
+
+    monkeypatch.setattr(accel.System, "open_device", watched)
+    image = load_digits().held_out_images[0].tolist()
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", "--device-host", "process", said=[]) as session:
+        (device,) = opened
+        os.kill(device.info().pid or 0, signal.SIGKILL)
+        await until(lambda: device.state is not accel.DeviceState.READY)
+        await until(lambda: device.generation == 2)
+        async with session.post("/digits", json={"pixels": image}) as response:
+            assert response.status == 200, await response.text()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -338,6 +339,25 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
         assert second in {parent(pid) for pid in workers()}
     assert not workers()
     assert not forkservers()
+
+
+async def test_a_forkserver_that_keeps_dying_is_tried_again_after_a_pause(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    monkeypatch.setattr("accel.remote.forkserver._BUDGET", accel.RestartStrategy(max_restarts=0))
+    monkeypatch.setattr("accel.remote.forkserver._PAUSE", 0.01)
+
+    def is_ready(times: int) -> bool:
+        return len(events(caplog, "forkserver_ready")) == times
+
+    async with opened() as device:
+        for ready in range(2, 5):
+            (first,) = forkservers()
+            os.kill(first, signal.SIGKILL)
+            await until_so(partial(is_ready, ready), "another forkserver")
+        assert len(events(caplog, "forkserver_lost")) == 3
+        await kill_and_recover(device)
 
 
 async def test_a_quarantine_has_the_forkserver_of_its_device() -> None:

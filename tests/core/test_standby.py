@@ -179,7 +179,7 @@ async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
         assert device.generation == 1
 
 
-async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_generation(
+async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_and_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
@@ -194,7 +194,7 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
                     os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(0.002)
         assert len(seen) == 3
-        assert len(events(caplog, "standby_given_up")) == 1
+        assert len(events(caplog, "standby_failed")) == 1
         assert device.state is accel.DeviceState.READY
         passed = 61.0  # the window of the budget
         await turns()
@@ -203,6 +203,12 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
         await spare_ready(device)
+        monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=0))
+        monkeypatch.setattr(standby, "_PAUSE", 0.01)
+        spare = device.info().spare
+        assert spare is not None
+        os.kill(spare.pid, signal.SIGKILL)
+        await until_so(lambda: device.info().standby == "ready" and device.info().spare != spare)
 
 
 async def test_waiting_for_a_spare_ends_where_none_comes() -> None:

@@ -254,6 +254,38 @@ async def test_a_start_that_fails_during_a_restart_counts_and_is_tried_again_aft
         assert (ref.statistics().restarts, ref.statistics().failures) == (3, 3)
 
 
+async def test_a_renewal_is_immediate_and_free_and_delayed_only_after_attempts_in_vain() -> None:
+    time = Time()
+    broken: list[BaseException] = []
+    strategy = RestartStrategy(max_restarts=0, backoff=(1.0, 4.0), decide=lambda _: Directive.RENEW)
+    async with system_on(time) as system:
+        ref = await system.spawn(Counter, broken, restart=strategy)
+        for _ in range(5):
+            await fail(ref)
+            assert await ref.ask(4) == 4
+        assert time.delays == []
+        broken.extend(ValueError("not yet") for _ in range(6))
+        await fail(ref)
+        assert await ref.ask(4) == 4
+        assert len(time.delays) == 6
+        assert time.delays == sorted(time.delays)
+        assert (time.delays[0] <= 2.0, time.delays[-1]) == (True, 4.0)
+        assert ref.statistics().restarts == 12
+
+
+async def test_a_charge_counts_like_a_restart_and_leaves_with_its_window() -> None:
+    time = Time()
+    budget = RestartBudget(RestartStrategy(max_restarts=2, within=60.0), time, random.Random(1))
+    assert budget.renew(0) == 0.0
+    assert budget.left() == 2
+    budget.charge()
+    assert (budget.left(), budget.restarts) == (1, 1)
+    assert budget.request() is not None
+    assert budget.request() is None
+    time.now += 60.0
+    assert budget.left() == 2
+
+
 async def test_a_start_that_never_works_again_opens_the_circuit() -> None:
     time = Time()
     broken: list[BaseException] = []

@@ -1,0 +1,87 @@
+"""What a context's death is charged to: the restart budget, or work that is examined afterwards and found to be the cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["Attribution", "attribute"]
+
+
+class _Death:
+    """The end of one context, until all that was in flight has been examined."""
+
+    __slots__ = ("charge", "is_found", "is_shared", "pending")
+
+    def __init__(self, pending: int, charge: Callable[[], None]) -> None:
+        self.pending = pending
+        self.is_shared = pending > 1
+        self.is_found = False
+        self.charge = charge
+
+
+class Attribution:
+    """Work that will be examined if a context dies under it: ``with device.attribution() as attribution``, around its time on the device.
+
+    A context that dies meanwhile is rebuilt at once and free of charge. The death counts in the restart budget only when all that was in flight at it is
+    examined, and none of it was found to be the cause.
+    """
+
+    __slots__ = ("_deaths", "_held", "_in_flight")
+
+    def __init__(self, in_flight: set[Attribution]) -> None:
+        self._in_flight = in_flight
+        self._deaths: list[_Death] = []
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        self.hold()
+        self._in_flight.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._in_flight.discard(self)
+        self.release()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else that is examined was in flight at the last death."""
+        return bool(self._deaths) and not self._deaths[-1].is_shared
+
+    def hold(self) -> None:
+        """Have the deaths wait for one more :meth:`release`: a part of the work is examined after the block."""
+        self._held += 1
+
+    def release(self, *, found: bool = False) -> None:
+        """Say that a part was examined, and whether it was ``found`` to be the cause."""
+        self._held -= 1
+        for death in self._deaths:
+            death.is_found |= found
+            if not self._held:
+                death.pending -= 1
+                if not (death.pending or death.is_found):
+                    death.charge()
+
+    def died(self, death: _Death) -> None:
+        """Take the death of a context that the work was on."""
+        self._deaths.append(death)
+
+
+def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:
+    """Attribute a context's death to what was in flight, if that is to be examined; return whether it is.
+
+    Parameters
+    ----------
+    in_flight
+        Those whose block runs.
+    charge
+        Called later, if nothing was found to be the cause.
+    """
+    if in_flight:
+        death = _Death(len(in_flight), charge)
+        for each in in_flight:
+            each.died(death)
+    return bool(in_flight)
