@@ -8,14 +8,18 @@ from __future__ import annotations
 import enum
 import inspect
 import sys
-from typing import Any, Literal, NoReturn, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from accel.errors import InvalidArgumentError
 
-__all__ = ["DType", "DTypeLike", "check_awaited", "native"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DType", "DTypeLike", "check_awaited", "flattened", "is_masked", "native", "placed"]
 
 DTypeLike: TypeAlias = Any
 """Whatever :meth:`DType.of` takes: a :class:`DType`, a name, a numpy dtype, a scalar type."""
@@ -158,8 +162,7 @@ def _parse(like: DTypeLike) -> DType:
 
 def _check_converted(array: object, result: np.ndarray[Any, Any]) -> None:
     """Refuse what numpy makes an array of that is not what was given."""
-    masked = sys.modules.get("numpy.ma")  # numpy imports it at first use, which takes a moment
-    if masked is not None and isinstance(array, masked.MaskedArray):
+    if is_masked(array):
         raise InvalidArgumentError(
             "array is masked, and a device's buffers have no masks", remedy="Give array.filled(value), or array.data."
         )
@@ -171,12 +174,61 @@ def _check_converted(array: object, result: np.ndarray[Any, Any]) -> None:
         )
 
 
+def is_masked(array: object) -> bool:
+    """Whether it is an array of numpy's with a mask."""
+    masked = sys.modules.get("numpy.ma")  # numpy imports it at first use, which takes a moment
+    return masked is not None and isinstance(array, masked.MaskedArray)
+
+
 def check_awaited(name: str, value: object) -> None:
     """Raise :class:`InvalidArgumentError` if ``value`` is a coroutine: its ``await`` was forgotten."""
     if inspect.iscoroutine(value):
         call = value.__qualname__.rpartition(".")[2]
         value.close()  # it will not be awaited, and is not to be warned of
         raise InvalidArgumentError(f"{name} is the coroutine of {call}(...), not its result", remedy="Await it first.")
+
+
+_MOST_DIMENSIONS = 32
+
+
+def flattened(name: str, value: Any) -> tuple[list[Any], tuple[int, ...], set[type]]:
+    """Return what is in nested lists, in one, with their shape, and the types that are in it. No array is made.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the lists of one depth are not of one length, or too deep.
+    """
+    level: list[Any] = [value]
+    shape: tuple[int, ...] = ()
+    while True:
+        kinds = set(map(type, level))
+        are_lists = [issubclass(kind, (list, tuple)) for kind in kinds]
+        if not any(are_lists):
+            return level, shape, kinds
+        if not all(are_lists):  # arrays may be among them
+            level = [each.tolist() if hasattr(each, "tolist") else each for each in level]
+            are_lists = [isinstance(each, (list, tuple)) for each in level]
+        if not all(are_lists) or len(set(map(len, level))) != 1:
+            _refuse_ragged(name, level, shape)
+        if len(shape) == _MOST_DIMENSIONS:
+            raise InvalidArgumentError(f"{name} is nested more than {_MOST_DIMENSIONS} deep", remedy="Give lists of numbers.")
+        shape = (*shape, len(level[0]))
+        level = list(chain.from_iterable(level))
+
+
+def _refuse_ragged(name: str, level: Sequence[Any], shape: tuple[int, ...]) -> NoReturn:
+    said = [f"a list of {len(each)}" if isinstance(each, (list, tuple)) else f"a {type(each).__name__}" for each in level]
+    other = next(place for place, each in enumerate(said) if each != said[0])
+    raise InvalidArgumentError(
+        f"{placed(name, other, shape)} is {said[other]}, and {placed(name, 0, shape)} is {said[0]}",
+        remedy="Give numbers, or lists of one length.",
+    )
+
+
+def placed(name: str, place: int, shape: tuple[int, ...]) -> str:
+    """Return the text for one element of ``name``, an array of ``shape``; ``place`` counts in C order."""
+    return f"{name}[{', '.join(map(str, np.unravel_index(place, shape)))}]" if shape else name
 
 
 def native(array: Any) -> np.ndarray[Any, Any]:
@@ -192,6 +244,9 @@ def native(array: Any) -> np.ndarray[Any, Any]:
     InvalidArgumentError
         If it cannot be read as an array, is masked, or its elements have no :class:`DType`.
     """
+    if isinstance(array, (list, tuple)) and any(issubclass(kind, (str, bytes)) for kind in flattened("array", array)[2]):
+        # Of one long string and many short ones numpy would make an array of as many long ones.
+        raise InvalidArgumentError("array has text in it, not only numbers", remedy="Give numbers, or nested lists of them.")
     try:
         result = np.asarray(array)
     except (TypeError, ValueError) as error:

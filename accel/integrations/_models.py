@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from accel.errors import InvalidArgumentError, MailboxFullError, UnsupportedError
 from accel.integrations.encoding import dumps
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from accel.integrations.metrics import Metrics
     from accel.models import OutputSpecs
     from accel.patterns import ModelService
@@ -117,14 +117,7 @@ def _arrays(service: ModelService, item: Any) -> dict[str, np.ndarray[Any, Any]]
     model = service.model
     if not isinstance(item, Mapping):
         raise InvalidArgumentError(f"an item is a {type(item).__name__}", remedy=f"Give an object with {', '.join(model.inputs)}.")
-    with np.errstate(over="ignore"):  # numbers beyond a float32 become infinite, and are refused below
-        arrays = model.item(dict(item))
-    for name, array in arrays.items():
-        if model.inputs[name].dtype.kind == "float" and not np.isfinite(array).all():
-            raise InvalidArgumentError(
-                f"input {name!r} has a number beyond {model.inputs[name].dtype.value}", argument=name, remedy="Give finite numbers."
-            )
-    return arrays
+    return model.item(dict(item), finite=True)
 
 
 def _named(outputs: OutputSpecs, answer: Any) -> Mapping[str, Any]:

@@ -222,8 +222,15 @@ class Model:
             arrays = await version.forward(buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
         return version.outputs.rows(arrays, sizes)
 
-    def item(self, given: Any) -> dict[str, Array]:
-        """Return one request as :meth:`rows` takes it: a mapping of inputs, or the only input, without the batch dimension.
+    def item(self, given: Any, *, finite: bool = False) -> dict[str, Array]:
+        """Return one request as :meth:`rows` takes it. Its arrays share no memory with what was given, which may be changed.
+
+        Parameters
+        ----------
+        given
+            A mapping of inputs, or the only input, without the batch dimension.
+        finite
+            Refuse NaN and infinities.
 
         Raises
         ------
@@ -233,7 +240,7 @@ class Model:
         buckets = self._buckets
         named = given if isinstance(given, dict) else {next(iter(buckets.inputs)): given}
         buckets.check_names(named)
-        arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True) for name in buckets.inputs}
+        arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True, finite=finite) for name in buckets.inputs}
         buckets.item_sizes(arrays)
         return arrays
 

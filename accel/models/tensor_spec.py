@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from accel.dtype import DType, check_awaited
+from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef
+from accel.values import converted, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,12 +42,12 @@ class TensorSpec:
     dtype
         Of the elements: a :class:`~accel.DType` or its name.
     pad
-        What fills an input up to the size of its bucket.
+        What fills an input up to the size of its bucket: a number that the dtype can hold.
 
     Raises
     ------
     InvalidArgumentError
-        If a dimension is neither a positive length nor a name, or ``"batch"`` does not come first.
+        If a dimension is neither a positive length nor a name, ``"batch"`` does not come first, or ``pad`` is no number of the dtype.
     """
 
     shape: tuple[int | str, ...]
@@ -61,10 +62,12 @@ class TensorSpec:
                 raise InvalidArgumentError(
                     f"dimension {place} of a TensorSpec is {dim!r}", remedy=f"Give positive lengths and names; {BATCH!r} comes first."
                 )
+        of, filling = DType.of(dtype), number("pad", pad)
+        converted("pad", filling, of)
         # A frozen class that converts what it is given.
         object.__setattr__(self, "shape", dims)
-        object.__setattr__(self, "dtype", DType.of(dtype))
-        object.__setattr__(self, "pad", pad)
+        object.__setattr__(self, "dtype", of)
+        object.__setattr__(self, "pad", filling)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,7 +151,7 @@ class Buckets:
                 )
         return found
 
-    def array(self, name: str, value: Any, *, is_item: bool = False) -> Any:
+    def array(self, name: str, value: Any, *, is_item: bool = False, finite: bool = False) -> Any:
         """Return an input as an array of its dtype; a ref, whose dtype must be that, as it is.
 
         Parameters
@@ -158,18 +161,23 @@ class Buckets:
         value
             An array, a ref, or what numpy makes an array of.
         is_item
-            Whether it is without the batch dimension, and no ref.
+            Whether it is without the batch dimension, and no ref. What is returned then shares no memory with ``value``.
+        finite
+            Whether NaN and infinities are refused.
 
         Raises
         ------
         InvalidArgumentError
-            If it is no such array.
+            If it is no such array, or has a number that the dtype cannot hold.
         """
         spec = self.inputs[name]
         if not isinstance(value, AccelRef):
-            return _array(name, value, spec, is_item)
+            return converted(f"input {name!r}", value, spec.dtype, copy=is_item, finite=finite, argument=name)
         if is_item or value.dtype is not spec.dtype:
-            raise InvalidArgumentError(f"input {name!r} is {value!r}", argument=name, remedy=f"Give {_wanted(spec, is_item)}.")
+            shape = spec.shape[1:] if is_item else spec.shape
+            raise InvalidArgumentError(
+                f"input {name!r} is {value!r}", argument=name, remedy=f"Give {spec.dtype.value} of shape ({', '.join(map(str, shape))})."
+            )
         return value
 
     def check_names(self, given: Inputs) -> None:
@@ -236,34 +244,6 @@ def cut(array: Any, shape: Sequence[int | str], sizes: Sizes) -> Any:
     index = tuple([slice(sizes[dim]) if isinstance(dim, str) and dim in sizes else slice(None) for dim in shape])
     lengths = [each.stop for each in index]
     return array if all(stop is None or stop == length for stop, length in zip(lengths, array.shape, strict=True)) else array[index]
-
-
-def _array(name: str, value: Any, spec: TensorSpec, is_item: bool) -> Array:
-    wanted = spec.dtype.numpy
-    if type(value) is np.ndarray and value.dtype == wanted:
-        return value
-    check_awaited(name, value)
-    try:
-        array = np.asarray(value)
-        # Python's numbers have no dtype of their own: they take that of the input, if it has room.
-        can = np.can_cast(array.dtype, wanted, "same_kind") or (array.size == 0 and not isinstance(value, np.ndarray))
-        cast = array.astype(wanted, copy=False) if can else None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"input {name!r} is no array: {error}", argument=name, remedy=f"Give {_wanted(spec, is_item)}."
-        ) from error
-    if cast is None or (array.dtype.kind in "iu" and wanted.kind in "iu" and not np.array_equal(cast, array)):
-        raise InvalidArgumentError(
-            f"input {name!r} is of dtype {array.dtype}, or has values beyond {spec.dtype.value}",
-            argument=name,
-            remedy=f"Give {_wanted(spec, is_item)}.",
-        )
-    return cast
-
-
-def _wanted(spec: TensorSpec, is_item: bool) -> str:
-    shape = spec.shape[1:] if is_item else spec.shape
-    return f"{spec.dtype.value} of shape ({', '.join(map(str, shape))})"
 
 
 def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:

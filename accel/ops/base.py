@@ -18,6 +18,7 @@ from accel.dtype import DType, check_awaited
 from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
+from accel.values import converted, number
 
 __all__ = [
     "FamilyOp",
@@ -398,30 +399,6 @@ def in_place_or_apart(out: AccelRef | None, **refs: AccelRef) -> None:
 _APART = "Give a part that does not overlap, another buffer as out=, or leave it out."
 
 
-def number(name: str, value: object) -> Any:
-    """Return ``value`` as an int, a float or a complex, whichever it is; numpy's and ml_dtypes' scalars and 0-d arrays are numbers too.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is no number, or a real one beyond the range of a float64.
-    """
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    kind = type(value)
-    try:
-        # In this order: a complex of numpy's has a __float__, which drops the imaginary part.
-        if isinstance(value, (complex, np.complexfloating)):
-            return complex(value)
-        if isinstance(value, np.bool_) or (hasattr(kind, "__index__") and not isinstance(value, np.ndarray)):
-            return int(cast("int", value))
-        if hasattr(kind, "__float__") and not isinstance(value, (np.ndarray, AccelRef)):
-            return float(cast("float", value))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"{name} is {value!r}: {error}", remedy="Give a finite number.") from error
-    raise InvalidArgumentError(f"{name} is {value!r}, which is not a number", remedy="Give an int, a float or a complex.")
-
-
 def factor(name: str, value: object, dtype: DType) -> complex:
     """Return what elements of ``dtype`` are multiplied by, as a float or, for complex elements, a complex.
 
@@ -463,21 +440,7 @@ def element(name: str, value: object, dtype: DType) -> np.ndarray[Any, np.dtype[
     InvalidArgumentError
         If it is no number, ``dtype`` is no float and cannot hold it, or it is complex and the type is not.
     """
-    with np.errstate(all="ignore"):
-        if dtype.is_integer or dtype is DType.BOOL:
-            return np.asarray(_whole(name, number(name, value), dtype), dtype.numpy)
-        return np.asarray(factor(name, value, dtype)).astype(dtype.numpy)
-
-
-def _whole(name: str, value: Any, dtype: DType) -> int:
-    least, most = (0, 1) if dtype is DType.BOOL else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
-    # NaN is not between any limits, and inf is no whole number that int() could make.
-    if isinstance(value, complex) or not least <= value <= most or int(value) != value:
-        raise InvalidArgumentError(
-            f"{name} is {value!r}, which {dtype.value} cannot hold",
-            remedy=f"Give a whole number from {least} to {most}, or another dtype.",
-        )
-    return int(value)
+    return converted(name, number(name, value), dtype, to_infinity=True)
 
 
 def as_shape(shape: int | Iterable[int]) -> Shape:

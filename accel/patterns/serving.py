@@ -59,7 +59,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         Parameters
         ----------
         item
-            The model's only input, or a mapping of its inputs, without the batch dimension.
+            The model's only input, or a mapping of its inputs, without the batch dimension. Arrays are copied: they may be changed while it is answered.
         timeout, idempotent
             As in :meth:`DynamicBatcher.submit`.
 

@@ -102,7 +102,7 @@ def test_shapes_that_do_not_go_together_are_refused(given: dict[str, Any], argum
 
 
 @pytest.mark.parametrize(
-    "value", [[1.5], ["a"], [[1], [2, 3]], np.ones(2), None, [1 << 70], np.array([1, 1 << 40], np.uint64).astype(object), {}, [1 + 2j]]
+    "value", [[1.5], ["a"], [[1], [2, 3]], np.full(2, 1.5), None, [1 << 70], np.array([1, 1 << 40], np.uint64).astype(object), {}, [1 + 2j]]
 )
 def test_values_that_are_no_such_array_are_refused(value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
