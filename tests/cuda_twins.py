@@ -137,7 +137,9 @@ class ColumnMajor(FakeLibrary):
 
     def extreme(self, find: Any, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
         values = array(x, (n,), dtype)
-        array(result, (), np.dtype(np.int64))[...] = find(np.abs(values.real) + np.abs(values.imag)) + 1
+        sizes = np.abs(values.real) + np.abs(values.imag)
+        numbers = np.flatnonzero(~np.isnan(sizes))  # cuBLAS skips NaN
+        array(result, (), np.dtype(np.int64))[...] = numbers[find(sizes[numbers])] + 1 if numbers.size else 1
 
     def do_iamax(self, *arguments: Any) -> None:
         self.extreme(np.argmax, *arguments)
@@ -243,13 +245,16 @@ class ColumnMajor(FakeLibrary):
         column_major(c, m, n, ldc, dtype)[...] = total
 
 
+_FUNCTIONS = ("index_from_zero", "index_of_nan_f32", "index_of_nan_f64", "addresses_given", "addresses_apart")
+
+
 class Stream:
     """A stream whose device memory is the host's."""
 
     context = SimpleNamespace(section=contextlib.nullcontext())
     handle = 5
     is_capturing = False
-    functions = {name: name for name in ("index_from_zero", "addresses_given", "addresses_apart")}  # noqa: RUF012  # nothing writes to it
+    functions = {name: name for name in _FUNCTIONS}  # noqa: RUF012  # nothing writes to it
 
     def at_close(self, close: Any) -> None: ...
 
@@ -267,8 +272,14 @@ class Stream:
             assert blocks * threads >= count
             array(out, (count,), np.dtype(np.uint64))[...] = first + step * np.arange(count)
             return
-        assert (function, blocks, threads, arguments) == ("index_from_zero", 1, 1, ())
-        array(out, (), np.dtype(np.int64))[...] -= 1
+        index = array(out, (), np.dtype(np.int64))
+        if function.startswith("index_of_nan"):
+            x, count, parts = arguments
+            places = np.flatnonzero(np.isnan(array(x, (count * parts,), np.dtype(f"f{int(function[-2:]) // 8}"))))
+            index[...] = min([int(index), *(places // parts - count)])
+            return
+        assert (function, blocks, threads) == ("index_from_zero", 1, 1)
+        index += arguments[0] if index < 0 else -1
 
     def launch_with(self, function: str, grid: Any, block: Any, shared: int, parameters: Any) -> None:
         assert function == "addresses_given"

@@ -111,7 +111,7 @@ class Extreme(FamilyOp):
 
 
 class Iamax(Extreme):
-    """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
+    """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; of any shape, in C order. NaN is the largest."""
 
     __slots__ = ()
 
@@ -119,7 +119,7 @@ class Iamax(Extreme):
 
 
 class Iamin(Extreme):
-    """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
+    """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; of any shape, in C order. NaN is the smallest."""
 
     __slots__ = ()
 

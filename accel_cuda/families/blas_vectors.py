@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNELS"]
 
+_BLOCK, _MOST_BLOCKS = 256, 4096
 _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: "scasum_64", DType.COMPLEX128: "dzasum_64"}
 
@@ -64,11 +65,14 @@ def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
 
 def _extreme(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Find an index, which cuBLAS counts from 1; a kernel of one thread makes it one from 0."""
+    """Find an index, which cuBLAS counts from 1, and without NaN; kernels of the backend's own put both right."""
     stream, x = lane.stream, op.x
     stream.ready()
     lane.compute.prepare_blas().call_on_device(f"i{_LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
-    stream.launch(stream.functions["index_from_zero"], 1, 1, outputs[0])
+    parts = 2 if x.dtype.is_complex else 1
+    blocks = min(-(-x.size * parts // _BLOCK), _MOST_BLOCKS)
+    stream.launch(stream.functions[f"index_of_nan_f{8 * x.dtype.itemsize // parts}"], blocks, _BLOCK, outputs[0], inputs[0], x.size, parts)
+    stream.launch(stream.functions["index_from_zero"], 1, 1, outputs[0], x.size)
 
 
 def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -2,6 +2,9 @@
 
 A C-order matrix is the transpose of cuSOLVER's column-major one. Hermitian matrices become their conjugates by that: their triangle is the other one, and the
 factor comes out transposed, so nothing moves. Other matrices are transposed first: pivots of the transpose would be others.
+
+cuSOLVER's ``getrf`` skips NaN in its search for pivots and returns finite, wrong factors; its ``geqrf`` may not end for infinities. A matrix with such an
+element is replaced by zeros before the call, and its results by NaN behind it.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Lu:
     Attributes
     ----------
     factors, piv : int
-        Where they lie.
+        Where they lie. The factors of a matrix with an element that is not finite are NaN, its pivots leave the rows as they are.
     unused : int
         An int32 of calls whose info says nothing of the matrix.
     """
@@ -85,7 +88,7 @@ class Lu:
         self._work, self._dtype, self._m, self._n = work, dtype, m, n
         self.factors = work.room(m * n * dtype.itemsize)
         self.piv = work.room(8 * min(m, n))
-        self.unused = work.room(_INFO)
+        self.unused, self._flag = work.room(_INFO), work.room(_INFO)
         self._last: tuple[int, int] | None = None
 
     def factor(self, a: int, info: int = 0) -> None:
@@ -95,8 +98,13 @@ class Lu:
         if self._last is not None and self._last[0] == a:
             work.copy(told, self._last[1], _INFO)
             return
+        work.clear(self._flag, _INFO)
+        work.finite(self._flag, a, m, n, self._dtype)
         work.turn(self.factors, a, m, n, self._dtype)
+        work.blank(self._flag, self.factors, m * n, self._dtype, 0)
         work.call(Call("getrf", self._dtype, m, n), (self.factors, self.piv), told)
+        work.blank(self._flag, self.factors, m * n, self._dtype)
+        work.blank(self._flag, told, 1, DType.INT32, 0)  # NaN is no singular matrix
         self._last = a, told
 
     def take(self, lu: int, piv: int) -> None:
@@ -192,13 +200,20 @@ def _qr(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     if not k:
         work.eye(q, count, m, columns, dtype)
         return
-    room, tau, info = work.room(m * max(n, columns) * itemsize), work.room(k * itemsize), work.room(_INFO)
+    room, tau = work.room(m * max(n, columns) * itemsize), work.room(k * itemsize)
+    info, flag = work.room(_INFO), work.room(_INFO)
     for i in range(count):
-        work.turn(room, inputs[0] + i * m * n * itemsize, m, n, dtype)
+        a, at_q, at_r = inputs[0] + i * m * n * itemsize, q + i * m * columns * itemsize, r + i * columns * n * itemsize
+        work.clear(flag, _INFO)
+        work.finite(flag, a, m, n, dtype)
+        work.turn(room, a, m, n, dtype)
+        work.blank(flag, room, m * n, dtype, 0)
         work.call(Call("geqrf", dtype, m, n), (room, tau), info)
-        work.turn(r + i * columns * n * itemsize, room, n, columns, dtype, width=m)
+        work.turn(at_r, room, n, columns, dtype, width=m)
         work.call(Call("orgqr", dtype, m, columns, k), (room, tau), info)
-        work.turn(q + i * m * columns * itemsize, room, columns, m, dtype)
+        work.turn(at_q, room, columns, m, dtype)
+        work.blank(flag, at_r, columns * n, dtype)
+        work.blank(flag, at_q, m * columns, dtype)
     work.triangle(r, count, columns, n, dtype, upper=True)
 
 

@@ -108,6 +108,7 @@ class Solver(FakeLibrary):
     def do_getrf(self, m: int, n: int, kind: int, a: int, lda: int, piv: int, compute: int) -> int:
         assert kind == compute
         matrix = column_major(a, m, n, lda, NUMBERED[kind])
+        assert np.isfinite(matrix).all()
         matrix[...], pivots, info = self.function("getrf", matrix.dtype)(matrix)
         array(piv, (min(m, n),), I64)[...] = pivots + 1
         return int(info)
@@ -125,6 +126,7 @@ class Solver(FakeLibrary):
     def do_geqrf(self, m: int, n: int, kind: int, a: int, lda: int, kind_tau: int, tau: int, compute: int) -> int:
         assert kind == kind_tau == compute
         matrix = column_major(a, m, n, lda, NUMBERED[kind])
+        assert np.isfinite(matrix).all()
         matrix[...], array(tau, (min(m, n),), matrix.dtype)[...], _, info = self.function("geqrf", matrix.dtype)(matrix)
         return int(info)
 
@@ -388,6 +390,33 @@ async def test_no_iteration_sees_what_is_not_finite(
                 assert np.isnan(bad).all() or (each.dtype is DType.INT64 and bad == 0)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+async def test_no_factorization_sees_what_is_not_finite(library: SolverLibrary, rng: np.random.Generator, value: float, dtype: str) -> None:
+    a, b = rng.standard_normal((2, 5, 5)).astype(dtype), rng.standard_normal((5, 2)).astype(dtype)
+    a[1, 2, 1] = value
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        solver, x, sides = device.solver, await device.put(a), await device.put(b)
+        made = {
+            "solve": await solver.solve(x, sides),
+            "inv": await solver.inv(x),
+            "det": await solver.det(x),
+            "slogdet": await solver.slogdet(x),
+            "lu_factor": await solver.lu_factor(x),
+            "matrix_power": await solver.matrix_power(x, -1),
+            "qr": await solver.qr(x),
+        }
+        for name, found in made.items():
+            for each in found if isinstance(found, tuple) else (found,):
+                good, bad = await device.get(each)
+                assert np.isfinite(good).all(), name
+                # Pivots stay places of rows, and the lower triangle of r is 0.
+                bad = bad[np.triu_indices(5)] if name == "qr" else bad
+                assert (bad == range(5)).all() if bad.dtype == np.int32 else np.isnan(bad).all(), name
+        np.testing.assert_allclose(a[0] @ (await device.get(made["solve"]))[0], b, rtol=1e-4, atol=1e-4)
+
+
 async def test_one_matrix_is_factored_once_for_many_right_hand_sides(
     library: SolverLibrary, solver: Solver, rng: np.random.Generator
 ) -> None:
@@ -479,5 +508,5 @@ async def test_a_stack_works_in_the_memory_of_one_matrix_which_is_the_op_s_alone
             np.testing.assert_allclose(q @ r, a, atol=1e-12)
             np.testing.assert_allclose(q @ q.swapaxes(1, 2), np.broadcast_to(np.eye(70), (*stack, 70, 70)), atol=1e-12)
             sizes.append(library.scratch_nbytes(ops.Qr(ref(*stack, 70, 3), mode="complete")))
-    # Behind the matrix are the factors of its reflectors, an info, and what a call works in.
-    assert sizes == [70 * 70 * 8 + 224 + 256 + 256 + ON_DEVICE] * 2
+    # Behind the matrix are the factors of its reflectors, an info, a flag, and what a call works in.
+    assert sizes == [70 * 70 * 8 + 224 + 256 + 256 + 256 + ON_DEVICE] * 2

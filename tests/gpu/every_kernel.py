@@ -371,7 +371,7 @@ def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays
 def _addresses(compute: Any, memory: Memory, supported: Any) -> None:
     with memory.take(8 * 300, 8) as (apart, index):
         blas_matrices.write_addresses(compute.stream, apart, 4096, 24, 300)
-        compute.stream.launch(compute.stream.functions["index_from_zero"], 1, 1, index)
+        compute.stream.launch(compute.stream.functions["index_from_zero"], 1, 1, index, 300)
 
 
 def _dnn(compute: Any, memory: Memory, supported: Any) -> None:

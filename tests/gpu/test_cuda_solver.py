@@ -102,6 +102,57 @@ async def test_iterations_end_for_what_is_not_finite(device: accel.Device, rng: 
     assert np.isnan(bad).all()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [2, 3, 65, 200])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_factorizations_make_no_finite_number_of_what_is_not_finite(
+    device: accel.Device, rng: np.random.Generator, dtype: str, n: int, value: float
+) -> None:
+    a, b = general(rng, 2, n, n, dtype=dtype).astype(dtype), general(rng, n, 3, dtype=dtype).astype(dtype)
+    row, column = rng.integers(n, size=2)
+    a[1, row, column] = value
+    solver, x, sides = device.solver, await device.put(a), await device.put(b)
+    calls: dict[str, Any] = {
+        "solve": solver.solve(x, sides, timeout=60),
+        "inv": solver.inv(x, timeout=60),
+        "det": solver.det(x, timeout=60),
+        "slogdet": solver.slogdet(x, timeout=60),
+        "lu_factor": solver.lu_factor(x, timeout=60),
+        "matrix_power": solver.matrix_power(x, -2, timeout=60),
+        "qr": solver.qr(x, timeout=60),
+    }
+    for name, call in calls.items():
+        found = await call
+        for each in found if isinstance(found, tuple) else (found,):
+            good, bad = await device.get(each)
+            assert name == "det" or np.isfinite(good).all(), (name, row, column)  # the determinant of a large matrix may be infinite
+            if bad.dtype == np.int32:
+                assert ((bad >= 0) & (bad < n)).all()
+            else:
+                assert np.isnan(bad[np.triu_indices(n)] if name == "qr" else bad).all(), (name, row, column)
+        if name == "solve":
+            tolerance = 1e-2 if dtype in ("float32", "complex64") else 1e-8
+            np.testing.assert_allclose(a[0] @ (await device.get(found))[0], b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("n", [3, 65])
+async def test_solutions_of_right_hand_sides_that_are_not_finite(
+    device: accel.Device, rng: np.random.Generator, n: int, dtype: str
+) -> None:
+    """A column of the solution is NaN where its right-hand side has a NaN, as LAPACK's is; the other columns are right."""
+    a, b = (definite(rng, n) + 0 * general(rng, n, n)).astype(dtype), general(rng, n, 3, dtype=dtype).astype(dtype)
+    expected = np.linalg.solve(a, b)
+    b[0, 1] = np.nan
+    solver, x, sides = device.solver, await device.put(a), await device.put(b)
+    lu, piv = await solver.lu_factor(x)
+    factors = await solver.cholesky(x)
+    for call in (solver.solve(x, sides), solver.lu_solve(lu, piv, sides), solver.cho_solve(factors, sides)):
+        found = await device.get(await call)
+        assert np.isnan(found[:, 1]).all()
+        np.testing.assert_allclose(found[:, ::2], expected[:, ::2], rtol=1e-2 if dtype == "float32" else 1e-9, atol=1e-4)
+
+
 async def test_replays_solve_what_is_there_then(device: accel.Device, rng: np.random.Generator) -> None:
     """Whether all of these can be captured is cuSOLVER's choice: a call that waits for the device, or computes on the host, cannot."""
     n = 300

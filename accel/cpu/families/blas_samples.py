@@ -101,6 +101,11 @@ def _vectors(rng: np.random.Generator, dtype: DType, n: int) -> Iterator[Sample]
         yield _sample("iamin", (x,), np.asarray(np.argmin(_sizes(x))), 0.0)
         ties = np.where(np.arange(n) % 3 == n // 2 % 3, -2, 1).astype(dtype.numpy)
         yield _sample("iamax", (ties,), np.asarray(np.argmax(_sizes(ties))), 0.0)
+        first, last = sorted(rng.integers(n, size=2).tolist())
+        lacking = x.copy()
+        lacking[[first, last]] = 1j * np.nan if dtype.is_complex else np.nan
+        yield _sample("iamax", (lacking,), np.asarray(first), 0.0)
+        yield _sample("iamin", (lacking,), np.asarray(first), 0.0)
 
 
 def _applied(a: Array, trans: str) -> Array:
