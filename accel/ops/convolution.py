@@ -217,7 +217,7 @@ def _sizes(
 
 
 class Conv1d(Convolution):
-    """1-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
+    """1-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class Conv1d(Convolution):
 
 
 class Conv2d(Convolution):
-    """2-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
+    """2-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ class Conv2d(Convolution):
 
 
 class Conv3d(Convolution):
-    """3-d cross-correlation, with ``bias`` and ``activation`` in the same kernel.
+    """3-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
     Parameters
     ----------

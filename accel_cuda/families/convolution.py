@@ -32,8 +32,8 @@ class ConvolutionWork(NamedTuple):
     input, filter, output : tuple of int
     before, after : tuple of int
         The padding.
-    has_bias, is_rectified, is_last, allow_tf32 : bool
-        As the op says. One that is rectified has a bias.
+    has_bias, is_last, allow_tf32 : bool
+        As the op says.
     makes : str
         Which of the arrays is made: ``"output"``, or the gradient of the ``"input"`` or the ``"filter"``.
     """
@@ -47,7 +47,6 @@ class ConvolutionWork(NamedTuple):
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     has_bias: bool = False
-    is_rectified: bool = False
     is_last: bool = False
     allow_tf32: bool = False
     makes: str = "output"
@@ -65,8 +64,7 @@ class ConvolutionWork(NamedTuple):
             steps = before, after, stride, dilation
         if op.kind in GRADS:
             return cls(op.dtype(), x, w, y, *steps, is_last=op.channels_last, allow_tf32=op.allow_tf32, makes=GRADS[op.kind])
-        is_rectified = op.activation is not None
-        return cls(op.dtype(), x, w, y, *steps, op.bias is not None or is_rectified, is_rectified, op.channels_last, op.allow_tf32)
+        return cls(op.dtype(), x, w, y, *steps, op.bias is not None, op.channels_last, op.allow_tf32)
 
     @property
     def is_for_cudnn(self) -> bool:
@@ -94,7 +92,6 @@ class ConvolutionWork(NamedTuple):
             "filter": self.filter,
             "output": self.output,
             "bias": (1, self.filter[0], *(1,) * (len(self.filter) - 2)) if self.has_bias else None,
-            "relu": self.is_rectified,
             "channels_last": self.is_last,
             "before": self.before,
             "after": self.after,
@@ -114,7 +111,7 @@ def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w:
     bias
         Address, or 0 for none.
     room
-        What it works in; see :meth:`Cudnn.run`. A bias of zeros besides, if there is none and the plan has one.
+        What it works in; see :meth:`Cudnn.run`.
 
     Raises
     ------
@@ -122,9 +119,6 @@ def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w:
         If cuDNN does not offer it.
     """
     sizes = work.nbytes()
-    if work.has_bias and not bias:
-        bias = room.take(sizes[2])
-        stream.fill(bias, bytes(1), sizes[2])
     tensors = {1: (x, sizes[0]), 2: (w, sizes[1]), 3: (bias, sizes[2]), 4: (y, sizes[3])}
     reason = cudnn.run(stream, work, tensors, room)
     if reason is not None:

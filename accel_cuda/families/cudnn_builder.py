@@ -69,8 +69,6 @@ def _convolution(cudnn: Any, request: Mapping[str, Any]) -> Any:
         result = graph.conv_fprop(image=tensor("input", 1), weight=tensor("filter", 2), **steps)
     if request["bias"] is not None:
         result = graph.bias(input=result, bias=tensor("bias", 3))
-    if request["relu"]:
-        result = graph.relu(input=result)
     dims = request[made]
     result.set_output(True).set_data_type(dtype).set_uid(4).set_dim(dims).set_stride(_strides(dims, is_last=request["channels_last"]))
     return graph

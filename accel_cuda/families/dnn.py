@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from accel import BackendUnavailableError
+from accel import BackendUnavailableError, UnaryOp
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families import attention_grad, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
@@ -167,14 +168,15 @@ class DnnLibrary:
         room.take(workspace)
         for nbytes in copied:
             room.take(nbytes)
-        if isinstance(work, AttentionWork):
-            return room.end + work.own_nbytes()
-        room.take(work.nbytes()[2] if work.is_rectified else 0)
-        return room.end
+        return room.end + (work.own_nbytes() if isinstance(work, AttentionWork) else 0)
 
     def _convolve(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x, w, *bias = inputs
-        self.convolve(lane.stream, cast("ConvolutionWork", self._work(op)), x, w, bias[0] if bias else 0, outputs[0], outputs[1])
+        work = cast("ConvolutionWork", self._work(op))
+        self.convolve(lane.stream, work, x, w, bias[0] if bias else 0, outputs[0], outputs[1])
+        if op.kind not in GRADS and op.activation:
+            # cuDNN's relu is 0 for NaN in some of its engines.
+            lane.compute.unary(UnaryOp.RELU, outputs[0], outputs[0], math.prod(work.output), dtype=work.dtype)
 
     def _attend(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         work, (*made, scratch) = cast("AttentionWork", self._work(op)), outputs
@@ -186,7 +188,7 @@ def _signature(op: Any) -> Hashable:
     kind = op.kind
     if kind in _CONVOLUTIONS:
         steps = op.stride, op.padding, op.dilation, op.groups
-        followed = None if kind in GRADS else (op.bias is None, op.activation)
+        followed = None if kind in GRADS else op.bias is None
         return kind, op.given(), op.dtype(), steps, followed, op.channels_last, op.allow_tf32
     q = op.q
     common = kind, q.shape, op.k.shape, op.v.shape, q.dtype, op.scale, op.causal, op.window
@@ -220,6 +222,10 @@ def _copied(op: Any) -> list[int]:
     return [ref.nbytes for ref in refs if ref is not None and (ref.offset % _TENSOR or ref.alignment % _TENSOR)]
 
 
+def _activation_program(op: Any) -> str:
+    return f"unary_{CODES[op.dtype()]}" if op.activation else ""
+
+
 def _attention_program(op: Any) -> str:
     # What is for cuDNN needs it where cuDNN refuses, or sequences lie in one array: its first use loads it then, beside the loop.
     return "" if op.kind != "ragged_attention" and AttentionWork.of(op).is_for_cudnn else f"attention_{CODES[op.q.dtype]}"
@@ -246,6 +252,7 @@ PART = CudaPart(
         *training.SOURCES,
     ),
     program={
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _activation_program),
         **dict.fromkeys(_ATTENTIONS, _attention_program),
         "attention_grad": _backward_program,
         **normalization.PROGRAM,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnsupportedError, ops
+from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnaryOp, UnsupportedError, ops
 from accel.ops import RaggedAttention
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.families import cudnn as module
@@ -200,19 +200,28 @@ def test_a_plan_is_built_once_and_run_with_the_streams_handle(dnn: DnnLibrary, c
 
 def test_operands_between_two_multiples_of_16_are_copied(dnn: DnnLibrary, context: Any) -> None:
     stream = Stream(context)
-    op = ops.Conv2d(ref(1, 8, 9, 9, skipped=1), ref(8, 8, 3, 3), activation="relu", out=ref(1, 8, 7, 7, skipped=1))
+    op = ops.Conv2d(ref(1, 8, 9, 9, skipped=1), ref(8, 8, 3, 3), out=ref(1, 8, 7, 7, skipped=1))
     run(dnn, stream, op, 0x1002, 0x2000, 0x3002)
     nbytes = dnn.scratch_nbytes(op)
     assert nbytes is not None
-    (fill, copied, written), bias = stream.enqueued, 1 << 20
-    assert fill == ("fill", bias, bytes(1), 16), "relu comes with a bias, which is of zeros"
+    copied, written = stream.enqueued
     addresses, workspace, _ = Graph.ran[0]
-    assert addresses[1:3] == [0x2000, bias]
+    assert addresses[1] == 0x2000
     assert copied == ("copy", addresses[0], 0x1002, 1296)
-    assert written == ("copy", 0x3002, addresses[3], 784)
-    ends = [bias + 16, workspace + 1000, addresses[0] + 1296, addresses[3] + 784]
+    assert written == ("copy", 0x3002, addresses[2], 784)
+    ends = [workspace + 1000, addresses[0] + 1296, addresses[2] + 784]
     assert max(ends) <= (1 << 20) + nbytes
     assert not any(address % 16 for address in addresses)
+
+
+def test_relu_follows_the_convolution(dnn: DnnLibrary, context: Any) -> None:
+    stream, followed = Stream(context), []
+    lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(unary=lambda *args, dtype: followed.append((*args, dtype))))
+    op = ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3), activation="relu")
+    dnn.measure(op)
+    dnn.kernels["conv2d"](lane, op, (0x1000, 0x2000), (0x3000, 1 << 20))
+    assert [ran[0] for ran in Graph.ran] == [[0x1000, 0x2000, 0x3000]]
+    assert followed == [(UnaryOp.RELU, 0x3000, 0x3000, 8 * 7 * 7, DType.BFLOAT16)]
 
 
 def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLibrary, context: Any) -> None:

@@ -151,6 +151,26 @@ async def test_convolutions_of_views_in_batches_and_graphs(device: accel.Device,
         assert_close(await device.get(y), expected, error)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+async def test_relu_of_a_convolution_keeps_nan(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    forms: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+        ((2, 14, 14, 16), (32, 3, 3, 16), {"channels_last": True, "padding": 1}),
+        ((2, 16, 14, 14), (32, 4, 3, 3), {"groups": 4}),
+        ((2, 3, 17, 13), (5, 3, 3, 2), {"stride": 2}),
+        ((2, 8, 31), (4, 8, 3), {}),
+        ((1, 4, 5, 6, 7), (6, 4, 2, 3, 3), {"padding": 1}),
+    )
+    for x, w, options in forms:
+        bias = random(rng, w[0], dtype=dtype)
+        bias[:3] = np.nan, -np.inf, np.inf
+        refs = [await device.put(each) for each in (random(rng, *x, dtype=dtype), random(rng, *w, dtype=dtype), bias)]
+        convolve: Any = getattr(device.dnn, f"conv{len(x) - 2}d")
+        plain = np.asarray(await device.get(await convolve(*refs[:2], bias=refs[2], **options)), np.float64)
+        rectified = np.asarray(await device.get(await convolve(*refs[:2], bias=refs[2], activation="relu", **options)), np.float64)
+        assert np.isnan(plain).any()
+        np.testing.assert_array_equal(rectified, np.maximum(plain, 0))
+
+
 async def test_tf32_only_where_it_is_allowed(device: accel.Device, rng: np.random.Generator) -> None:
     x, w = random(rng, 8, 32, 28, 28, dtype="float32"), random(rng, 64, 32, 3, 3, dtype="float32")
     refs = await device.put(x), await device.put(w)
