@@ -219,9 +219,14 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         Notes
         -----
         It takes its place in the device's queue. Cancelling before its turn leaves the library registered; after that it ends all the same. Where a context
-        faults before its instance is closed, the instance goes with it. While the device is REBUILDING, the library is not opened ahead.
+        faults before its instance is closed, the instance goes with it. While the device is REBUILDING, the library is not opened ahead. A device that is lost
+        has no instance: it forgets the library at once, and does not open it when it is reopened.
         """
         core = self._core
+        core.check_home()
+        if core.lifecycle.state is DeviceState.LOST and name in core.own:
+            core.withdraw_own(name)
+            return
         core.guard()
         registration = core.own.get(name)
         if registration is None:
@@ -308,6 +313,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             imports=imports,
             on_progress=on_progress,
             run_blocking=self._core.system.run_blocking,
+            close_timeout=self._core.system.close_timeout,
         )
 
     async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:

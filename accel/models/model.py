@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from accel._log import get_logger
-from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, MailboxFullError, NonFiniteError, OutOfMemoryError
+from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError, OutOfMemoryError
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.runner import deadline_of, left
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
 from accel.models.version import VersionLoader
+from accel.models.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -47,18 +48,14 @@ class Model:
     All methods are for the device's loop.
     """
 
-    def __init__(self, name: str, device: ModelDevice, buckets: Buckets, loader: VersionLoader) -> None:
+    def __init__(self, name: str, device: ModelDevice, buckets: Buckets, versions: Versions) -> None:
         self._name = name
         self._device = device
         self._buckets = buckets
-        self._loader = loader
-        self._versions: list[Version] = []  # the one that serves is last, behind the one that it replaced
-        self._latest = 0  # number of a version; none is used for two sets of weights that served
-        self._left: list[Version] = []  # that are to be unloaded
+        self._versions = versions
         self._forwards: Counter[tuple[int, ...]] = Counter()
         self._replays = 0
         self._swapping = asyncio.Lock()
-        self._is_closed = False
 
     @classmethod
     async def load(
@@ -74,6 +71,7 @@ class Model:
         imports: Sequence[str],
         on_progress: Progress | None,
         run_blocking: RunBlocking,
+        close_timeout: float,
     ) -> Model:
         """See :meth:`accel.Device.load_model`."""
         source = source_of(target, options, graphs=graphs, imports=imports)
@@ -82,12 +80,13 @@ class Model:
         if weights is None and isinstance(source.target, Path):
             weights = source.target
         checked = Buckets(inputs, buckets)
-        model = cls(source.name, device, checked, VersionLoader(device, source, checked, run_blocking))
-        model._serve(await model._loader.load(1, weights, on_progress))
-        return model
+        versions = Versions(device, VersionLoader(device, source, checked, run_blocking), close_timeout)
+        async with versions.coming(weights, on_progress):
+            pass
+        return cls(source.name, device, checked, versions)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"version {self.version}"
+        state = "closed" if self._versions.is_closed else f"version {self.version}"
         return f"<Model {self._name} on {self._device.name} {state}>"
 
     # -- what it is
@@ -134,9 +133,7 @@ class Model:
 
     @property
     def _serving(self) -> Version:
-        if self._is_closed:
-            raise ClosedError(f"the model on {self._device.name} is closed", device=self._device.name, remedy="Load it again.")
-        return self._versions[-1]
+        return self._versions.serving
 
     # -- calls
 
@@ -178,8 +175,7 @@ class Model:
         check_finite
             Return a :class:`~accel.NonFiniteError` in the place of a result that has a NaN or an infinity.
         """
-        serving = self._serving
-        kept = self._versions[-2] if len(self._versions) > 1 else None
+        serving, kept = self._serving, self._versions.kept
         with serving, kept or contextlib.nullcontext():
             results, failed = await self._attempt(serving, items, check_finite=check_finite)
             if failed is not None and kept is not None:
@@ -208,8 +204,9 @@ class Model:
 
     def _roll_back(self, failed: Version, error: AccelError) -> None:
         """Serve the weights of before, which answer what these cannot, unless they do already."""
-        if failed is self._versions[-1]:
-            self._left.append(self._versions.pop())
+        versions = self._versions
+        if not versions.is_closed and failed is versions.serving and versions.kept is not None:
+            versions.roll_back()
             logger.error("model_rolled_back", device=self._device.name, version=self.version, left=failed.number, error=error)
 
     async def _rows(self, version: Version, items: Sequence[Mapping[str, Array]]) -> list[Any]:
@@ -308,10 +305,6 @@ class Model:
 
     # -- versions
 
-    def _serve(self, version: Version) -> None:
-        self._versions.append(version)
-        self._latest = version.number
-
     async def swap(
         self,
         weights: Any,
@@ -323,7 +316,8 @@ class Model:
         """Serve other weights, from one call to the next, and return the number of their version.
 
         The new weights are loaded beside the old ones, and the model is built around them and warmed up, while the old ones serve. Then both answer the
-        canaries. Only if that goes well calls go to the new ones. The old ones stay, for :meth:`rollback`, until :meth:`release`, or the next swap.
+        canaries. Only if that goes well calls go to the new ones. The old ones stay, for :meth:`rollback`, until :meth:`release`, or the next swap: there are
+        never more than two sets of weights.
 
         Parameters
         ----------
@@ -339,88 +333,88 @@ class Model:
         Raises
         ------
         OutOfMemoryError
-            There is no room for both versions. Nothing was changed.
+            There is no room for both versions. If that is known before anything is read, nothing was changed.
         LibraryError
-            A canary was not answered well. The old weights serve as before, and the new ones are gone.
+            A canary was not answered well, or :meth:`rollback` came before the end. The old weights serve as before, and the new ones are gone.
+        ClosedError, DeviceLostError
+            The model or its device was closed, or lost, before the end.
         AccelError
             What loading the new weights, or running them, raised; the old ones serve as before.
 
         Notes
         -----
-        Swaps of one model wait for each other. Cancelling leaves the old weights in service.
+        Swaps of one model wait for each other. Cancelling leaves the old weights in service; the new ones go as soon as the device lets go of them. The
+        weights of before the last swap are let go before the new ones are loaded, and are gone also if the swap then fails.
         """
+        items = [self.item(each) for each in canaries]
         async with self._swapping:
             old = self._serving
-            await self._release()
             self._check_room(old)
-            items = [self.item(each) for each in canaries]
-            new = await self._loader.load(self._latest + 1, weights, on_progress)
-            try:
+            await self.release()
+            async with self._versions.coming(weights, on_progress) as new:
                 await self._check_canaries(old, new, items, compare)
-            except BaseException:
-                self._left.append(new)
-                with contextlib.suppress(MailboxFullError):  # it goes with the next swap, or with the model
-                    await self._release()
-                raise
-            self._serve(new)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
         return new.number
 
     async def rollback(self) -> int:
-        """Serve the weights of before the last swap again, and return their version. The others go when no call uses them any more.
+        """Serve the weights of before the last swap again, and return their version; a swap that is under way is ended instead.
 
         Raises
         ------
         InvalidArgumentError
             They were released, or there was no swap.
+
+        Notes
+        -----
+        Calls go to the other weights at once. This returns when the weights that were left have gone: as :meth:`release` does.
         """
-        async with self._swapping:
-            if len(self._versions) < 2:
-                raise InvalidArgumentError("the model has no weights to go back to", remedy="Roll back before release, after a swap.")
-            left = self._versions.pop()
-            self._left.append(left)
-            logger.warning("model_rolled_back", device=self._device.name, version=self.version, left=left.number)
-            await self._release()
-            return self.version
+        left = self._versions.roll_back()
+        version = self.version
+        if left is not None:
+            logger.warning("model_rolled_back", device=self._device.name, version=version, left=left.number)
+        await self._versions.gone()
+        return version
 
     async def release(self) -> None:
-        """Let the weights of before the last swap go, once no call uses them; does nothing if there are none."""
-        async with self._swapping:
-            await self._release()
+        """Let the weights of before the last swap go, once no call uses them; does nothing if there are none.
+
+        Notes
+        -----
+        The wait for calls is as long as the system's ``close_timeout`` at most. Cancelling ends the wait alone: the weights go all the same.
+        """
+        self._versions.release()
+        await self._versions.gone()
 
     async def on(self, device: Any) -> Model:
         """Return the same model, with copies of the weights that serve, on another device."""
-        model = Model(self._name, device, self._buckets, self._loader.elsewhere(device))
         version = self._serving
         with version:
             arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
-        model._serve(await model._loader.load(1, arrays))
-        return model
+        versions = self._versions.elsewhere(device)
+        async with versions.coming(arrays):
+            pass
+        return Model(self._name, device, self._buckets, versions)
 
     async def aclose(self) -> None:
-        """Let the model go: calls that run end first. Idempotent. The device's own close does this too."""
-        async with self._swapping:
-            self._is_closed = True
-            self._left += self._versions
-            self._versions = []
-            await self._release()
+        """Let the model go: a swap under way is ended, and calls that run end first. Idempotent. The device's own close does this too.
 
-    async def _release(self) -> None:
-        self._left += self._versions[:-1]
-        del self._versions[:-1]
-        while self._left:
-            version = self._left[0]
-            await version.unload()
-            self._left.remove(version)
+        Notes
+        -----
+        No call is taken from now on. The wait for those that run is as long as the system's ``close_timeout`` at most; what they use goes when they end.
+        Cancelling ends the wait alone.
+        """
+        self._versions.close()
+        await self._versions.gone()
 
     def _check_room(self, old: Version) -> None:
-        """Refuse a swap for which there is no memory: before anything is read."""
-        memory, needed = self._device.info().memory, sum(ref.nbytes for ref in old.weights.values())
-        if memory.limit is not None and memory.used + needed > memory.limit:
+        """Refuse a swap for which there is no memory, before anything is let go or read."""
+        memory, needed = self._device.info().memory, old.nbytes
+        used = memory.used - self._versions.spare_nbytes
+        if memory.limit is not None and used + needed > memory.limit:
             raise OutOfMemoryError(
-                f"a second set of weights of {needed} bytes does not fit beside the {memory.used} bytes in use",
+                f"a second set of weights of {needed} bytes does not fit beside the {used} bytes in use",
                 requested=needed,
-                used=memory.used,
+                used=used,
                 limit=memory.limit,
                 device=self._device.name,
                 remedy="Open the device with a larger memory_limit, or free other buffers first.",

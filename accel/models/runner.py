@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 from types import MappingProxyType
@@ -18,8 +19,9 @@ from accel.ops import Spec
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from accel.engine.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
 
@@ -64,6 +66,9 @@ class ModelDevice(WeightsDevice, Protocol):
     async def unregister(self, name: str) -> None:
         """See :meth:`accel.Device.unregister`."""
 
+    def generations(self) -> AsyncIterator[int]:
+        """See :meth:`accel.Device.generations`."""
+
 
 class Runner(Protocol):
     """Runs a model with one set of weights."""
@@ -86,7 +91,7 @@ class Runner(Protocol):
         """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all."""
 
     async def close(self) -> None:
-        """Let it go; nothing runs."""
+        """Let it go, however far it was opened; nothing runs. Called again where the device was full, or faulted."""
 
 
 class LibraryRunner:
@@ -107,24 +112,26 @@ class LibraryRunner:
         self._source = source
         self._buckets = buckets
         self._library = f"model-{next(_numbers)}"
+        self._registered: list[str] = []  # libraries that the device may have
         self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`Runner`: tables that are no weights, or all of the weights."""
         device, library = self._device, f"{self._library}-initial"
-        await device.register_as(library, InitialLibrary, self._source, given)
-        try:
-            made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
-            refs = await device.run(Forward(library, (), made.specs({}), made.names))
-            return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
-        finally:
-            await device.unregister(library)
+        await self._register(library, InitialLibrary, self._source, given)
+        made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
+        refs = await device.run(Forward(library, (), made.specs({}), made.names))
+        arrays = {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
+        await self.close()
+        return arrays
 
     async def open(self, weights: dict[str, AccelRef]) -> None:
         """See :class:`Runner`."""
-        await self._device.register_as(
-            self._library, ModelLibrary, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets)
-        )
+        await self._register(self._library, ModelLibrary, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets))
+
+    async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:
+        self._registered.append(name)
+        await self._device.register_as(name, library, *arguments)
 
     async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
         """See :class:`Runner`."""
@@ -152,7 +159,10 @@ class LibraryRunner:
 
     async def close(self) -> None:
         """See :class:`Runner`."""
-        await self._device.unregister(self._library)
+        while self._registered:
+            with contextlib.suppress(InvalidArgumentError):  # it could not be registered
+                await self._device.unregister(self._registered[-1])
+            self._registered.pop()
 
 
 class FunctionRunner:

@@ -1,14 +1,13 @@
-"""One set of a model's weights on a device: loaded, described, run, and let go."""
+"""One set of a model's weights on a device: loaded, described, run, and unloaded."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from accel.errors import ClosedError, DeviceLostError
+from accel.errors import ClosedError, ContextPoisonedError, DeviceLostError, MailboxFullError
 from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
 from accel.models.tensor_spec import BATCH
 from accel.models.weights import load_weights
@@ -27,6 +26,9 @@ __all__ = ["Version", "VersionLoader"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+_PAUSE = 0.05
+"""Seconds until a device that has faulted is asked again."""
+
 _TRIED = 16
 """Length of a dimension without buckets on which a model is tried."""
 
@@ -40,18 +42,19 @@ class Version:
     ----------
     number : int
         From 1, counted up by every swap, also after a rollback.
+    runner : Runner
     weights : dict of str to AccelRef
         Durable.
     outputs : OutputSpecs
         What the model returns.
     """
 
-    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, weights: dict[str, AccelRef]) -> None:
+    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner) -> None:
         self._device = device
         self._buckets = buckets
         self.number = number
-        self._runner = runner
-        self.weights = weights
+        self.runner = runner
+        self.weights: dict[str, AccelRef] = {}
         self.outputs: OutputSpecs
         self._calls = 0
         self._idle = asyncio.Event()
@@ -66,6 +69,11 @@ class Version:
         if not self._calls:
             self._idle.set()
 
+    @property
+    def nbytes(self) -> int:
+        """Of its weights, each counted once."""
+        return sum({ref.buffer: ref.nbytes for ref in self.weights.values()}.values())
+
     async def forward(
         self, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
     ) -> Sequence[Any]:
@@ -73,9 +81,9 @@ class Version:
         deadline, outputs = deadline_of(timeout), self.outputs
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
         if not to_host:
-            return await self._runner.run(operands, outputs.specs(bucket), left(deadline))
+            return await self.runner.run(operands, outputs.specs(bucket), left(deadline))
         rows = [sizes[BATCH] if shape[:1] == (BATCH,) else None for shape in outputs.shapes]
-        return await self._runner.fetch(operands, outputs.specs(bucket), rows, left(deadline))
+        return await self.runner.fetch(operands, outputs.specs(bucket), rows, left(deadline))
 
     async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:
         """Return an input of the size of a bucket."""
@@ -89,16 +97,17 @@ class Version:
         return padded
 
     async def unload(self) -> None:
-        """Wait until no call uses it, and let the model and its weights go.
-
-        Raises
-        ------
-        MailboxFullError
-            The device was opened with ``overload="reject"`` and is full. Nothing has changed.
-        """
+        """Wait until no call uses it, and let the model and its weights go, however far it was loaded. A device that is full, or faults, is asked again."""
         await self._idle.wait()
-        with contextlib.suppress(ClosedError, DeviceLostError):  # it has gone with the device
-            await self._runner.close()
+        while True:
+            try:
+                await self.runner.close()
+            except ClosedError:  # it has gone with the device
+                break
+            except (MailboxFullError, ContextPoisonedError, DeviceLostError) as error:
+                await asyncio.sleep(getattr(error, "retry_after", None) or _PAUSE)
+            else:
+                break
         self.weights.clear()
 
 
@@ -127,26 +136,19 @@ class VersionLoader:
         """Return a loader of the same model on another device."""
         return VersionLoader(device, self._source, self._buckets, self._run_blocking)
 
-    async def load(self, number: int, weights: Any, on_progress: Progress | None = None) -> Version:
-        """Put weights on the device, build the model around them, and see what it returns. After an error nothing of it is left."""
-        buckets = self._buckets
-        given = () if weights is None else weights
-        refs = await load_weights(self._device, given, run_blocking=self._run_blocking, on_progress=on_progress)
+    def begin(self, number: int) -> Version:
+        """Return a version that has nothing yet."""
         make = LibraryRunner if self._source.function is None else FunctionRunner
-        runner = make(self._device, self._source, buckets)
-        version = Version(self._device, buckets, number, runner, refs)
-        try:
-            refs |= await load_weights(self._device, await runner.initial(tuple(refs)), run_blocking=self._run_blocking)
-            await runner.open(refs)
-            try:
-                version.outputs = await self._described(runner)
-            except BaseException:
-                await version.unload()
-                raise
-        except BaseException:
-            refs.clear()  # the traceback keeps this frame
-            raise
-        return version
+        return Version(self._device, self._buckets, number, make(self._device, self._source, self._buckets))
+
+    async def load(self, version: Version, weights: Any, on_progress: Progress | None = None) -> None:
+        """Put weights on the device, build the model around them, and see what it returns. After an error the version is to be unloaded."""
+        device, runner, run_blocking = self._device, version.runner, self._run_blocking
+        given = () if weights is None else weights
+        version.weights |= await load_weights(device, given, run_blocking=run_blocking, on_progress=on_progress)
+        version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), run_blocking=run_blocking)
+        await runner.open(version.weights)
+        version.outputs = await self._described(runner)
 
     async def _described(self, runner: Runner) -> OutputSpecs:
         """Return what the model returns. It is run on two lengths of each dimension: what is different between the outputs follows that dimension."""

@@ -1,0 +1,237 @@
+"""The versions of one model: the one that comes, the one that serves, the one kept for a rollback, and those that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from accel.models.runner import ModelDevice
+    from accel.models.version import Version, VersionLoader
+    from accel.models.weights import Progress
+
+__all__ = ["Versions"]
+
+logger = get_logger()
+
+
+class Versions:
+    """The versions of one model, each in one state: it comes, serves, is kept for a rollback, or leaves.
+
+    ======================  ===============================================================
+    :meth:`coming`          the next version comes; at the end of the block it serves, and what served is kept. If the block raises or is cancelled, it leaves
+    :meth:`roll_back`       the kept version serves, and what served leaves; a version that comes leaves instead
+    :meth:`release`         the kept version leaves
+    :meth:`close`           all leave, and none comes any more
+    ======================  ===============================================================
+
+    A transition is made in one turn of the loop: it is made or it is not, whatever is cancelled. A version that leaves is unloaded by a task of its own,
+    which runs to its end; cancelling :meth:`gone` ends the wait alone.
+
+    Parameters
+    ----------
+    device
+        Where.
+    loader
+        Makes versions.
+    patience
+        Seconds that :meth:`gone` waits for versions that leave.
+
+    Attributes
+    ----------
+    kept : Version or None
+        What served before, until it is released.
+    is_closed : bool
+    """
+
+    def __init__(self, device: ModelDevice, loader: VersionLoader, patience: float) -> None:
+        self._device = device
+        self._loader = loader
+        self._patience = patience
+        self._latest = 0  # number of a version; none is used for two sets of weights that served
+        self._coming: _Coming | None = None
+        self._serving: Version | None = None
+        self.kept: Version | None = None
+        self.is_closed = False
+        self._leaving: dict[Version, asyncio.Task[None]] = {}
+
+    def elsewhere(self, device: ModelDevice) -> Versions:
+        """Return the versions of the same model on another device, which has none yet."""
+        return Versions(device, self._loader.elsewhere(device), self._patience)
+
+    @property
+    def serving(self) -> Version:
+        """The one that answers calls.
+
+        Raises
+        ------
+        ClosedError
+            The model is closed.
+        """
+        if self._serving is None:
+            raise self._closed()
+        return self._serving
+
+    @property
+    def spare_nbytes(self) -> int:
+        """Of the weights that are given back before the next version is loaded."""
+        return sum(version.nbytes for version in (self.kept, *self._leaving) if version is not None)
+
+    @contextlib.asynccontextmanager
+    async def coming(self, weights: Any, on_progress: Progress | None = None) -> AsyncIterator[Version]:
+        """Load the next version; it serves when the block ends. One block at a time.
+
+        Raises
+        ------
+        ClosedError, DeviceLostError
+            The model or the device was closed, or the device was lost, before the version served: waits in the block are ended by that.
+        LibraryError
+            :meth:`roll_back` came before.
+        """
+        if self.is_closed:
+            raise self._closed()
+        version = self._loader.begin(self._latest + 1)
+        coming = self._coming = _Coming()
+        try:
+            try:
+                async with coming.ended_early(self._device):
+                    await self._loader.load(version, weights, on_progress)
+                    yield version
+                coming.check()
+            finally:
+                self._coming = None
+                coming.over.set_result(None)
+            self._latest = version.number
+            self._leave(self.kept)
+            self.kept, self._serving = self._serving, version
+        except BaseException as error:
+            self._leave(version)
+            if not isinstance(error, asyncio.CancelledError):
+                await self.gone()
+            raise
+
+    def roll_back(self) -> Version | None:
+        """Serve the kept version, and return the one that leaves; ``None`` where a version comes, which leaves instead.
+
+        Raises
+        ------
+        ClosedError
+            The model is closed.
+        InvalidArgumentError
+            There is neither.
+        """
+        left = self.serving
+        if self._coming is not None:
+            text = "the swap was ended by a rollback before its weights served"
+            self._coming.end(LibraryError(text, op="swap", device=self._device.name, remedy="Swap again."))
+            return None
+        if self.kept is None:
+            raise InvalidArgumentError("the model has no weights to go back to", remedy="Roll back before release, after a swap.")
+        self._serving, self.kept = self.kept, None
+        self._leave(left)
+        return left
+
+    def release(self) -> None:
+        """Let the kept version leave, if there is one."""
+        left, self.kept = self.kept, None
+        self._leave(left)
+
+    def close(self) -> None:
+        """Let all versions leave, for good."""
+        self.is_closed = True
+        if self._coming is not None:
+            self._coming.end(self._closed())
+        left, self._serving = self._serving, None
+        self._leave(left)
+        self.release()
+
+    async def gone(self) -> None:
+        """Wait until the versions that leave have gone, but no longer than the patience lasts: a call that does not end keeps its version."""
+        try:
+            async with asyncio.timeout(self._patience):
+                while ending := self._ending():
+                    await asyncio.wait(ending)
+        except TimeoutError:
+            numbers = [version.number for version in self._leaving]
+            logger.warning("model_versions_in_use", device=self._device.name, versions=numbers, seconds=self._patience)
+
+    def _ending(self) -> list[asyncio.Future[None]]:
+        coming = [self._coming.over] if self._coming is not None and self._coming.is_ended else []
+        return [*self._leaving.values(), *coming]
+
+    def _leave(self, version: Version | None) -> None:
+        """Have a version unloaded, if there is one."""
+        if version is not None:
+            task = self._leaving[version] = asyncio.get_running_loop().create_task(version.unload())
+            task.add_done_callback(lambda task: self._left(version, task))
+
+    def _left(self, version: Version, task: asyncio.Task[None]) -> None:
+        del self._leaving[version]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("model_version_not_unloaded", device=self._device.name, version=version.number, error=error)
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"the model on {self._device.name} is closed", device=self._device.name, remedy="Load it again.")
+
+
+class _Coming:
+    """A version that comes, and what has ended that before it served.
+
+    Attributes
+    ----------
+    over : Future
+        Done when the version serves, or leaves.
+    """
+
+    def __init__(self) -> None:
+        self._why: AccelError | None = None
+        self._scope: asyncio.Timeout | None = None  # while there is something to end
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the version will not serve."""
+        return self._why is not None
+
+    def end(self, why: AccelError) -> None:
+        """Let the version never serve, and end what is waited for in the block."""
+        if self._why is None:
+            self._why = why
+            if self._scope is not None:
+                self._scope.reschedule(0.0)
+
+    def check(self) -> None:
+        """Raise why it has ended, if it has."""
+        if self._why is not None:
+            raise self._why from None
+
+    @contextlib.asynccontextmanager
+    async def ended_early(self, device: ModelDevice) -> AsyncIterator[None]:
+        """Return the block that :meth:`end` ends with its error; so does the end of the device."""
+        watch: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                watch = asyncio.get_running_loop().create_task(self._watch(device))
+                yield
+        except TimeoutError:
+            self.check()
+            raise
+        finally:
+            self._scope = None  # it holds the task, whose error's traceback holds this frame
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, device: ModelDevice) -> None:
+        try:
+            async for _ in device.generations():
+                pass
+        except AccelError as error:
+            self.end(error.clone())
+        else:
+            self.end(ClosedError(f"device {device.name} was closed", device=device.name))

@@ -1,0 +1,220 @@
+"""A model's life: swaps, releases, rollbacks and closes are made or not made, whatever is cancelled, hangs, or ends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, used
+from tests.model_support import Affine, X, affine, expected
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+async def loaded(device: accel.Device, rng: np.random.Generator, number: int = 1, **options: Any) -> accel.Model:
+    return await device.load_model(Affine, **{"weights": affine(rng, number), "inputs": X, "buckets": {"batch": (1, 4)}, **options})
+
+
+async def serving(model: accel.Model) -> int:
+    """Return the version of the weights that answer, as they tell themselves."""
+    answer = await bounded(model.numpy(np.ones((1, 5), np.float32)))
+    return int(answer["version"][0])
+
+
+async def given_back(device: accel.Device, before: int, what: str = "the end") -> None:
+    """Wait until the memory of a model has been given back. Some of it is looked at when the next op ends."""
+    async with asyncio.timeout(PATIENCE):
+        while used(device) != before:
+            await device.get(await device.zeros(1))
+            assert used(device) >= before, what
+
+
+async def never(*_: object) -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+CALLS: dict[str, Callable[[accel.Model, dict[str, Any]], Awaitable[object]]] = {
+    "release": lambda model, _: model.release(),
+    "rollback": lambda model, _: model.rollback(),
+    "swap": lambda model, weights: model.swap(weights, canaries=[np.ones(5)]),
+    "aclose": lambda model, _: model.aclose(),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+async def test_a_call_that_is_cancelled_in_any_turn_is_made_or_not(what: str, rng: np.random.Generator) -> None:
+    """After any number of turns: the model swaps, releases and closes as if nothing had been, and its memory comes back."""
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        before = used(device)
+        for count in (*range(8), *rng.integers(8, 200, 6).tolist()):
+            model = await loaded(device, rng)
+            await model.swap(affine(rng, 2))
+            call = task(CALLS[what](model, affine(rng, 3)))
+            await turns(count)
+            call.cancel()
+            await asyncio.wait([call])
+            was_cancelled = call.cancelled()
+            del call  # its traceback keeps frames
+            if what == "aclose" and count:
+                await failure(model(np.ones((1, 5))), accel.ClosedError)
+                await bounded(model.release())
+            else:
+                done = {"release": {2}, "rollback": {1}, "swap": {3}, "aclose": {2}}[what]
+                assert await serving(model) in (done | {2} if was_cancelled else done), f"{count} turns"
+                await bounded(model.release())
+                assert await bounded(model.swap(affine(rng, 4))) == model.version
+                assert await serving(model) == 4
+            await bounded(model.aclose())
+            await bounded(model.aclose())
+            await given_back(device, before, f"{what} after {count} turns")
+
+
+@pytest.mark.parametrize("stuck", ["compare", "file"])
+@pytest.mark.parametrize("closer", ["aclose", "release", "rollback", "device"])
+async def test_nothing_waits_for_a_swap_that_does_not_return(closer: str, stuck: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    fifo = tmp_path / "w.safetensors"
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        model = await loaded(device, rng)
+        before = used(device)
+        if stuck == "file":
+            os.mkfifo(fifo)
+            swap = task(model.swap(fifo))
+            await turns()
+        else:
+            compared = asyncio.Event()
+
+            async def compare(old: Any, new: Any) -> bool:
+                compared.set()
+                return await never()
+
+            swap = task(model.swap(affine(rng, 2), canaries=[np.ones(5)], compare=compare))
+            await bounded(compared.wait())
+        try:
+            if closer == "device":
+                await bounded(device.aclose())
+                await failure(swap, accel.ClosedError)
+            elif closer == "aclose":
+                await bounded(model.aclose())
+                await failure(swap, accel.ClosedError)
+                assert used(device) < before
+            elif closer == "rollback":
+                assert await bounded(model.rollback()) == 1
+                error = await failure(swap, accel.LibraryError)
+                assert error.op == "swap"
+                assert (await serving(model), used(device)) == (1, before)
+            else:
+                await bounded(model.release())
+                assert not swap.done(), "it holds no weights that a release is of"
+                await cancelled(swap)
+                assert await serving(model) == 1
+        finally:
+            if stuck == "file":
+                os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # ends the thread that reads it
+
+
+async def test_a_call_that_does_not_end_bounds_no_close(rng: np.random.Generator) -> None:
+    async def hangs(device: accel.Device, *, x: accel.AccelRef, weights: Any) -> accel.AccelRef:
+        if is_stuck.is_set():
+            await never()
+        return x
+
+    is_stuck = asyncio.Event()
+    async with accel.System(close_timeout=0.05) as system:
+        device = await system.open_device("cpu")
+        model = await device.load_model(hangs, weights={"w": rng.standard_normal(3)}, inputs=X, buckets={"batch": (1,)})
+        is_stuck.set()
+        call = task(model.numpy(np.ones((1, 5))))
+        await turns()
+        await bounded(model.aclose())
+        await cancelled(call)
+        await given_back(device, 0)
+
+
+async def test_a_swap_that_is_refused_leaves_the_weights_to_go_back_to(rng: np.random.Generator) -> None:
+    def large(number: int) -> dict[str, Any]:
+        return affine(rng, number) | {"large": np.zeros(3 << 20, np.uint8)}
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", memory_limit=8 << 20)
+        model = await loaded(device, rng)
+        await model.swap(large(2))
+        taken = await device.empty(3 << 20, "uint8")
+        await failure(model.swap(large(3)), accel.OutOfMemoryError)
+        assert await model.rollback() == 1
+        assert await serving(model) == 1
+        await model.swap(large(3))
+        await device.free(taken)
+        assert await bounded(model.swap(large(4))) == 4, "there is room, once the first ones are let go"
+
+
+async def test_a_load_that_is_cancelled_in_any_turn_leaves_nothing(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        before = used(device)
+        for count in (*range(8), *rng.integers(8, 200, 12).tolist()):
+            load = task(loaded(device, rng))
+            await turns(count)
+            load.cancel()
+            await asyncio.wait([load])
+            if not load.cancelled():
+                await load.result().aclose()
+            del load  # its traceback keeps frames
+            await given_back(device, before, f"a load after {count} turns")
+
+
+async def test_closing_the_device_ends_a_load(rng: np.random.Generator, tmp_path: Path) -> None:
+    fifo = tmp_path / "w.safetensors"
+    os.mkfifo(fifo)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        load = task(loaded(device, rng, weights=fifo))
+        await turns()
+        await bounded(device.aclose())
+        await failure(load, accel.ClosedError)
+        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
+
+
+async def test_a_model_that_was_closed_while_its_device_was_lost_is_not_opened_again(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "opens"
+    monkeypatch.setenv("ACCEL_TEST_OPENS", str(log))
+    plan = FaultPlan().poison_at(1, op="unary")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=plan, restart=accel.RestartStrategy(max_restarts=0))
+        closed, kept = await loaded(device, rng), await loaded(device, rng, 2)
+        await failure(device.elementwise.unary("relu", await device.zeros(3)), accel.ContextPoisonedError)
+        await failure(closed.swap(affine(rng, 3)), accel.DeviceLostError)
+        await bounded(closed.aclose())
+        opens = len(log.read_text().split())
+        await bounded(device.reopen())
+        await generation(device, 2)
+        assert len(log.read_text().split()) == opens + 1
+        assert await serving(kept) == 2
+
+
+async def test_weights_that_failed_in_service_go_at_once(rng: np.random.Generator) -> None:
+    """After a rollback that a request caused, no swap or close has to come first."""
+    weights, x = affine(rng), rng.standard_normal((2, 5), np.float32)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await loaded(device, rng, weights=weights)
+        before = used(device)
+        await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
+        answers = await model.rows([model.item(each) for each in x], check_finite=True)
+        np.testing.assert_allclose([each["y"] for each in answers], expected(weights, x), rtol=2e-6, atol=2e-6)
+        await given_back(device, before)
+        assert model.version == 1
