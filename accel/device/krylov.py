@@ -109,16 +109,21 @@ class Options:
 class _System:
     """``a @ x = b``, and what both solvers do with it on the device.
 
+    What is solved is ``a @ x = rhs``, where ``rhs`` is the residual that x0 has, divided by its norm: squares of numbers of any scale neither overflow nor
+    vanish then. :meth:`end` makes the solution of it.
+
     Attributes
     ----------
-    x, r
-        The solution as far as it is known, and its residual ``b - a @ x``.
+    x, rhs, r
+        The solution as far as it is known, the right-hand side, and the residual ``rhs - a @ x``.
     report
         What the host reads: the norm of the residual, how many iterations were done, and the norm of b.
-    square, spare
+    length, spare
         Buffers for what is used at once: a graph keeps all that its ops make, so they make nothing in each iteration.
+    scale
+        The norm of the residual that x0 has; known once :meth:`begin` has ended.
     tolerance
-        The norm of the residual that is small enough; known once :meth:`begin` has ended.
+        The norm of the residual that is small enough, in units of ``scale``.
     """
 
     def __init__(self, device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | None, options: Options) -> None:
@@ -139,7 +144,7 @@ class _System:
         self.zero, self.one = self.dtype.numpy.type(0), self.dtype.numpy.type(1)
         self.most = options.maxiter or 10 * max(self.n, 1)
         self.inverse: SparseRef | AccelRef | None = None
-        self.tolerance = 0.0
+        self.scale = self.tolerance = 1.0
         self._loop = asyncio.get_running_loop()
         self._deadline = None if options.timeout is None else self._loop.time() + options.timeout
 
@@ -160,7 +165,7 @@ class _System:
         return None if self._deadline is None else self._deadline - self._loop.time()
 
     async def begin(self) -> float:
-        """Make x, its residual and the preconditioner; return the norm of the residual."""
+        """Make x, its residual and the preconditioner; return the norm of the residual: 1, or 0 if x0 is good enough."""
         device, given = self.device, self.options.M
         if isinstance(given, str):
             diagonal = await device.sparse.diagonal(self.a, timeout=self.left())
@@ -172,15 +177,39 @@ class _System:
             self.x = batch.zeros((self.n,), self.dtype)
             self.r = batch.empty((self.n,), self.dtype)
             self.report = batch.zeros((3,), self.real)
-            self.square = batch.zeros((), self.dtype)
+            self.length = batch.zeros((), self.real)
+            self.rhs = batch.empty((self.n,), self.dtype)
             self.spare = None if given is None else batch.empty((self.n,), self.dtype)
+            batch.copy(self.b, self.r)
             if self.x0 is not None:
-                batch.copy(self.x0, self.x)
-            self.residual(batch)
+                batch.sparse.spmv(self.a, self.x0, out=self.r, alpha=-1.0, beta=1.0)
+            self.norm(batch, self.r, self.report[0])
             self.norm(batch, self.b, self.report[2])
         norm, _, of_b = await self.read()
-        self.tolerance = max(self.options.rtol * of_b, self.options.atol)
-        return norm
+        if not (math.isfinite(norm) and math.isfinite(of_b)):
+            return math.inf
+        if of_b == 0:  # as in scipy, which looks at no x0 then
+            self.x0 = None
+            return 0.0
+        limit = max(self.options.rtol * of_b, self.options.atol)
+        if norm <= limit:
+            return 0.0
+        self.scale = norm
+        self.tolerance = float(self.real.numpy.type(limit / norm))  # the device compares with the rounded number
+        async with self.device.batch(timeout=self.left()) as batch:
+            batch.elementwise.binary("div", self.r, self.dtype.numpy.type(norm), out=self.rhs)
+            batch.copy(self.rhs, self.r)
+        return 1.0
+
+    async def end(self, norm: float, done: int) -> tuple[AccelRef, int]:
+        """Return the solution of the whole system, and 0, or ``done`` (but not 0) if it is not good enough."""
+        async with self.device.batch(timeout=self.left()) as batch:
+            batch.elementwise.binary("mul", self.x, self.dtype.numpy.type(self.scale), out=self.x)
+            if self.x0 is not None:
+                batch.elementwise.binary("add", self.x, self.x0, out=self.x)
+            self.norm(batch, self.x, self.report[2])
+        *_, size = await self.read()  # of an x that overflows it is not finite
+        return self.x, 0 if self.is_enough(norm) and math.isfinite(size) else max(done, 1)
 
     async def read(self) -> tuple[float, int, float]:
         """Return the norm of the residual, how many iterations were done, and the norm of b."""
@@ -189,18 +218,16 @@ class _System:
         norm, count, of_b = report.tolist()
         return norm, int(count), of_b
 
-    def norm(self, to: Recorder, x: AccelRef, out: AccelRef) -> AccelRef:
-        """Record the norm of a vector, and return its square; ``out`` is 0-d, of the dtype of the vector or of real numbers."""
-        square = to.blas.dotc(x, x, out=self.square)
-        program: tuple[tuple[Any, ...], ...] = (("abs", 0), ("sqrt", 1))
-        if out.dtype is not self.real:
-            program = (*program, (out.dtype.value, 2))
-        to.elementwise.fused(program, (square,), out=out)
-        return square
+    def norm(self, to: Recorder, x: AccelRef, out: AccelRef) -> None:
+        """Record the norm of a vector; ``out`` is 0-d, of the dtype of the vector or of real numbers."""
+        is_real = out.dtype is self.real
+        to.blas.nrm2(x.view(self.real), out=out if is_real else self.length)
+        if not is_real:
+            to.elementwise.cast(self.length, out.dtype, out=out)
 
     def residual(self, to: Recorder) -> None:
         """Record the residual and its norm."""
-        to.copy(self.b, self.r)
+        to.copy(self.rhs, self.r)
         to.sparse.spmv(self.a, self.x, out=self.r, alpha=-1.0, beta=1.0)
         self.norm(to, self.r, self.report[0])
 
@@ -214,12 +241,12 @@ class _System:
 
     def is_enough(self, norm: float) -> bool:
         """Return whether the solution is good enough."""
-        return norm <= self.tolerance
+        return norm <= self.tolerance < math.inf
 
     def tell(self, iterations: int, norm: float) -> None:
         """Call the callback."""
         if self.options.callback is not None:
-            self.options.callback(iterations, norm)
+            self.options.callback(iterations, norm * self.scale)
 
 
 async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | None, options: Options) -> tuple[AccelRef, int]:
@@ -227,8 +254,8 @@ async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | No
     options.check("check_every")
     system = _System(device, a, b, x0, options)
     norm, done = await system.begin(), 0
-    if system.is_enough(norm):
-        return system.x, 0
+    if system.is_enough(norm) or not math.isfinite(norm):
+        return await system.end(norm, 0)
     async with device.batch(timeout=system.left()) as batch:
         z = system.preconditioned(batch, system.r)
         state = _State(
@@ -250,7 +277,7 @@ async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | No
             system.tell(done, norm)
     finally:
         await graph.aclose()
-    return system.x, 0 if system.is_enough(norm) else max(done, 1)
+    return await system.end(norm, done)
 
 
 class _State(NamedTuple):
@@ -276,10 +303,14 @@ def _iteration(to: Graph, system: _System, state: _State) -> None:
     fused((("div", 1, 2), ("not_equal", 2, 3), ("logical_and", 0, 5), ("where", 6, 4, 3)), (is_on, rz, new, zero), out=factor)
     fused((("mul", 1, 2), ("add", 0, 3)), (x, factor, p), out=x)
     fused((("mul", 1, 2), ("sub", 0, 3)), (r, factor, q), out=r)
-    square = system.norm(to, r, report[0])
+    system.norm(to, r, report[0])
     fused((("where", 1, 2, 3), ("add", 0, 4)), (report[1], is_on, real(1), real(0)), out=report[1])
     z = system.preconditioned(to, r)
-    new = square if z is r else to.blas.dotc(r, z, out=new)
+    if z is r:
+        squared: tuple[tuple[Any, ...], ...] = (("mul", 0, 0),)
+        fused(squared if system.dtype is system.real else (*squared, (system.dtype.value, 1)), (report[0],), out=new)
+    else:
+        to.blas.dotc(r, z, out=new)
     fused((("div", 0, 1), ("not_equal", 2, 3), ("where", 5, 4, 3)), (new, rz, factor, zero), out=factor)
     fused((("mul", 1, 2), ("add", 0, 3)), (z, factor, p), out=p)
     to.copy(new, rz)
@@ -290,8 +321,8 @@ async def gmres(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef |
     options.check("restart")
     system = _System(device, a, b, x0, options)
     norm, done = await system.begin(), 0
-    if system.is_enough(norm):
-        return system.x, 0
+    if system.is_enough(norm) or not math.isfinite(norm):
+        return await system.end(norm, 0)
     steps = min(options.every, system.n)
     if steps > _MOST_STEPS:
         raise UnsupportedError(f"restart is {steps}", remedy=f"Use at most {_MOST_STEPS}: each step is recorded.")
@@ -323,7 +354,7 @@ async def gmres(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef |
     finally:
         await cycle.aclose()
         await update.aclose()
-    return system.x, 0 if system.is_enough(norm) else max(done, 1)
+    return await system.end(norm, done)
 
 
 def _weights(products: Array) -> Array:

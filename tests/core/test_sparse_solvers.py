@@ -125,6 +125,40 @@ async def test_zeros_are_solved_by_zeros_and_no_rows_by_nothing(device: accel.De
         assert (info, x.shape) == (0, (0,))
 
 
+_SCALES = [("float32", 1e20), ("float32", 1e35), ("float32", 1e-30), ("complex64", 1e25), ("float64", 1e200), ("complex128", 1e-200)]
+
+
+@pytest.mark.parametrize("method", ["cg", "gmres"])
+@pytest.mark.parametrize(("dtype", "scale"), _SCALES)
+async def test_right_sides_of_any_scale_are_solved(
+    device: accel.Device, rng: np.random.Generator, dtype: str, scale: float, method: str
+) -> None:
+    source = positive(rng, 5, dtype)
+    wide = source.astype("complex128" if dtype.startswith("complex") else "float64")
+    exact, start = (vector(rng, 25, dtype) * np.array(scale, dtype) for _ in range(2))
+    b = (wide @ exact).astype(dtype)
+    a, ref = await device.sparse.put(source), await device.put(b)
+    norms: list[float] = []
+    for x0 in (None, await device.put(start)):
+        solve = getattr(device.sparse, method)
+        x, info = await solve(a, ref, x0, rtol=1e-5, callback=lambda _, norm: norms.append(norm / scale))
+        left = (b - wide @ await device.get(x)) / scale
+        assert info == 0
+        assert np.linalg.norm(left) <= 1.1e-5 * np.linalg.norm(b / scale)
+        assert norms[-1] == pytest.approx(np.linalg.norm(left), rel=0.2, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["cg", "gmres"])
+async def test_a_solution_beyond_the_numbers_of_its_dtype_is_none(device: accel.Device, method: str) -> None:
+    a = await device.sparse.put((1e-10 * scipy.eye_array(3)).tocsr().astype("float32"))
+    solve = getattr(device.sparse, method)
+    for right in (np.full(3, 1e35, np.float32), np.array([1, np.inf, 1], np.float32), np.array([1, np.nan, 1], np.float32)):
+        _, info = await solve(a, await device.put(right))
+        assert info > 0, right
+    x, info = await solve(a, await device.zeros(3), await device.put(np.ones(3, np.float32)))
+    assert (info, (await device.get(x)).tolist()) == (0, [0, 0, 0]), "b is 0: x0 is not looked at, as in scipy"
+
+
 async def test_what_does_not_converge_says_how_often_it_was_tried(device: accel.Device, rng: np.random.Generator) -> None:
     source = positive(rng, 20, "float64")
     a, b = await device.sparse.put(source), vector(rng, 400, "float64")
