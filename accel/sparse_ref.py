@@ -5,11 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["ELEMENTS", "FORMATS", "SparseField", "SparseFormat", "SparseRef", "parts_of", "sparse_of"]
+__all__ = [
+    "ELEMENTS",
+    "FORMATS",
+    "OUT_OF_ORDER",
+    "OUT_OF_RANGE",
+    "SparseField",
+    "SparseFormat",
+    "SparseRef",
+    "parts_of",
+    "sparse_of",
+    "structure_fault",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SparseFormat: TypeAlias = Literal["csr", "csc", "coo", "bsr"]
 
@@ -21,13 +36,17 @@ ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.C
 
 _INDICES = (DType.INT32, DType.INT64)
 
+OUT_OF_RANGE, OUT_OF_ORDER = 1, 2
+"""What can be wrong with the indices of a matrix: one is no row or column, or indptr does not rise from 0 to the number of elements."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SparseRef:
     """A sparse matrix on a device. Like a tuple of its refs it owns nothing else: they are freed, outlive a fault and become stale as any ref does.
 
     Rows (of csc columns) are in order, and so are the elements of each; no element is there twice. ``device.sparse.csr`` and its like bring host arrays into
-    that form. Of refs it is taken for granted: their contents are on the device.
+    that form. Of refs the contents are on the device: an op that reads them raises :class:`InvalidArgumentError` if an index is out of range, or ``indptr``
+    does not rise from 0 to the number of elements; of the order of indices within a row nothing is checked.
 
     Parameters
     ----------
@@ -178,3 +197,33 @@ def parts_of(name: str, value: SparseField) -> tuple[Any, ...]:
         return value
     matrix = sparse_of(name, value)
     return (matrix.format, *matrix.refs, matrix.shape)
+
+
+def structure_fault(a: SparseRef, indices: Array, indptr: Array) -> tuple[int, int]:
+    """Look whether the indices of a matrix, on the host, lie within it; one pass over them.
+
+    Returns
+    -------
+    code, number
+        0 and 0 if they do. :data:`OUT_OF_RANGE` and the first index that does not. :data:`OUT_OF_ORDER` and the first place of ``indptr`` that is less than the
+        one before; or the first or last place, where it does not begin with 0 or does not end with the number of elements.
+    """
+    columns = a.blocksize[1]
+    minor = a.shape[0] if a.format == "csc" else a.shape[1] // columns
+    limits = ((indices, minor), (indptr, a.shape[0])) if a.format == "coo" else ((indices, minor),)
+    for numbers, most in limits:
+        if not numbers.size:
+            continue
+        # A negative number is larger than any other one without its sign.
+        unsigned = numbers.view(f"u{numbers.itemsize}")
+        limit = min(most, int(np.iinfo(numbers.dtype).max) + 1)
+        if int(unsigned.max()) >= limit:
+            return OUT_OF_RANGE, int(numbers[np.argmax(unsigned >= limit)])
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        return OUT_OF_ORDER, 1 + int(np.argmax(falls))
+    if a.format != "coo":
+        for place, is_wrong in ((0, indptr[0] != 0), (a.major, indptr[-1] != indices.size)):
+            if is_wrong:
+                return OUT_OF_ORDER, place
+    return 0, 0

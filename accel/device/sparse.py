@@ -12,8 +12,9 @@ from accel.device import krylov
 from accel.errors import BackendUnavailableError, InvalidArgumentError, OutOfMemoryError
 from accel.ops.namespace import Awaited
 from accel.ops.sparse import SparseOps
+from accel.ops.sparse_operands import structure_error
 from accel.ref import AccelRef
-from accel.sparse_ref import FORMATS, SparseFormat, SparseRef, sparse_of
+from accel.sparse_ref import FORMATS, SparseFormat, SparseRef, sparse_of, structure_fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -119,6 +120,8 @@ class DeviceSparse(SparseOps[Awaited]):
         ------
         BackendUnavailableError
             If scipy is not installed.
+        InvalidArgumentError
+            If an index is out of range, or ``indptr`` is out of order: scipy reads wherever they say.
         """
         matrix = sparse_of("matrix", matrix)
         try:
@@ -126,6 +129,10 @@ class DeviceSparse(SparseOps[Awaited]):
         except ImportError as error:
             raise BackendUnavailableError("scipy is not installed", remedy="In a checkout: pip install '.[cpu]'.") from error
         data, indices, indptr = [await self._device.get(ref) for ref in matrix.refs]
+        wrong = structure_error(np.array(await self._run_blocking(structure_fault, matrix, indices, indptr)))
+        if wrong is not None:
+            wrong.op = "get"
+            raise wrong
         parts = (data, (indptr, indices)) if matrix.format == "coo" else (data, indices, indptr)
         return getattr(scipy, f"{matrix.format}_array")(parts, shape=matrix.shape)
 
@@ -349,13 +356,16 @@ def _canonical(form: SparseFormat, data: Array, indices: Array, indptr: Array, s
         rows, columns = rows // height, columns // width
     major = indptr
     if form != "coo":
-        if indptr.shape != (rows + 1,) or indptr[0] != 0 or indptr[-1] != count or (np.diff(indptr) < 0).any():
+        # Differences of numbers without a sign are none below 0.
+        if indptr.shape != (rows + 1,) or indptr[0] != 0 or indptr[-1] != count or (indptr[1:] < indptr[:-1]).any():
             raise _wrong(form, f"indptr does not rise from 0 to {count} in {rows + 1} elements")
-        major = np.repeat(np.arange(rows), np.diff(indptr))
+        indptr = indptr.astype(np.int64)
+        major = np.repeat(np.arange(rows), indptr[1:] - indptr[:-1])
     limits = (major, rows), (indices, columns)
     if major.shape != (count,) or any(part.size and not 0 <= part.min() <= part.max() < most for part, most in limits):
         raise _wrong(form, f"an index is outside of {shape}")
-    places = major.astype(np.int64) * max(columns, 1) + indices if rows * columns <= np.iinfo(np.int64).max else None
+    major, indices = major.astype(np.int64), indices.astype(np.int64)
+    places = major * max(columns, 1) + indices if rows * columns <= np.iinfo(np.int64).max else None
     if places is None or (np.diff(places) <= 0).any():
         order = np.lexsort((indices, major))
         data, indices, major = data[order], indices[order], major[order]

@@ -101,8 +101,8 @@ class Attention(AttentionForm):
         Added to the scores: (batch, heads, seq_q, seq_kv), each of the first three may be 1; in the dtype of q. -infinity hides a key from a query, which must
         see another one.
     lengths_q, lengths_kv
-        int32 (batch,): how many queries, and how many keys, a batch has. The rest of k and v is not seen, and the rest of the result is zeros. Beyond
-        seq_q and seq_kv, or negative, they give undefined results.
+        int32 (batch,): how many queries, and how many keys, a batch has. The rest of k and v is not seen, and the rest of the result is zeros. Numbers
+        below 0 are taken as 0, and those beyond seq_q and seq_kv as these.
     out
         (batch, heads, seq_q, value_dim).
     """
@@ -155,8 +155,9 @@ class RaggedAttention(AttentionForm):
     k, v
         (tokens_kv, kv_heads, head_dim), and the same with value_dim.
     offsets_q, offsets_kv
-        int32 (sequences + 1,): where each sequence begins, and the number of tokens at the end. They rise, from 0 to tokens and tokens_kv; other numbers give
-        undefined results.
+        int32 (sequences + 1,): where each sequence begins, and the number of tokens at the end. They rise, from 0 to tokens and tokens_kv. Numbers out of
+        this range are taken as its ends, and a sequence that ends before it begins as empty; results of tokens that are in no sequence, or in several, are
+        undefined.
     longest_q, longest_kv
         At least the length of the longest sequence; longer ones give undefined results. A device may prepare for these numbers, which takes time once: round
         them up to a few values.
@@ -205,9 +206,10 @@ class PagedAttention(AttentionForm):
     k, v
         The cache: (pages, kv_heads, page_size, head_dim), and the same with value_dim.
     table
-        int32 (batch, most_pages): which pages hold a batch's keys, in order. Entries beyond its length are not used, and are numbers of pages all the same.
+        int32 (batch, most_pages): which pages hold a batch's keys, in order. Entries beyond its length are not used. Numbers below 0 are taken as 0, and those
+        that are no page as the last page.
     lengths_kv
-        int32 (batch,): how many keys each batch has, at most most_pages * page_size. Other numbers give undefined results.
+        int32 (batch,): how many keys each batch has, at most most_pages * page_size. Numbers below 0 are taken as 0, and those beyond that as the most.
     scale, causal, window
         As for ``attention``, with ``lengths_kv`` for seq_kv.
     out

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from accel.compute import Transpose
 from accel.dtype import DType
-from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, operand, same_dtype
+from accel.errors import AccelError, InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand, same_dtype
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
@@ -21,6 +21,8 @@ from accel.views import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
 __all__ = ["FAMILY", "ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve", "MatrixPower", "Qr", "Slogdet", "Solve", "SolverOps"]
 
@@ -147,6 +149,16 @@ class LuFactor(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
 
 
+def _pivot_error(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: whether a pivot was out of range, and which."""
+    if not status[0]:
+        return None
+    return InvalidArgumentError(f"pivot {int(status[1])} is no row of the matrix", remedy="Give what lu_factor returned: rows from 0.")
+
+
+_PIVOTS = Status(Spec((2,), DType.INT64), _pivot_error)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class LuSolve(_Sides):
     """The solution of ``op(a) @ x = b``, given the factors of ``a``; where ``a`` is singular, its elements are infinite or NaN.
@@ -154,7 +166,7 @@ class LuSolve(_Sides):
     Parameters
     ----------
     lu, piv
-        (..., n, n) and int32 (..., n): what ``lu_factor`` returned.
+        (..., n, n) and int32 (..., n): what ``lu_factor`` returned. The op raises if a pivot is no row.
     b
         (n,), or (..., n, k), of the dtype of ``lu``; dimensions before the last two are broadcast.
     transpose
@@ -185,7 +197,7 @@ class LuSolve(_Sides):
             raise InvalidArgumentError(
                 f"piv is {piv.dtype.value}{list(piv.shape)}", remedy=f"Give what lu_factor returned: int32{list(lu.shape[:-1])}."
             )
-        return Plan((lu, piv, b), (), (self._result(),), dtype=lu.dtype)
+        return Plan((lu, piv, b), (), (self._result(),), dtype=lu.dtype, status=_PIVOTS)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,7 +13,7 @@ from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method, sized_method
 from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
-from accel.ops.sparse_operands import applied, check_factors, check_wide, no_product
+from accel.ops.sparse_operands import STRUCTURE, applied, check_factors, check_wide, no_product
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ref import AccelRef
@@ -73,7 +73,7 @@ class Spmv(FamilyOp):
         check_factors(dtype, self.out, self.alpha, self.beta)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, x=x)
         writes, creates = result_in(self.out, (m,), dtype)
-        return Plan((*a.refs, x), writes, creates, updates=bool(self.beta))
+        return Plan((*a.refs, x), writes, creates, updates=bool(self.beta), status=STRUCTURE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -121,7 +121,7 @@ class Spmm(FamilyOp):
         check_factors(dtype, self.out, self.alpha, self.beta)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, b=b)
         writes, creates = result_in(self.out, (m, n), dtype)
-        return Plan((*a.refs, b), writes, creates, updates=bool(self.beta))
+        return Plan((*a.refs, b), writes, creates, updates=bool(self.beta), status=STRUCTURE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -173,7 +173,7 @@ class Sddmm(FamilyOp[SparseRef]):
             )
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             factor(name, value, dtype)
-        return Plan((a, b, *pattern.refs), (), (Spec((pattern.nnz,), dtype),))
+        return Plan((a, b, *pattern.refs), (), (Spec((pattern.nnz,), dtype),), status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> SparseRef:
         """See :meth:`KernelOp.result`."""

@@ -9,7 +9,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, not_aliased, operand, result_in
 from accel.ops.fields import set_fields
-from accel.ops.sparse_operands import COUNT, INT32, not_of_blocks
+from accel.ops.sparse_operands import COUNT, INT32, STRUCTURE, not_of_blocks
 from accel.ref import AccelRef
 from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
@@ -39,7 +39,7 @@ class _Conversion(FamilyOp[SparseRef]):
             if a.nnz > INT32 and index is DType.INT32:
                 raise InvalidArgumentError(f"{a.nnz} elements cannot be counted in int32", remedy="Give indices of int64.")
         marks = a.nnz if self.target == "coo" else 1 + (a.shape[1] if self.target == "csc" else a.shape[0])
-        return Plan(a.refs, (), (Spec((a.nnz,), a.dtype), Spec((a.nnz,), index), Spec((marks,), index)))
+        return Plan(a.refs, (), (Spec((a.nnz,), a.dtype), Spec((a.nnz,), index), Spec((marks,), index)), status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> SparseRef:
         """See :meth:`KernelOp.result`."""
@@ -120,7 +120,7 @@ class Todense(FamilyOp):
         a = sparse_of("a", self.a)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
         writes, creates = result_in(self.out, a.shape, a.dtype)
-        return Plan(a.refs, writes, creates)
+        return Plan(a.refs, writes, creates, status=STRUCTURE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -153,7 +153,7 @@ class Diagonal(FamilyOp):
             raise not_of_blocks()
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
         writes, creates = result_in(self.out, (min(a.shape),), a.dtype)
-        return Plan(a.refs, writes, creates)
+        return Plan(a.refs, writes, creates, status=STRUCTURE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""What ops on sparse matrices check of their operands."""
+"""What ops on sparse matrices check of their operands: their shapes when they are made, and on the device what indices and indptr say."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 from accel.compute import Transpose
 from accel.dtype import DType
-from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Shape, Spec, factor
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Shape, Spec, Status, factor
+from accel.sparse_ref import OUT_OF_RANGE
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from accel.ops.blas import TransposeField
     from accel.ref import AccelRef
 
-__all__ = ["COUNT", "INT32", "applied", "check_factors", "check_wide", "no_product", "not_of_blocks"]
+__all__ = [
+    "COUNT",
+    "INT32",
+    "STRUCTURE",
+    "applied",
+    "check_factors",
+    "check_wide",
+    "index_out_of_range",
+    "no_product",
+    "not_of_blocks",
+    "structure_error",
+]
 
 COUNT = Spec((), DType.INT64)
 """The number of elements that a device finds."""
@@ -22,6 +36,28 @@ INT32 = 2**31 - 1
 """The largest index of 32 bits."""
 
 _WIDE = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+
+
+def index_out_of_range(index: int) -> InvalidArgumentError:
+    """Return the error of an index that is no row or column."""
+    return InvalidArgumentError(f"index {index} of a sparse matrix is out of range", remedy="Count rows and columns from 0.")
+
+
+def structure_error(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of what :func:`~accel.sparse_ref.structure_fault`, or a device, has found."""
+    code, number = int(status[0]), int(status[1])
+    if not code:
+        return None
+    if code == OUT_OF_RANGE:
+        return index_out_of_range(number)
+    return InvalidArgumentError(
+        f"element {number} of the indptr of a sparse matrix is out of order",
+        remedy="Let it rise from 0 to the number of elements (of coo, rows rise); trim what a batch has made: matrix.trimmed(number).",
+    )
+
+
+STRUCTURE = Status(Spec((2,), DType.INT64), structure_error)
+"""The status of an op that reads sparse matrices: what is wrong with the indices of one of them."""
 
 
 def applied(shape: tuple[int, ...], transpose: TransposeField) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, factor, same_dtype, scalar
 from accel.ops.fields import set_fields
-from accel.ops.sparse_operands import COUNT, check_wide, no_product
+from accel.ops.sparse_operands import COUNT, STRUCTURE, check_wide, no_product
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 
@@ -60,7 +60,8 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             factor(name, value, dtype)
         room, index = self.room(a.nnz + b.nnz), a.indices.dtype
-        return Plan((*a.refs, *b.refs), (), (Spec((room,), dtype), Spec((room,), index), Spec(a.indptr.shape, index), COUNT))
+        creates = Spec((room,), dtype), Spec((room,), index), Spec(a.indptr.shape, index), COUNT
+        return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
         """See :meth:`KernelOp.result`."""
@@ -119,7 +120,7 @@ class SpgemmSize(FamilyOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a, b = _factors_of_product(self)
-        return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),))
+        return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),), status=STRUCTURE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -158,7 +159,8 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         a, b = _factors_of_product(self)
         factor("alpha", self.alpha, a.dtype)
         room, index, marks = self.room(a.shape[0] * b.shape[1]), a.indices.dtype, 1 + (b.shape[1] if a.format == "csc" else a.shape[0])
-        return Plan((*a.refs, *b.refs), (), (Spec((room,), a.dtype), Spec((room,), index), Spec((marks,), index), COUNT))
+        creates = Spec((room,), a.dtype), Spec((room,), index), Spec((marks,), index), COUNT
+        return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
         """See :meth:`KernelOp.result`."""

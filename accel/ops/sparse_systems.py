@@ -11,7 +11,7 @@ from accel.errors import AccelError, InvalidArgumentError, LinAlgError
 from accel.ops.base import FamilyOp, Plan, Spec, Status, not_aliased, operand, result_in, same_dtype
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.fields import set_fields
-from accel.ops.sparse_operands import check_wide
+from accel.ops.sparse_operands import STRUCTURE, check_wide, structure_error
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, parts_of, sparse_of
 
@@ -22,13 +22,16 @@ __all__ = ["Spsolve", "SpsolveTriangular"]
 
 
 def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: the number, from 1 on, of the first row whose diagonal element is 0 or is not stored."""
-    info = int(status)
-    return LinAlgError(f"the matrix is singular: row {info - 1} has 0 on the diagonal", info=info) if info else None
+    """Return the error of a status: of the indices, or the number, from 1 on, of the first row whose diagonal element is 0 or is not stored."""
+    info = int(status[2])
+    singular = LinAlgError(f"the matrix is singular: row {info - 1} has 0 on the diagonal", info=info) if info else None
+    return structure_error(status) or singular
 
 
 _INFO = Spec((), DType.INT32)
-_STATUS = Status(_INFO, _failure)
+# What is wrong with the indices, as in STRUCTURE, and then the info.
+_BOTH = Spec((3,), DType.INT64)
+_STATUS = Status(_BOTH, _failure)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,16 +90,17 @@ class SpsolveTriangular(FamilyOp[Any]):
         writes, creates = result_in(self.out, b.shape, dtype)
         if self.check:
             return Plan((*a.refs, b), writes, creates, status=_STATUS)
-        return Plan((*a.refs, b), writes, (*creates, _INFO))
+        return Plan((*a.refs, b), writes, (*creates, _INFO), status=STRUCTURE)
 
 
 def _singular(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: how many pivots were 0."""
-    info = int(status)
-    return LinAlgError("the matrix is singular: the factorization has found a pivot of 0", info=info) if info else None
+    """Return the error of a status: of the indices, or how many pivots were 0."""
+    info = int(status[2])
+    singular = LinAlgError("the matrix is singular: the factorization has found a pivot of 0", info=info) if info else None
+    return structure_error(status) or singular
 
 
-_PIVOTS = Status(_INFO, _singular)
+_PIVOTS = Status(_BOTH, _singular)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -146,4 +150,4 @@ class Spsolve(FamilyOp[Any]):
         writes, creates = result_in(self.out, b.shape, dtype)
         if self.check:
             return Plan((*a.refs, b), writes, creates, status=_PIVOTS)
-        return Plan((*a.refs, b), writes, (*creates, _INFO))
+        return Plan((*a.refs, b), writes, (*creates, _INFO), status=STRUCTURE)

@@ -107,11 +107,11 @@ class Lu:
         work.blank(self._flag, told, 1, DType.INT32, 0)  # NaN is no singular matrix
         self._last = a, told
 
-    def take(self, lu: int, piv: int) -> None:
-        """Have factors that ``lu_factor`` has made, unless these are there."""
+    def take(self, lu: int, piv: int, status: int) -> None:
+        """Have factors that ``lu_factor`` has made, unless these are there. The status tells of a pivot that is no row; another row is taken for it."""
         if self._last is None or self._last[0] != lu:
             self._work.turn(self.factors, lu, self._n, self._n, self._dtype)
-            self._work.launch("piv_in", self._n, piv, self.piv, self._n)
+            self._work.launch("piv_in", self._n, piv, self.piv, status, self._n)
             self._last = lu, 0
 
     def solve(self, trans: Transpose, k: int, b: int, x: int, room: int) -> None:
@@ -141,14 +141,14 @@ def _lu_factor(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int
 
 def _lu_solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stack, n, k = op.sizes()
-    (lu, piv, b), dtype = inputs, op.lu.dtype
+    (lu, piv, b), (out, status), dtype = inputs, outputs, op.lu.dtype
     size = n * k * dtype.itemsize
     if not size:
         return
     made, room = Lu(work, dtype, n, n), work.room(size)
     for i, (j, side) in enumerate(zip(sources(op.lu, stack), _sides(op.b, stack), strict=True)):
-        made.take(lu + j * n * n * dtype.itemsize, piv + j * n * 4)
-        made.solve(op.transpose, k, b + side * size, outputs[0] + i * size, room)
+        made.take(lu + j * n * n * dtype.itemsize, piv + j * n * 4, status)
+        made.solve(op.transpose, k, b + side * size, out + i * size, room)
 
 
 def _solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, SparseRef, Transpose, UnsupportedError
@@ -16,6 +17,7 @@ from accel_cuda.families.kernels import CODES
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
+from accel_cuda.families.sparse_structure import copy_structure, is_sound, structure_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +36,8 @@ _NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.C
 _PRODUCTS = ("spmv", "spmm")
 _AS_CSR = "Convert it first: await device.sparse.tocsr(a)."
 _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
-_OWN = ("spsolve_triangular", "fromdense", "diagonal")
-"""Ops with kernels of the backend's own; conversions of bsr have some too."""
+_KINDS = (*_PRODUCTS, *_CONVERSIONS, *PRODUCTS, "todense", "diagonal", "fromdense", "add", "sddmm", "spsolve_triangular", "solve")
+"""All ops: each has kernels of the backend's own, at least those that check indices."""
 
 
 class SparseLibrary:
@@ -56,12 +58,11 @@ class SparseLibrary:
 
     def __init__(self, context: CudaContext) -> None:
         self.plans: SparsePlans | None = None
-        self.kernels: Mapping[str, Kernel] = {
+        of_matrices: dict[str, Kernel] = {
             **dict.fromkeys(_PRODUCTS, self._multiply),
             **dict.fromkeys(_CONVERSIONS, self._convert),
             "todense": self._todense,
             "diagonal": self._diagonal,
-            "fromdense": self._fromdense,
             "add": self._add,
             "spgemm": self._spgemm,
             "spgemm_size": self._spgemm,
@@ -69,6 +70,8 @@ class SparseLibrary:
             "spsolve_triangular": self._solve,
             "solve": self._direct,
         }
+        checked = {kind: partial(_checked, kernel) for kind, kernel in of_matrices.items()}
+        self.kernels: Mapping[str, Kernel] = {**checked, "fromdense": self._fromdense}
         self._context = context
         self._cub = Cub(context)
         self._direct_solver: DirectSolver | None = None
@@ -102,12 +105,16 @@ class SparseLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if op.kind == "fromdense":
+            return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
+        nbytes = self._call_nbytes(op)
+        return None if nbytes is None else structure_nbytes(op) + nbytes
+
+    def _call_nbytes(self, op: Any) -> int | None:
         if op.kind == "solve":
             return solve_scratch(op)
         if op.kind in PRODUCTS:
             return spgemm_scratch(op)
-        if op.kind == "fromdense":
-            return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         spec = _spec(op)
         if spec is None:
             return 0
@@ -298,6 +305,14 @@ class SparseLibrary:
             raise handle.failure(error, op.kind) from error
 
 
+def _checked(kernel: Kernel, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue an op with copies of its matrices' indices, which are sound whatever the indices say."""
+    taken = copy_structure(lane.stream, op, inputs, outputs)
+    if (op.kind in PRODUCTS or op.kind == "solve") and not lane.stream.is_capturing and not is_sound(lane, outputs):
+        return  # these wait for the device, so the library need not be called
+    kernel(lane, op, *taken)
+
+
 def _matrix_of(op: Any) -> SparseRef:
     """Return the sparse matrix of an op."""
     return SparseRef(*(op.pattern if op.kind == "sddmm" else op.a))
@@ -407,12 +422,12 @@ def _scale(lane: Any, op: Any, count: int, out: int) -> None:
 
 
 def _program(op: Any) -> str:
-    return "sparse" if op.kind in _OWN or op.a[0] == "bsr" else ""
+    return "sparse"
 
 
 PART = CudaPart(
     open=SparseLibrary,
     libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program=dict.fromkeys((*_OWN, "tocsr", "todense"), _program),
+    program=dict.fromkeys(_KINDS, _program),
 )

@@ -22,7 +22,8 @@ from tests.cuda_support import Context, FakeLibrary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATA, INDICES, INDPTR, B, OUT, INFO, WORK = (n << 30 for n in range(1, 8))
+DATA, INDICES, INDPTR, B, OUT, STATUS, COPIES = (n << 30 for n in range(1, 8))
+INFO, SAFE, MARKS, WORK = STATUS + 16, COPIES, COPIES + 256, COPIES + 512
 
 
 class FakeSolver(FakeLibrary):
@@ -81,8 +82,17 @@ def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     blas = SimpleNamespace(
         operation=lambda dtype: {Transpose.TRANSPOSE: 1}, factors=lambda dtype, *factors: factors, call=lambda *each: turned.append(each)
     )
-    compute = SimpleNamespace(prepare_blas=lambda: blas)
-    return SimpleNamespace(stream=CudaStream(context, {}, 0), compute=compute, filled=filled, turned=turned)
+    told: list[int] = []
+
+    def copy_dtoh(destination: memoryview, source: int) -> None:
+        assert source == STATUS
+        destination[0] = bool(told)
+
+    compute = SimpleNamespace(prepare_blas=lambda: blas, copy_dtoh=copy_dtoh)
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *each: None)
+    monkeypatch.setattr(CudaStream, "synchronize", lambda self: None)
+    functions: Any = {f"sparse_{step}_{width}": step for step in ("check", "replace") for width in (4, 8)}
+    return SimpleNamespace(stream=CudaStream(context, functions, 0), compute=compute, filled=filled, turned=turned, told=told)
 
 
 def matrix(n: int = 4, nnz: int = 9, dtype: DType = DType.FLOAT64, index: DType = DType.INT32) -> SparseRef:
@@ -93,17 +103,17 @@ def solve(library: SparseLibrary, lane: Any, op: Any) -> None:
     op.plan()
     assert library.may_block(lane, op)
     library.measure(op)
-    library.kernels[op.kind](lane, op, (DATA, INDICES, INDPTR, B), (OUT, INFO, WORK))
+    library.kernels[op.kind](lane, op, (DATA, INDICES, INDPTR, B), (OUT, STATUS, COPIES))
 
 
 def test_a_system_is_ordered_factored_and_solved(fake: FakeSolver, context: Any, lane: Any) -> None:
     library, op = SparseLibrary(context), ops.Spsolve(matrix(), ref(4, dtype=DType.FLOAT64))
-    assert library.scratch_nbytes(op) == 0
+    assert library.scratch_nbytes(op) == 512
     fake.pivots = [0, 0]
     for _ in range(2):
         solve(library, lane, op)
     assert fake.names().count("create") == fake.names().count("set_async_workspace_allocator") == 1
-    assert fake.calls("matrix_create_csr")[0][:7] == [4, 4, 9, INDPTR, 0, INDICES, DATA]
+    assert fake.calls("matrix_create_csr")[0][:7] == [4, 4, 9, MARKS, 0, SAFE, DATA]
     assert [call[:4] for call in fake.calls("matrix_create_dn")[:2]] == [[4, 1, 4, OUT], [4, 1, 4, B]]
     phases = [call[1] for call in fake.calls("execute")]
     assert phases == [int(fake.Phase.ANALYSIS), int(fake.Phase.FACTORIZATION), int(fake.Phase.SOLVE)] * 2
@@ -119,7 +129,7 @@ def test_a_system_is_ordered_factored_and_solved(fake: FakeSolver, context: Any,
 def test_several_right_hand_sides_lie_by_columns_meanwhile(fake: FakeSolver, context: Any, lane: Any) -> None:
     library, op = SparseLibrary(context), ops.Spsolve(matrix(), ref(4, 3, dtype=DType.FLOAT64))
     fake.pivots = [0]
-    assert library.scratch_nbytes(op) == 512
+    assert library.scratch_nbytes(op) == 512 + 512
     solve(library, lane, op)
     assert [call[:4] for call in fake.calls("matrix_create_dn")] == [[4, 3, 4, WORK + 256], [4, 3, 4, WORK]]
     (first, second) = lane.turned
@@ -142,6 +152,12 @@ def test_where_a_pivot_is_0_it_is_tried_without_matching(fake: FakeSolver, conte
     assert [call[1] for call in fake.calls("execute")].count(int(fake.Phase.SOLVE)) == 0
     assert lane.filled == [(OUT, b"\xff", 32), (INFO, (3).to_bytes(4, "little"), 1)]
     assert len(fake.calls("data_create")) == len(fake.calls("data_destroy")) == 2
+
+
+def test_a_matrix_whose_indices_are_out_of_range_is_not_given_to_the_library(fake: FakeSolver, context: Any, lane: Any) -> None:
+    lane.told.append(1)
+    solve(SparseLibrary(context), lane, ops.Spsolve(matrix(), ref(4, dtype=DType.FLOAT64)))
+    assert fake.called == []
 
 
 def test_what_the_library_refuses_twice_is_an_error(fake: FakeSolver, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,8 +257,11 @@ def piv_out(x: int, y: int, n: int) -> None:
     array(y, (n,), I32)[...] = array(x, (n,), I64) - 1
 
 
-def piv_in(x: int, y: int, n: int) -> None:
-    array(y, (n,), I64)[...] = array(x, (n,), I32) + 1
+def piv_in(x: int, y: int, status: int, n: int) -> None:
+    rows = array(x, (n,), I32).astype(I64)
+    for row in rows[(rows < 0) | (rows >= n)]:
+        array(status, (2,), I64)[...] = 1, row
+    array(y, (n,), I64)[...] = rows.clip(0, n - 1) + 1
 
 
 TYPED = {each.__name__: each for each in (finite, triangle, eye, det, scaled, lengths, pairs)}
@@ -415,6 +418,21 @@ async def test_no_factorization_sees_what_is_not_finite(library: SolverLibrary, 
                 bad = bad[np.triu_indices(5)] if name == "qr" else bad
                 assert (bad == range(5)).all() if bad.dtype == np.int32 else np.isnan(bad).all(), name
         np.testing.assert_allclose(a[0] @ (await device.get(made["solve"]))[0], b, rtol=1e-4, atol=1e-4)
+
+
+async def test_a_pivot_that_is_no_row_is_the_op_s_error_and_the_library_gets_rows_only(
+    library: SolverLibrary, rng: np.random.Generator
+) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        lu, piv = await device.solver.lu_factor(await device.put(rng.standard_normal((2, 6, 6))))
+        b = await device.put(rng.standard_normal((6, 2)))
+        for wrong in (6, -1, 2**31 - 1):  # the library's twin asserts that it is given rows
+            rows = (await device.get(piv)).copy()
+            rows[1, 3] = wrong
+            with pytest.raises(accel.InvalidArgumentError, match=f"pivot {wrong} is no row"):
+                await device.solver.lu_solve(lu, await device.put(rows), b)
+        assert np.isfinite(await device.get(await device.solver.lu_solve(lu, piv, b))).all()
 
 
 async def test_one_matrix_is_factored_once_for_many_right_hand_sides(

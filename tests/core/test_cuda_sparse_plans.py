@@ -22,7 +22,11 @@ from tests.cuda_support import Context, FakeLibrary, Numbers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATA, INDICES, INDPTR, X, OUT, WORK = (n << 30 for n in range(1, 7))
+DATA, INDICES, INDPTR, X, OUT, STATUS, COPIES = (n << 30 for n in range(1, 8))
+SAFE, MARKS, WORK = COPIES, COPIES + 256, COPIES + 512
+"""Where the copies of the indices, and of indptr, of the first matrix are, and what its call works in."""
+SAFE_B, MARKS_B, WORK_B = COPIES + 512, COPIES + 768, COPIES + 1024
+"""The same of a second matrix, and what a call works in then."""
 
 
 class FakeSparse(FakeLibrary):
@@ -89,11 +93,34 @@ def context() -> Iterator[Any]:
     arena.close()
 
 
+class Functions(dict[str, str]):
+    """Each kernel is its name."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
 @pytest.fixture
-def lane(context: Any) -> Any:
+def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A lane that takes down what is launched: `checks` of indices, and `launched`, which is all else."""
     scaled: list[Any] = []
+    told: list[int] = []
     compute = SimpleNamespace(product=lambda *arguments: scaled.append(arguments), scaled=scaled)
-    return SimpleNamespace(stream=CudaStream(context, {}, 0), compute=compute)
+    functions: Any = Functions()
+    made = SimpleNamespace(stream=CudaStream(context, functions, 0), compute=compute, checks=[], launched=[], told=told)
+
+    def launch(stream: Any, function: Any, *arguments: int) -> None:
+        is_check = function.startswith(("sparse_check", "sparse_replace"))
+        (made.checks if is_check else made.launched).append((function, *arguments))
+
+    def copy_dtoh(destination: memoryview, source: int) -> None:
+        assert source == STATUS
+        destination[0] = bool(told)
+
+    compute.copy_dtoh = copy_dtoh
+    monkeypatch.setattr(CudaStream, "launch", launch)
+    monkeypatch.setattr(CudaStream, "synchronize", lambda self: None)
+    return made
 
 
 class Owner:
@@ -117,7 +144,7 @@ def run(library: SparseLibrary, lane: Any, op: Any, inputs: tuple[int, ...], out
     op.plan()
     if library.scratch_nbytes(op) is None:
         library.measure(op)
-    library.kernels[op.kind](lane, op, inputs, (*outputs, WORK))
+    library.kernels[op.kind](lane, op, inputs, (*outputs, *([] if op.plan().status is None else [STATUS]), COPIES))
 
 
 def test_a_plan_is_made_once_and_pointed_to_each_ops_operands(fake: FakeSparse, context: Any, lane: Any) -> None:
@@ -126,13 +153,17 @@ def test_a_plan_is_made_once_and_pointed_to_each_ops_operands(fake: FakeSparse, 
     assert library.scratch_nbytes(op) is None
     library.prepare(lane.stream)
     run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
-    assert library.scratch_nbytes(op) == 1000
+    assert library.scratch_nbytes(op) == 512 + 1000
     assert not library.may_block(lane, op)
     assert library.may_block(lane, ops.Spmv(matrix(nnz=6), ref(6))), "a matrix of another size"
     run(library, lane, op, (DATA + 64, INDICES, INDPTR, X), (OUT,))
     assert fake.names().count("create_csr") == fake.names().count("sp_mv_buffer_size") == 1
     ((descriptor, *first), (_, *second)) = fake.calls("csr_set_pointers")
-    assert (first, second) == ([INDPTR, INDICES, DATA], [INDPTR, INDICES, DATA + 64])
+    assert (first, second) == ([MARKS, SAFE, DATA], [MARKS, SAFE, DATA + 64])
+    assert lane.checks[:2] == [
+        ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 5, 5, 4, 6, 0),
+        ("sparse_replace_4", 1, 256, SAFE, MARKS, STATUS, 5, 5, 4, 6, 0),
+    ]
     x, y = [values for _, values in fake.calls("dn_vec_set_values")][:2]
     assert (x, y) == (X, OUT)
     call = fake.calls("sp_mv")[0]
@@ -161,12 +192,12 @@ def test_conversions_go_through_csr_and_change_of_order(fake: FakeSparse, contex
     library = SparseLibrary(context)
     made = OUT, OUT + 4096, OUT + 8192
     for form, kind, steps in (
-        ("csr", ops.Tocsc, [("csr2csc_ex2", (4, 6), INDPTR, made[2])]),
-        ("csc", ops.Tocsr, [("csr2csc_ex2", (6, 4), INDPTR, made[2])]),
-        ("coo", ops.Tocsr, [("xcoo2csr", INDPTR, made[2])]),
-        ("csr", ops.Tocoo, [("xcsr2coo", INDPTR, made[2])]),
-        ("coo", ops.Tocsc, [("xcoo2csr", INDPTR, WORK), ("csr2csc_ex2", (4, 6), WORK, made[2])]),
-        ("csc", ops.Tocoo, [("csr2csc_ex2", (6, 4), INDPTR, WORK), ("xcsr2coo", WORK, made[2])]),
+        ("csr", ops.Tocsc, [("csr2csc_ex2", (4, 6), MARKS, made[2])]),
+        ("csc", ops.Tocsr, [("csr2csc_ex2", (6, 4), MARKS, made[2])]),
+        ("coo", ops.Tocsr, [("xcoo2csr", MARKS, made[2])]),
+        ("csr", ops.Tocoo, [("xcsr2coo", MARKS, made[2])]),
+        ("coo", ops.Tocsc, [("xcoo2csr", MARKS, WORK), ("csr2csc_ex2", (4, 6), WORK, made[2])]),
+        ("csc", ops.Tocoo, [("csr2csc_ex2", (6, 4), MARKS, WORK), ("xcsr2coo", WORK, made[2])]),
         ("csr", ops.Tocsr, []),
     ):
         fake.called.clear()
@@ -181,7 +212,8 @@ def test_conversions_go_through_csr_and_change_of_order(fake: FakeSparse, contex
                 seen.append((name, arguments[1], arguments[4]))
                 assert arguments[2:4] == [5, 4], "elements and rows"
         assert seen == steps, (form, kind)
-        assert library.scratch_nbytes(op) == (1000 if any(step[0] == "csr2csc_ex2" for step in steps) else 0) + 256 * (len(steps) > 1)
+        nbytes = 1000 if any(step[0] == "csr2csc_ex2" for step in steps) else 0
+        assert library.scratch_nbytes(op) == 512 + nbytes + 256 * (len(steps) > 1)
     with pytest.raises(UnsupportedError, match="int32"):
         run(library, lane, ops.Tocsc(matrix(index=DType.INT64)), (DATA, INDICES, INDPTR), made)
 
@@ -201,15 +233,12 @@ def test_without_elements_nothing_is_asked_of_the_library(fake: FakeSparse, cont
     assert fake.called == []
 
 
-def test_a_triangular_system_is_analysed_each_time(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_triangular_system_is_analysed_each_time(fake: FakeSparse, context: Any, lane: Any) -> None:
     library = SparseLibrary(context)
-    launched: list[Any] = []
-    lane.stream.functions = {"sparse_diagonal_f32_4": "diagonal"}
-    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
     op = ops.SpsolveTriangular(matrix("csc", (4, 4)), ref(4, 3))
     for _ in range(2):
-        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
-    assert launched == [("diagonal", 1, 256, DATA, INDICES, INDPTR, OUT + 512, 4)] * 2
+        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
+    assert lane.launched == [("sparse_diagonal_f32_4", 1, 256, DATA, SAFE, MARKS, STATUS + 16, 4)] * 2
     assert [each[1] for each in fake.calls("sp_sm_analysis")] == [1, 1], "csr of the transpose, whose transpose is solved"
     steps = ("analysis", "solve", "destroy_descr")
     assert [name[6:] for name in fake.names() if name.startswith("sp_sm_") and name[6:] in steps] == ["destroy_descr", *steps, *steps]
@@ -221,29 +250,32 @@ def test_a_triangular_system_is_analysed_each_time(fake: FakeSparse, context: An
         lane,
         ops.SpsolveTriangular(matrix("csr", (4, 4)), ref(4), unit_diagonal=True),
         (DATA, INDICES, INDPTR, X),
-        (OUT, OUT + 512),
+        (OUT,),
     )
     assert fake.attributes[2:] == [0, 1]
-    assert len(launched) == 2, "no diagonal is looked at"
+    assert len(lane.launched) == 2, "no diagonal is looked at"
+    unchecked = ops.SpsolveTriangular(matrix("csr", (4, 4)), ref(4), check=False)
+    run(library, lane, unchecked, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
+    assert lane.launched[2:] == [("sparse_diagonal_f32_4", 1, 256, DATA, SAFE, MARKS, OUT + 512, 4)], "the info is a result"
     refused = ops.SpsolveTriangular(matrix("csc", (4, 4), dtype=DType.COMPLEX64), ref(4, dtype=DType.COMPLEX64), transpose_a="c")
     with pytest.raises(UnsupportedError, match="conjugate"):
-        run(library, lane, refused, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
+        run(library, lane, refused, (DATA, INDICES, INDPTR, X), (OUT,))
 
 
 def test_sampled_products_add_to_a_copy_of_the_pattern(fake: FakeSparse, context: Any, lane: Any) -> None:
     library, pattern = SparseLibrary(context), matrix()
     op = ops.Sddmm(ref(4, 3), ref(3, 6), pattern, beta=2.0)
     run(library, lane, op, (X, X + 512, DATA, INDICES, INDPTR), (OUT,))
-    assert fake.calls("csr_set_pointers")[0][1:] == [INDPTR, INDICES, OUT]
+    assert fake.calls("csr_set_pointers")[0][1:] == [MARKS, SAFE, OUT]
     assert ("copy", OUT, DATA, 20, 77) in lane.stream.context.driver.called
     assert [values for _, values in fake.calls("dn_mat_set_values")] == [X, X + 512]
-    assert library.scratch_nbytes(op) == 1000
+    assert library.scratch_nbytes(op) == 512 + 1000
 
 
 def test_a_sum_that_is_larger_than_its_room_is_made_beside_it(fake: FakeSparse, context: Any, lane: Any) -> None:
     library, a, b = SparseLibrary(context), matrix("csc", nnz=5), matrix("csc", nnz=3)
     inputs, outputs = (DATA, INDICES, INDPTR, DATA + 1, INDICES + 1, INDPTR + 1), (OUT, OUT + 256, OUT + 512, OUT + 768)
-    for size, made, scratch in ((8, outputs[:2], WORK), (4, (WORK, WORK + 256), WORK + 512)):
+    for size, made, scratch in ((8, outputs[:2], WORK_B), (4, (WORK_B, WORK_B + 256), WORK_B + 512)):
         fake.called.clear()
         context.driver.called.clear()
         op = ops.Add(a, b, size=size)
@@ -252,16 +284,16 @@ def test_a_sum_that_is_larger_than_its_room_is_made_beside_it(fake: FakeSparse, 
         assert first[1:3] == [6, 4], "csc is csr of the transpose"
         assert [first[i] for i in (4, 5, 6, 8, 9, 10, 12, 13, 14)] == [
             5,
-            INDPTR,
-            INDICES,
+            MARKS,
+            SAFE,
             3,
-            INDPTR + 1,
-            INDICES + 1,
+            MARKS_B,
+            SAFE_B,
             *outputs[2:],
             scratch,
         ]
         second = fake.calls("scsrgeam2")[0]
-        assert [second[i] for i in (5, 6, 7, 8, 11, 12, 13, 14)] == [5, DATA, INDPTR, INDICES, 3, DATA + 1, INDPTR + 1, INDICES + 1]
+        assert [second[i] for i in (5, 6, 7, 8, 11, 12, 13, 14)] == [5, DATA, MARKS, SAFE, 3, DATA + 1, MARKS_B, SAFE_B]
         assert second[16:] == [made[0], outputs[2], made[1], scratch]
         modes = [fake.PointerMode.DEVICE, fake.PointerMode.HOST]
         assert [name for name in fake.names() if name in ("set_pointer_mode", "xcsrgeam2nnz", "scsrgeam2")] == [
@@ -269,8 +301,8 @@ def test_a_sum_that_is_larger_than_its_room_is_made_beside_it(fake: FakeSparse, 
         ]  # fmt: skip
         assert [call[1] for call in fake.calls("set_pointer_mode")] == modes
         copies = [call[1:4] for call in context.driver.called if call[0] == "copy"]
-        assert copies == ([] if size == 8 else [(OUT, WORK, 16), (OUT + 256, WORK + 256, 16)])
-        assert library.scratch_nbytes(op) == scratch - WORK + 1000
+        assert copies == ([] if size == 8 else [(OUT, WORK_B, 16), (OUT + 256, WORK_B + 256, 16)])
+        assert library.scratch_nbytes(op) == scratch - COPIES + 1000
     fake.called.clear()
     run(library, lane, ops.Add(matrix(nnz=0), matrix(nnz=0), size=0), inputs, outputs)
     assert fake.called == []
@@ -295,28 +327,25 @@ def test_csr_of_a_dense_matrix_is_counted_summed_and_picked(
     run(library, lane, op, (X,), (OUT, OUT + 256, OUT + 512, OUT + 768))
     assert taken == [
         ("count", 3, 256, X, OUT + 512, 20, 33),
-        (DType.INT32, WORK, 21, OUT + 512, OUT + 512),
+        (DType.INT32, COPIES, 21, OUT + 512, OUT + 512),
         ("pick", 3, 256, X, OUT + 512, OUT, OUT + 256, OUT + 768, 20, 33, 9),
     ]
     assert fake.called == []
 
 
-def test_a_diagonal_is_taken_by_one_kernel(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Any] = []
-    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+def test_a_diagonal_is_taken_by_one_kernel(fake: FakeSparse, context: Any, lane: Any) -> None:
     library = SparseLibrary(context)
-    lane.stream.functions = {"sparse_extract_f32_4": "rows", "sparse_extract_coo_f32_4": "elements"}
     for form, n in (("csr", 4), ("csc", 4), ("coo", 5)):
-        launched.clear()
+        lane.launched.clear()
         context.driver.called.clear()
         op = ops.Diagonal(matrix(form))
         assert not library.may_block(lane, op)
         run(library, lane, op, (DATA, INDICES, INDPTR), (OUT,))
-        assert launched == [("elements" if form == "coo" else "rows", 1, 256, DATA, INDICES, INDPTR, OUT, n)]
+        assert lane.launched == [(f"sparse_extract{'_coo' * (form == 'coo')}_f32_4", 1, 256, DATA, SAFE, MARKS, OUT, n)]
         assert [call[0] for call in context.driver.called if call[0] == "fill"] == ["fill"], "0 where nothing is stored"
-    launched.clear()
+    lane.launched.clear()
     run(library, lane, ops.Diagonal(matrix(nnz=0)), (DATA, INDICES, INDPTR), (OUT,))
-    assert launched == []
+    assert lane.launched == []
     assert fake.called == []
 
 
@@ -333,13 +362,13 @@ def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
             filled.clear()
             op: Any = ops.SpgemmSize(a, b, workspace=workspace)
             assert library.may_block(lane, op)
-            assert library.scratch_nbytes(op) == 256 + workspace
+            assert library.scratch_nbytes(op) == 1024 + 256 + workspace
             run(library, lane, op, inputs, (OUT,))
             assert [call[:3] for call in fake.calls("create_csr")] == shapes
-            assert fake.calls("create_csr")[2][3:6] == [WORK, 0, 0], "an indptr of its own"
+            assert fake.calls("create_csr")[2][3:6] == [WORK_B, 0, 0], "an indptr of its own"
             assert filled == [(OUT + 8 * i, n.to_bytes(8, "little", signed=True), 1) for i, n in enumerate((needed, products))]
             asked = [call[-1] for call in fake.calls("sp_gemm_work_estimation")]
-            assert asked == ([0] if products < 0 else [0, WORK + 256])
+            assert asked == ([0] if products < 0 else [0, WORK_B + 256])
         outputs = OUT, OUT + 256, OUT + 512, OUT + 768
         for size, found in ((10, 6), (6, 6), (5, 6), (9, 0)):
             fake.called.clear()
@@ -348,9 +377,9 @@ def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
             op = ops.Spgemm(a, b, size=size, workspace=1512)
             run(library, lane, op, inputs, outputs)
             first = fake.calls("create_csr")[0]
-            assert first[3:6] == ([INDPTR, INDICES, DATA] if form == "csr" else [INDPTR + 1, INDICES + 1, DATA + 1])
-            assert [call[-1] for call in fake.calls("sp_gemm_work_estimation")] == [0, WORK]
-            assert [call[-1] for call in fake.calls("sp_gemm_compute")] == [0, WORK + 512]
+            assert first[3:6] == ([MARKS, SAFE, DATA] if form == "csr" else [MARKS_B, SAFE_B, DATA + 1])
+            assert [call[-1] for call in fake.calls("sp_gemm_work_estimation")] == [0, WORK_B]
+            assert [call[-1] for call in fake.calls("sp_gemm_compute")] == [0, WORK_B + 512]
             written = found if found <= size else 0
             assert [call[1:] for call in fake.calls("csr_set_pointers")] == [[outputs[2], outputs[1], outputs[0]]] * bool(written)
             assert len(fake.calls("sp_gemm_copy")) == bool(written)
@@ -367,6 +396,10 @@ def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
     fake.called.clear()
     run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8), nnz=0), size=0), inputs, outputs)
     assert fake.called == []
+    lane.told.append(1)
+    run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8)), size=9, workspace=1512), inputs, outputs)
+    assert fake.called == [], "the host waits anyway, and has seen that indices are out of range"
+    lane.told.clear()
     with pytest.raises(UnsupportedError, match="int32"):
         run(library, lane, ops.SpgemmSize(matrix(index=DType.INT64), matrix(shape=(6, 8), index=DType.INT64)), inputs, (OUT,))
     lane.stream.is_capturing = True
@@ -386,7 +419,8 @@ def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: An
         run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
     assert not library.may_block(lane, op)
     made = fake.calls("create_bsr")
-    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 2, INDPTR, INDICES, DATA]] * 2
+    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 2, MARKS, SAFE, DATA]] * 2
+    assert lane.checks[0] == ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 2, 4, 3, 4, 0), "in blocks"
     assert {each[-1] for each in made} == {2}, "rows of a block are one after the other"
     assert len(fake.calls("sp_mv_buffer_size")) == 1
     assert len({call[3] for call in fake.calls("sp_mv")}) == 2
@@ -401,19 +435,27 @@ def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: An
         run(library, lane, ops.Spmv(blocks(), ref(12)), (DATA, INDICES, INDPTR, X), (OUT,))
 
 
-def test_blocks_are_taken_apart_by_kernels(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Any] = []
-    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+def test_blocks_are_taken_apart_by_kernels(fake: FakeSparse, context: Any, lane: Any) -> None:
     library = SparseLibrary(context)
-    lane.stream.functions = {"sparse_blocks_csr_f32_4": "csr", "sparse_blocks_dense_f32_4": "dense"}
     made = OUT, OUT + 4096, OUT + 8192
     assert not library.may_block(lane, ops.Tocsr(blocks()))
     run(library, lane, ops.Tocsr(blocks()), (DATA, INDICES, INDPTR), made)
     run(library, lane, ops.Todense(blocks()), (DATA, INDICES, INDPTR), (OUT,))
     sizes = 3, 2, 3, 12, 12
-    assert launched == [("csr", 1, 256, DATA, INDICES, INDPTR, *made, *sizes), ("dense", 1, 256, DATA, INDICES, INDPTR, OUT, *sizes)]
-    launched.clear()
+    assert lane.launched == [
+        ("sparse_blocks_csr_f32_4", 1, 256, DATA, SAFE, MARKS, *made, *sizes),
+        ("sparse_blocks_dense_f32_4", 1, 256, DATA, SAFE, MARKS, OUT, *sizes),
+    ]
+    lane.launched.clear()
     run(library, lane, ops.Tocsr(blocks(0)), (DATA, INDICES, INDPTR), made)
     run(library, lane, ops.Todense(blocks(0)), (DATA, INDICES, INDPTR), (OUT,))
-    assert launched == []
+    assert lane.launched == []
     assert fake.called == []
+
+
+def test_elements_that_can_have_no_index_are_refused(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library = SparseLibrary(context)
+    for a in (matrix(shape=(0, 6)), matrix(shape=(4, 0)), matrix("coo", (0, 6)), matrix("csc", (4, 0))):
+        with pytest.raises(InvalidArgumentError, match="index 0 of a sparse matrix is out of range"):
+            run(library, lane, ops.Todense(a), (DATA, INDICES, INDPTR), (OUT,))
+    assert lane.checks == []

@@ -188,6 +188,10 @@ def _launch_sparse(stream: Any, memory: Memory, name: str, dtypes: tuple[Any, An
             (rows, height, width, columns * width, nnz))  # fmt: skip
     if block != (1, 1):
         return
+    if name.startswith("f32"):
+        for marks, is_coo in ((indptr, 0), (major.astype(index), 1)):
+            for wrong in (indices, np.full_like(indices, np.iinfo(index).max)):
+                _launch_check(stream, memory, (wrong, marks), (rows, columns, is_coo))
     _launch(stream, memory, f"sparse_extract_{name}", least, matrix, (least * data.itemsize,), (least,))
     _launch(stream, memory, f"sparse_extract_coo_{name}", nnz, (data, indices, major.astype(index)), (least * data.itemsize,), (nnz,))
     if not name.startswith(("f16", "bf16")):
@@ -197,6 +201,19 @@ def _launch_sparse(stream: Any, memory: Memory, name: str, dtypes: tuple[Any, An
     for room in (nnz, nnz // 2):
         _launch(stream, memory, f"sparse_pick_{name}", warps * 256, (x, indptr), (room * data.itemsize, room * index.itemsize, 8),
                 (rows, columns, room))  # fmt: skip
+
+
+def _launch_check(stream: Any, memory: Memory, arrays: tuple[Any, Any], numbers: tuple[int, int, int]) -> None:
+    """Launch the kernels that check and copy indices, and those that replace the copies of wrong ones."""
+    (indices, indptr), width = arrays, arrays[0].itemsize
+    sizes = indices.size, indptr.size, *numbers
+    with memory.take(indices.nbytes, indptr.nbytes, indices.nbytes, indptr.nbytes, 16) as (*given, out, out_marks, status):
+        for pointer, array in zip(given, arrays, strict=True):
+            memory.write(pointer, array)
+        stream.fill(status, bytes(1), 16)
+        blocks = -(-max(indices.size, indptr.size) // 256)
+        stream.launch(stream.functions[f"sparse_check_{width}"], blocks, 256, *given, out, out_marks, status, *sizes)
+        stream.launch(stream.functions[f"sparse_replace_{width}"], blocks, 256, out, out_marks, status, *sizes)
 
 
 def _launch(

@@ -98,8 +98,8 @@ def _dense(
         _grouped(q, k, v, out, scale, causal, window)
         return
     for one in range(q.shape[0]):
-        seq_q = q.shape[2] if lengths_q is None else int(lengths_q[one])
-        seq_kv = k.shape[2] if lengths_kv is None else int(lengths_kv[one])
+        seq_q = q.shape[2] if lengths_q is None else min(max(int(lengths_q[one]), 0), q.shape[2])
+        seq_kv = k.shape[2] if lengths_kv is None else min(max(int(lengths_kv[one]), 0), k.shape[2])
         batch = slice(one, one + 1)
         shift = None
         if bias is not None:
@@ -112,6 +112,7 @@ def _dense(
 def _ragged(
     q: Array, k: Array, v: Array, out: Array, begins_q: Array, begins_kv: Array, scale: float, causal: Causal, window: int | None
 ) -> None:
+    begins_q, begins_kv = begins_q.clip(0, len(q)), begins_kv.clip(0, len(k))
     for one in range(len(begins_q) - 1):
         queries, keys = slice(begins_q[one], begins_q[one + 1]), slice(begins_kv[one], begins_kv[one + 1])
         sequence, key, value, result = (each.swapaxes(0, 1)[None] for each in (q[queries], k[keys], v[keys], out[queries]))
@@ -121,9 +122,11 @@ def _ragged(
 def _paged(
     q: Array, k: Array, v: Array, out: Array, table: Array, lengths: Array, scale: float, causal: Causal, window: int | None
 ) -> None:
+    count, size = k.shape[0], k.shape[2]
+    most = table.shape[1] * size if count else 0
     for one in range(q.shape[0]):
-        seq_kv = int(lengths[one])
-        pages = table[one, : -(-seq_kv // k.shape[2]) if k.shape[2] else 0]
+        seq_kv = min(max(int(lengths[one]), 0), most)
+        pages = table[one, : -(-seq_kv // size) if size else 0].clip(0, count - 1)
         key, value = (each[pages].swapaxes(0, 1).reshape(1, each.shape[1], -1, each.shape[3])[:, :, :seq_kv] for each in (k, v))
         _grouped(q[one : one + 1], key, value, out[one : one + 1], scale, causal, window)
 

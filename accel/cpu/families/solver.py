@@ -79,10 +79,14 @@ def _lu_factor(op: Any, reads: list[Array], made: list[Array]) -> None:
 
 
 def _lu_solve(op: Any, reads: list[Array], made: list[Array]) -> None:
-    lu, piv, b = reads
+    (lu, piv, b), (x, status) = reads, made
+    wrong = (piv < 0) | (piv >= lu.shape[-1])
+    if wrong.any():
+        status[:] = 1, piv[wrong][0]
+        return
     solve, trans = _function("getrs", lu.dtype), _TRANS[op.transpose]
     with np.errstate(all="ignore"):
-        _solved(lu, b, made[0], lambda at, sides: solve(lu[at], piv[at], sides, trans=trans)[0])
+        _solved(lu, b, x, lambda at, sides: solve(lu[at], piv[at], sides, trans=trans)[0])
 
 
 def _solve(op: Any, reads: list[Array], made: list[Array]) -> None:

@@ -16,7 +16,7 @@ from accel.cpu.families.sparse_samples import samples
 from accel.cpu.views import Array, array
 from accel.errors import BackendUnavailableError
 from accel.family import BackendPart
-from accel.sparse_ref import SparseRef, sparse_of
+from accel.sparse_ref import SparseRef, sparse_of, structure_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +53,21 @@ def _arrays(a: SparseRef, addresses: Sequence[int]) -> tuple[Array, Array, Array
     """Return the parts of a matrix: elements, indices and indptr."""
     data, indices, indptr = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(addresses, a.refs, strict=False))
     return data, indices, indptr
+
+
+def _checked(status: int, work: Callable[[], None], *matrices: tuple[SparseRef, tuple[Array, Array, Array]]) -> Callable[[], None]:
+    """Return work that is done if the indices of its matrices lie within them; else the status says what is wrong."""
+    told = array(status, (2,), _INT64)
+
+    def checked() -> None:
+        for a, (_, indices, indptr) in matrices:
+            fault = structure_fault(a, indices, indptr)
+            if fault[0]:
+                told[...] = fault
+                return
+        work()
+
+    return checked
 
 
 def _coordinates(a: SparseRef, indices: Array, indptr: Array) -> tuple[Array, Array]:
@@ -97,7 +112,7 @@ def _multiply(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
         product = product * wide.type(op.alpha)
         out[...] = product + wide.type(op.beta) * out.astype(wide, copy=False) if op.beta else product
 
-    _enqueue(lane, (a.nnz + rows) * math.prod(shape[1:]), work, by_scipy=True)
+    _enqueue(lane, (a.nnz + rows) * math.prod(shape[1:]), _checked(outputs[1], work, (a, parts)), by_scipy=True)
 
 
 def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -114,7 +129,7 @@ def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
         made[...], made_indices[...] = data.reshape(-1)[order], minor[order]
         made_indptr[...] = major[order] if target == "coo" else np.searchsorted(major[order], np.arange(marks))
 
-    _enqueue(lane, 8 * a.nnz, work)
+    _enqueue(lane, 8 * a.nnz, _checked(outputs[3], work, (a, (data, indices, indptr))))
 
 
 def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -126,7 +141,7 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
         out[...] = 0
         out[_coordinates(a, indices, indptr)] = data.reshape(-1)
 
-    _enqueue(lane, a.nnz + math.prod(a.shape), work)
+    _enqueue(lane, a.nnz + math.prod(a.shape), _checked(outputs[1], work, (a, (data, indices, indptr))))
 
 
 def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -140,7 +155,7 @@ def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
         is_on = rows == columns
         out[rows[is_on]] = data[is_on]
 
-    _enqueue(lane, a.nnz + a.major, work)
+    _enqueue(lane, a.nnz + a.major, _checked(outputs[1], work, (a, (data, indices, indptr))))
 
 
 def _write(found: Array, room: Array) -> None:
@@ -185,7 +200,7 @@ def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
         indptr[...] = np.searchsorted(major[starts], np.arange(indptr.size))
         count[...] = starts.size
 
-    _enqueue(lane, 10 * (a.nnz + b.nnz), work)
+    _enqueue(lane, 10 * (a.nnz + b.nnz), _checked(outputs[4], work, (a, parts_a), (b, parts_b)))
 
 
 def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -197,7 +212,7 @@ def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[in
         (_, indices, _), (_, _, indptr) = (parts_b, parts_a) if a.format == "csc" else (parts_a, parts_b)
         out[...] = 0, np.diff(indptr)[indices].sum(dtype=np.int64)
 
-    _enqueue(lane, a.nnz + b.nnz, work)
+    _enqueue(lane, a.nnz + b.nnz, _checked(outputs[1], work, (a, parts_a), (b, parts_b)))
 
 
 def _spgemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -223,7 +238,7 @@ def _spgemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         indptr[...] = stored.indptr
         count[...] = stored.nnz
 
-    _enqueue(lane, 30 * (a.nnz + b.nnz), work, by_scipy=True)
+    _enqueue(lane, 30 * (a.nnz + b.nnz), _checked(outputs[4], work, (a, parts_a), (b, parts_b)), by_scipy=True)
 
 
 def _places(matrix: Any) -> Array:
@@ -248,13 +263,19 @@ def _sddmm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         if op.beta:
             out[...] += data.dtype.type(op.beta) * data
 
-    _enqueue(lane, pattern.nnz * (1 + a.size // max(1, pattern.shape[0])), work)
+    checked = _checked(outputs[1], work, (pattern, (data, indices, indptr)))
+    _enqueue(lane, pattern.nnz * (1 + a.size // max(1, pattern.shape[0])), checked)
+
+
+def _told(op: Any, outputs: Sequence[int]) -> tuple[int, Array]:
+    """Return where a system's status is, and its info: the last number of the status, or a result."""
+    return outputs[1 if op.check else 2], array(outputs[1] + (16 if op.check else 0), (), _INT32)
 
 
 def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
-    x, info = array(outputs[0], b.shape, b.dtype), array(outputs[1], (), _INT32)
+    x, (status, info) = array(outputs[0], b.shape, b.dtype), _told(op, outputs)
 
     @np.errstate(all="ignore")
     def work() -> None:
@@ -269,13 +290,13 @@ def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
             is_lower = op.lower is (op.transpose_a is Transpose.NONE)
             x[...] = solve(_applied(triangle, op.transpose_a).tocsr(), b, lower=is_lower, unit_diagonal=op.unit_diagonal)
 
-    _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), work, by_scipy=True)
+    _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), _checked(status, work, (a, parts)), by_scipy=True)
 
 
 def _direct(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
-    x, info = array(outputs[0], b.shape, b.dtype), array(outputs[1], (), _INT32)
+    x, (status, info) = array(outputs[0], b.shape, b.dtype), _told(op, outputs)
 
     @np.errstate(all="ignore")
     def work() -> None:
@@ -289,7 +310,8 @@ def _direct(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
                 raise
             info[...] = 1
 
-    _enqueue(lane, 100 * (a.nnz + a.shape[0]) * max(1, math.prod(b.shape[1:])), work, by_scipy=True)
+    cost = 100 * (a.nnz + a.shape[0]) * max(1, math.prod(b.shape[1:]))
+    _enqueue(lane, cost, _checked(status, work, (a, parts)), by_scipy=True)
 
 
 PART = BackendPart(

@@ -153,10 +153,15 @@ KERNEL(solver_pairs_f64)(const f64* x, const c128* w, c128* v, i64 n) { pairs(x,
 KERNEL(solver_blank_4)(const i32* flag, u32* x, i64 count, u32 word) { blank(flag, x, count, word); }
 KERNEL(solver_blank_8)(const i32* flag, u64* x, i64 count, u64 word) { blank(flag, x, count, word); }
 
-// Pivots: the library has them as int64 and counts from 1. What is given may be wrong, but no row outside the matrix is touched.
+// Pivots: the library has them as int64 and counts from 1. What is given may be wrong: the status,
+// which was 0, tells of one, and no row outside the matrix is touched.
 KERNEL(solver_piv_out)(const i64* x, i32* y, i64 n) {
   for (i64 i = first_element(); i < n; i += step()) y[i] = (i32)(x[i] - 1);
 }
-KERNEL(solver_piv_in)(const i32* x, i64* y, i64 n) {
-  for (i64 i = first_element(); i < n; i += step()) y[i] = min(max((i64)x[i], 0ll), n - 1) + 1;
+KERNEL(solver_piv_in)(const i32* x, i64* y, i64* status, i64 n) {
+  for (i64 i = first_element(); i < n; i += step()) {
+    const i64 row = x[i];
+    if (row < 0 || row >= n) status[1] = row, status[0] = 1;
+    y[i] = min(max(row, 0ll), n - 1) + 1;
+  }
 }

@@ -1,11 +1,57 @@
 // What cuSPARSE does not do. It copies no diagonal, and does not say whether that of a triangular matrix has a 0, or lacks an element. It takes blocks apart for
-// few types only. And it makes a sparse matrix of a dense one only after the host has learned how many elements there are, so that a graph could not, and writes
+// few types only. It reads wherever indices say. And it makes a sparse matrix of a dense one only after the host has learned how many elements there are, so that a graph could not, and writes
 // as many as there are.
 
 #define KERNEL(name) extern "C" __global__ void name
 
 template <class T> DEVICE bool is_zero(T x) { return widen(x) == typename Wide<T>::type(0); }
 template <class R> DEVICE bool is_zero(Complex<R> x) { return x.re == R(0) && x.im == R(0); }
+
+DEVICE void tell(i64* status, i64 code, i64 number) {
+  if (!atomicCAS((u64*)status, 0ull, (u64)code)) status[1] = number;
+}
+
+// Copies indices and indptr (of coo, which has a row for each element, rows). The status, which was 0, gets a code and a number if one of them is out of range, or
+// out of order: accel.ops.sparse_operands says which. `major` and `minor` are how many rows and columns there are; of csc, columns and rows.
+template <class I>
+DEVICE void check(const I* indices, const I* indptr, I* out_indices, I* out_indptr, i64* status, i64 count, i64 marks, i64 major, i64 minor,
+                  i64 is_coo) {
+  const i64 most = max(count, marks);
+  for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < most; t += (i64)gridDim.x * blockDim.x) {
+    if (t < count) {
+      const I index = indices[t];
+      if (index < 0 || index >= minor) tell(status, 1, index);
+      out_indices[t] = index;
+    }
+    if (t >= marks) continue;
+    const I mark = indptr[t];
+    if (is_coo && (mark < 0 || mark >= major)) tell(status, 1, mark);
+    else if (t ? mark < indptr[t - 1] : !is_coo && mark != 0) tell(status, 2, t);
+    else if (!is_coo && t == marks - 1 && mark != count) tell(status, 2, t);
+    out_indptr[t] = mark;
+  }
+}
+
+// Where the status tells of something, all elements come to lie in the last row.
+template <class I> DEVICE void replace(I* indices, I* indptr, const i64* status, i64 count, i64 marks, i64 major, i64 minor, i64 is_coo) {
+  if (!*status) return;
+  const i64 most = max(count, marks);
+  for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < most; t += (i64)gridDim.x * blockDim.x) {
+    if (t < count) indices[t] = (I)min(t, minor - 1);
+    if (t < marks) indptr[t] = (I)(is_coo ? major - 1 : t == marks - 1 ? count : 0);
+  }
+}
+
+#define CHECKED(I, bytes)                                                                                                         \
+  KERNEL(sparse_check_##bytes)(const I* indices, const I* indptr, I* out_indices, I* out_indptr, i64* status, i64 count,           \
+                               i64 marks, i64 major, i64 minor, i64 is_coo) {                                                     \
+    check(indices, indptr, out_indices, out_indptr, status, count, marks, major, minor, is_coo);                                  \
+  }                                                                                                                               \
+  KERNEL(sparse_replace_##bytes)(I* indices, I* indptr, const i64* status, i64 count, i64 marks, i64 major, i64 minor,             \
+                                 i64 is_coo) {                                                                                    \
+    replace(indices, indptr, status, count, marks, major, minor, is_coo);                                                         \
+  }
+CHECKED(i32, 4) CHECKED(i64, 8)
 
 // One thread takes one row (of csc, a column). *info becomes the number, from 1 on, of the first without a diagonal element; it was 0.
 template <class T, class I> DEVICE void diagonal(const T* data, const I* indices, const I* indptr, i32* info, i64 n) {

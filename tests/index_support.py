@@ -1,0 +1,93 @@
+"""Corrupt index operands: what every op with integer operands must answer, whatever these say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import accel
+from accel.ops.families import FAMILIES
+from accel.testing.conformance.families import samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.family import Sample
+    from accel.ops import Family
+
+__all__ = ["check_corrupt_operands"]
+
+_SAMPLES, _OTHERS = 8, 2
+"""How many of each kind: of one that must refuse some, and of one that need not."""
+
+_REFUSED = {
+    *("take", "take_along_axis", "put_along_axis", "scatter_add"),
+    *("segment_reduce", "segment_sort", "bincount", "lu_solve"),
+    *("spmv", "spmm", "todense", "diagonal", "tocsr", "tocsc", "tocoo", "spsolve_triangular", "solve"),
+    *("sddmm", "add", "spgemm", "spgemm_size"),
+}
+"""Kinds that raise for an index out of range. All others have numbers that are no index, or say what such an index stands for."""
+
+
+def _chosen(family: Family, rng: np.random.Generator) -> Iterator[Sample]:
+    """Yield some samples of each kind that has operands of integers."""
+    kinds = defaultdict(list)
+    for sample in samples_of(family, rng):
+        if any(each.dtype.kind in "iu" and each.size for each in sample.operands):
+            kinds[sample.name.split()[0]].append(sample)
+    for kind, samples in kinds.items():
+        count = min(len(samples), _SAMPLES if kind in _REFUSED else _OTHERS)
+        yield from [samples[i] for i in rng.choice(len(samples), count, replace=False)]
+
+
+def _corrupted(rng: np.random.Generator, array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield copies with numbers that are out of every range, or just beyond one."""
+    least, most, beyond = *map(int, (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)), int(array.max()) + int(rng.integers(1, 4))
+    for numbers in ((most,), ((least, most), (max(least, -beyond), min(most, beyond)))[rng.integers(2)]):
+        made = array.copy()
+        places = rng.integers(made.size, size=rng.integers(1, 4))
+        made.flat[places] = rng.choice(np.array(numbers, array.dtype), places.size)
+        yield made
+
+
+async def check_corrupt_operands(device: accel.Device, rng: np.random.Generator) -> int:
+    """Call ops of all families with corrupt operands of integers; return how many calls were refused.
+
+    Each call is answered, or refused for its arguments. No context is lost, no memory of others is written, and what must be refused is.
+    """
+    kept = rng.integers(0, 255, 1 << 20).astype(np.uint8)
+    guard = await device.put(kept)
+    refused: dict[str, int] = defaultdict(int)
+    seen = set()
+    for family in FAMILIES:
+        if family.name == "rng":  # it takes no indices, and its samples take longest to make
+            continue
+        for sample in _chosen(family, rng):
+            kind = sample.name.split()[0]
+            for place, operand in enumerate(sample.operands):
+                if operand.dtype.kind not in "iu" or not operand.size:
+                    continue
+                for wrong in _corrupted(rng, operand):
+                    operands = [wrong if i == place else each for i, each in enumerate(sample.operands)]
+                    what = f"{sample.name}, operand {place}: {np.unique(wrong)[[0, -1]].tolist()}"
+                    try:
+                        refs = await asyncio.gather(*map(device.put, operands))
+                        await sample.call(device.family(family.namespace), *refs)
+                        # Those of sparse matrices are indices all.
+                        assert family.name != "sparse" or wrong.max() < np.iinfo(wrong.dtype).max, f"{what} was not refused"
+                    except (accel.UnsupportedError, accel.BackendUnavailableError):
+                        continue
+                    except (accel.InvalidArgumentError, accel.LinAlgError, accel.OutOfMemoryError) as error:
+                        refused[f"{family.name}.{kind}"] += isinstance(error, accel.InvalidArgumentError)
+                    except Exception as error:
+                        raise AssertionError(f"{what} raised {error!r}") from error
+                    seen.add(f"{family.name}.{kind}")
+                    assert (device.generation, device.state) == (1, accel.DeviceState.READY), what
+    assert device.info().in_flight == 0
+    np.testing.assert_array_equal(await device.get(guard), kept)
+    unchecked = [name for name in seen if name.split(".")[1] in _REFUSED and not refused[name]]
+    assert not unchecked, f"no corrupt index was refused by {sorted(unchecked)}"
+    return sum(refused.values())
