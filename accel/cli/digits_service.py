@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from accel.cli.digits import PIXELS, Model, load_digits
+from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.patterns import DynamicBatcher
+from accel.values import converted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,14 +30,12 @@ async def digits(device: Device) -> AsyncIterator[Callable[[Any], Awaitable[dict
     async with DynamicBatcher(model.classify, device=device, idempotent=True, overload="reject", max_pending=1024) as batcher:
 
         async def classify(image: Any) -> dict[str, int]:
-            try:
-                pixels = np.array(image["pixels"], np.float64)
-            except (KeyError, TypeError, ValueError, OverflowError):
-                pixels = np.empty(0)
             # Checked here, not in the batch, where one wrong image would be everybody's error.
+            given = image.get("pixels") if isinstance(image, dict) else None
+            pixels = converted("pixels", given, DType.FLOAT32, argument="pixels")
             if pixels.shape != (PIXELS,) or not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise InvalidArgumentError(f'an image is {{"pixels": [...]}} with {PIXELS} numbers from 0 to 1', argument="pixels")
-            return {"digit": await batcher.submit(pixels.astype(np.float32), timeout=_TIMEOUT)}
+            return {"digit": await batcher.submit(pixels, timeout=_TIMEOUT)}
 
         yield classify
 
@@ -48,7 +46,7 @@ async def samples(device: Device) -> Callable[[Any], Awaitable[dict[str, Any]]]:
 
     async def sample(number: Any) -> dict[str, Any]:
         if isinstance(number, bool) or not isinstance(number, int):
-            raise InvalidArgumentError("a sample's number is an integer")
+            raise InvalidArgumentError("a sample's number is an integer", argument="body")
         number %= len(loaded.held_out_labels)
         return {"pixels": loaded.held_out_images[number], "label": int(loaded.held_out_labels[number])}
 

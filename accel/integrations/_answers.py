@@ -1,7 +1,8 @@
 """HTTP answers: for an error, and for the device's health. All integrations take them from here.
 
 An answer depends on the error's class and scope and on the device's state, never on text. The client reads a sentence of this module, because
-an error's message may name drivers, libraries and addresses. Only an error about the client's own input is answered with its message.
+an error's message may name drivers, libraries, paths and addresses. Only an error that names what the client sent, its ``argument``, is answered with its
+message, as far as it is not longer than an answer may be.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ __all__ = ["Answer", "error_answer", "health_answer", "ready_answer", "unopened_
 _LONGEST_WAIT = 60
 """Bound of ``Retry-After``, in seconds: an estimate from few ops may be far off."""
 
+_LONGEST_DETAIL = 500
+_LONGEST_FIELD = 200
+"""Characters of an answer that may be the client's own."""
+
 _NO_STORE = {"Cache-Control": "no-store"}
 
 logger = get_logger()
@@ -55,7 +60,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class _Rule:
     status: int
-    detail: str | None  # None: the error's own message
+    detail: str
     retryable: bool
 
 
@@ -65,7 +70,8 @@ _REBUILT = _Rule(503, "The accelerator was restarted while it worked on the requ
 _GONE = _Rule(503, "The service cannot do this work any more.", False)
 _NO_MEMORY = _Rule(503, "The accelerator has no memory for the request now. Send it again later.", True)
 _LATE = _Rule(504, "The work did not end in time.", True)
-_WRONG = _Rule(422, None, False)
+_WRONG = _Rule(422, "The service does not take this input.", False)
+_POISON = _Rule(422, "The accelerator faults, or hangs, at this input. It will not be tried again.", False)
 _NOT_FINITE = _Rule(500, "The model has no finite answer to this input.", False)
 _FAILED = _Rule(500, "The service failed on the request.", False)
 
@@ -81,7 +87,7 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     DeadlineExceededError: _LATE,
     InvalidArgumentError: _WRONG,
     UnsupportedError: _WRONG,
-    PoisonedInputError: _WRONG,
+    PoisonedInputError: _POISON,
     NonFiniteError: _NOT_FINITE,
 }
 
@@ -111,13 +117,16 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
     ----------
     error
         What the handler raised. Errors of the service itself are logged: a 500, and use of something closed, or from another loop or thread,
-        while the device is READY.
+        while the device is READY. So is, at the level INFO, a 422 whose message the client does not get.
     device
         The device that serves. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
     """
     rule = _rule(error, device)
     if rule.status == 500 or (rule is _GONE and device is not None and device.state is DeviceState.READY):
         logger.error("request_failed", error=error)
+    argument = error.argument if isinstance(error, InvalidArgumentError) else None
+    if rule.status == 422 and argument is None:
+        logger.info("request_refused", error=error)
     generation = error.generation
     if generation is None and device is not None:
         generation = device.generation
@@ -126,12 +135,12 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
         headers["Retry-After"] = _retry_after(error)
     body = {
         "error": type(error).__name__,
-        "detail": error.message or type(error).__name__ if rule.detail is None else rule.detail,
+        "detail": rule.detail if argument is None else error.message[:_LONGEST_DETAIL],
         "retryable": rule.retryable,
         "generation": generation,
     }
-    if isinstance(error, InvalidArgumentError) and error.argument is not None:
-        body["field"] = error.argument
+    if argument is not None:
+        body["field"] = argument[:_LONGEST_FIELD]
     return Answer(rule.status, body, headers)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Response
-from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -90,12 +90,21 @@ async def _discard(message: Message, receive: Receive) -> None:
                 message = await receive()
 
 
+_MOST_ERRORS = 8
+"""Of a request, in its answer."""
+
+_LONGEST = 200
+"""Characters of a text in it, and places of a path."""
+
+
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """Answer an invalid request as FastAPI does. FastAPI's answer repeats the input; the input is left out where JSON cannot hold it."""
+    """Answer an invalid request as FastAPI does, without the input, which JSON may not hold, and with the first errors: there may be one for each number."""
     if not isinstance(error, RequestValidationError):
         raise error
-    try:
-        return await request_validation_exception_handler(request, error)
-    except (ValueError, RecursionError):
-        detail = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]
-        return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
+    first = list(itertools.islice(error.errors(), _MOST_ERRORS))
+    detail = [{"type": each["type"], "loc": [*map(_bounded, each["loc"][:_LONGEST])], "msg": _bounded(each["msg"])} for each in first]
+    return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
+
+
+def _bounded(part: Any) -> Any:
+    return part if isinstance(part, int) else str(part)[:_LONGEST]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from accel.errors import InvalidArgumentError
-from accel.integrations._bodies import check_limit
+from accel.integrations._bodies import check_limit, parsed
 from accel.integrations._fastapi_bodies import BodyMiddleware
 from accel.integrations._fastapi_disconnect import cancel_on_disconnect
 from accel.integrations._models import ModelRoute, check_json
@@ -35,20 +35,6 @@ class ErrorAnswer(BaseModel):
     field: str | None = Field(None, description="The input that is wrong.", examples=["input_ids"])
 
 
-class InvalidField(BaseModel):
-    """What is wrong with one place of the body."""
-
-    type: str
-    loc: list[str | int] = Field(examples=[["body", "input_ids"]])
-    msg: str
-
-
-class InvalidAnswer(BaseModel):
-    """Why the body does not fit its schema."""
-
-    detail: list[InvalidField]
-
-
 class RefusedAnswer(BaseModel):
     """Why the body was not read."""
 
@@ -60,7 +46,7 @@ _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, from 1 to 60.", "
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": RefusedAnswer, "description": "The body is too long"},
     422: {
-        "model": InvalidAnswer | ErrorAnswer,
+        "model": ErrorAnswer,
         "description": "The body does not fit, or makes the accelerator fault (`PoisonedInputError`)",
     },
     429: {"model": ErrorAnswer, "description": "The service has as much work as it takes", "headers": _RETRY_AFTER},
@@ -138,34 +124,39 @@ def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Mapping[str,
     """Add the routes, which look for their service at each request: another one of the same model may have taken its place."""
     model, metrics = served[path].model, getattr(app.state, "accel_metrics", None)
     title = "".join(part.capitalize() for part in route.name.replace("-", "_").replace("/", "_").split("_")) or "Model"
-    item, fields = _item(f"{title}Item", model.buckets)
-    answer = _answer(f"{title}Answer", model.outputs)
+    item, answer = _item(f"{title}Item", model.buckets), _answer(f"{title}Answer", model.outputs)
 
-    def values(body: BaseModel) -> dict[str, Any]:
-        return {name: getattr(body, field) for field, name in fields.items()}
-
-    async def one(request: Request, body: Any) -> Response:
+    # The bodies are read here, and not by FastAPI: one conversion serves all frameworks, and answers with one error and not with one for each number.
+    async def one(request: Request) -> Response:
         async with cancel_on_disconnect(request):
-            return _json(await route.one(served[path], values(body), metrics))
+            return _json(await route.one(served[path], parsed(await request.body()), metrics))
 
-    async def many(request: Request, body: Any) -> Response:
+    async def many(request: Request) -> Response:
         async with cancel_on_disconnect(request):
-            return _json(await route.many(served[path], [values(each) for each in body.items], metrics))
+            return _json(await route.many(served[path], parsed(await request.body()), metrics))
 
-    def add(at: str, endpoint: Any, taken: type[BaseModel], given: type[BaseModel], summary: str) -> None:
-        endpoint.__annotations__["body"] = taken  # known only now, when the model is
-        endpoint.__annotations__["request"] = Request
-        app.add_api_route(at, endpoint, methods=["POST"], response_model=given, responses=_RESPONSES, name=at.strip("/"), summary=summary)
+    def add(at: str, endpoint: Any, taken: dict[str, Any], given: type[BaseModel], summary: str) -> None:
+        endpoint.__annotations__["request"] = Request  # FastAPI would look the name up in a module that has it for type checkers alone
+        body = {"required": True, "content": {"application/json": {"schema": taken}}}
+        app.add_api_route(
+            at,
+            endpoint,
+            methods=["POST"],
+            response_model=given,
+            responses=_RESPONSES,
+            openapi_extra={"requestBody": body},
+            name=at.strip("/"),
+            summary=summary,
+        )
         added = app.router.routes[-1]
         assert hasattr(added, "app"), "a route of FastAPI has an application"
         added.app = BodyMiddleware(added.app, body_limit)
 
     add(path, one, item, answer, f"Run {route.name} on one item")
     if route.max_list:
-        length = Field(min_length=1, max_length=route.max_list)
-        items = create_model(f"{title}Items", __config__=_STRICT, items=(Annotated[list[item], length], ...))  # type: ignore[arg-type, valid-type]
+        items = {"items": {"type": "array", "items": item, "minItems": 1, "maxItems": route.max_list}}
         answers = create_model(f"{title}Answers", items=(list[answer], ...))  # type: ignore[valid-type]
-        add(f"{path.rstrip('/')}/list", many, items, answers, f"Run {route.name} on several items")
+        add(f"{path.rstrip('/')}/list", many, _object(f"{title}Items", items), answers, f"Run {route.name} on several items")
     app.openapi_schema = None  # made anew, with these routes, when it is asked for
 
 
@@ -173,24 +164,41 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
+def _object(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"title": title, "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _item(title: str, buckets: Buckets) -> tuple[type[BaseModel], dict[str, str]]:
-    """Return the schema of an item, and which input each of its attributes is. Inputs have any names: those of a schema's methods, too."""
-    fields = {f"input_{place}": name for place, name in enumerate(buckets.inputs)}
+def _item(title: str, buckets: Buckets) -> dict[str, Any]:
+    """Return the schema of an item. It is written and not checked: what it says is what :func:`accel.values.converted` takes."""
     longest = {dim: lengths[-1] for dim, lengths in buckets.lengths.items()}
-    definitions: dict[str, Any] = {
-        field: (_nested(spec.shape[1:], _number(spec.dtype), longest), Field(alias=name, description=_said(spec.shape[1:], spec.dtype)))
-        for (field, name), spec in zip(fields.items(), buckets.inputs.values(), strict=True)
-    }
-    return create_model(title, __config__=_STRICT, **definitions), fields
+    return _object(
+        title,
+        {
+            name: {**_nested_schema(spec.shape[1:], spec.dtype, longest), "description": _said(spec.shape[1:], spec.dtype)}
+            for name, spec in buckets.inputs.items()
+        },
+    )
+
+
+def _nested_schema(shape: tuple[int | str, ...], dtype: DType, longest: Sizes) -> dict[str, Any]:
+    """Return the schema of lists of a shape: as long as it says, or up to the longest bucket."""
+    if dtype.kind == "float":
+        schema: dict[str, Any] = {"type": "number"}
+    elif dtype.kind == "bool":
+        schema = {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": 1}]}
+    else:
+        limits = np.iinfo(dtype.numpy)
+        schema = {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
+    for dim in reversed(shape):
+        low, high = (1, longest.get(dim)) if isinstance(dim, str) else (dim, dim)
+        schema = {"type": "array", "items": schema, "minItems": low, **({} if high is None else {"maxItems": high})}
+    return schema
 
 
 def _answer(title: str, outputs: OutputSpecs) -> type[BaseModel]:
     """Return the schema of the answer to an item. It is written and not checked: the encoder takes arrays as they are."""
     types = [
-        (_nested(shape[1:], _number_or_null(dtype), {}), _said(shape[1:], dtype))
+        (_nested(shape[1:], _number_or_null(dtype)), _said(shape[1:], dtype))
         for shape, dtype in zip(outputs.shapes, outputs.dtypes, strict=True)
     ]
     if outputs.structure == "tuple":
@@ -203,25 +211,19 @@ def _answer(title: str, outputs: OutputSpecs) -> type[BaseModel]:
     return create_model(title, **definitions)
 
 
-def _nested(shape: tuple[int | str, ...], number: Any, longest: Sizes) -> Any:
-    """Return the type of lists of a shape: as long as it says, or up to the longest bucket."""
+def _nested(shape: tuple[int | str, ...], number: Any) -> Any:
+    """Return the type of lists of a shape."""
     for dim in reversed(shape):
-        low, high = (1, longest.get(dim)) if isinstance(dim, str) else (dim, dim)
+        low, high = (1, None) if isinstance(dim, str) else (dim, dim)
         number = Annotated[list[number], Field(min_length=low, max_length=high)]
     return number
 
 
-def _number(dtype: DType) -> Any:
-    if dtype.kind == "bool":
-        return bool
-    if dtype.kind == "float":
-        return Annotated[float, Field(allow_inf_nan=False)]
+def _number_or_null(dtype: DType) -> Any:
+    if dtype.kind in ("float", "bool"):
+        return float | None if dtype.kind == "float" else bool
     limits = np.iinfo(dtype.numpy)
     return Annotated[int, Field(ge=int(limits.min), le=int(limits.max))]
-
-
-def _number_or_null(dtype: DType) -> Any:
-    return float | None if dtype.kind == "float" else _number(dtype)
 
 
 def _said(shape: tuple[int | str, ...], dtype: DType) -> str:

@@ -57,8 +57,8 @@ class ModelRoute:
         """
         return await dumps(await self._answered(service, _arrays(service, item), metrics))
 
-    async def many(self, service: ModelService, items: Any, metrics: Metrics | None) -> bytes:
-        """Return the body of the answers to a list of items, in order. If one fails, its error is raised when all have ended.
+    async def many(self, service: ModelService, body: Any, metrics: Metrics | None) -> bytes:
+        """Return the body of the answers to ``{"items": [...]}``, in order. If one fails, its error is raised when all have ended.
 
         Raises
         ------
@@ -67,14 +67,18 @@ class ModelRoute:
         AccelError
             What the service raised for the first that failed.
         """
+        items = body.get("items") if isinstance(body, dict) else None
         if not isinstance(items, list) or not 1 <= len(items) <= self.max_list:
-            raise InvalidArgumentError("items is no list of the right length", argument="items", remedy=f"Give 1 to {self.max_list} items.")
+            raise InvalidArgumentError(f"the body has no list of 1 to {self.max_list} items", argument="items")
+        if len(body) > 1:
+            unknown = next(name for name in body if name != "items")
+            raise InvalidArgumentError(f"field {unknown!r} is not items", argument=unknown)
         arrays = []
         for place, item in enumerate(items):
             try:
                 arrays.append(_arrays(service, item))
             except InvalidArgumentError as error:
-                where = f"items[{place}]" if error.argument is None else f"items[{place}].{error.argument}"
+                where = f"items[{place}]" if not isinstance(item, Mapping) else f"items[{place}].{error.argument}"
                 raise error.clone(argument=where) from error
         answers = await asyncio.gather(*(self._answered(service, each, metrics) for each in arrays), return_exceptions=True)
         for answer in answers:
@@ -116,7 +120,7 @@ def _arrays(service: ModelService, item: Any) -> dict[str, np.ndarray[Any, Any]]
     """Return an item as the service takes it."""
     model = service.model
     if not isinstance(item, Mapping):
-        raise InvalidArgumentError(f"an item is a {type(item).__name__}", remedy=f"Give an object with {', '.join(model.inputs)}.")
+        raise InvalidArgumentError(f"an item is a {type(item).__name__}, not an object with {', '.join(model.inputs)}", argument="body")
     return model.item(dict(item), finite=True)
 
 

@@ -14,13 +14,12 @@ the handler's work; without it, the handler runs on. Needs aiohttp: ``pip instal
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
-from accel.integrations._bodies import UNKNOWN_CHARSET, check_limit, has_known_charset
+from accel.integrations._bodies import UNKNOWN_CHARSET, check_limit, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
@@ -111,10 +110,7 @@ async def read_json(request: web.Request) -> Any:
     InvalidArgumentError
         It is not JSON, nested too deeply, or has an integer of more digits than Python takes. The client gets 422.
     """
-    try:
-        return json.loads(await request.read())
-    except (ValueError, RecursionError):
-        raise InvalidArgumentError("the body is not JSON, or more deeply nested than Python takes") from None
+    return parsed(await request.read())
 
 
 def install(
@@ -224,8 +220,7 @@ def add_model(
         return _json(await route.one(app[service], await body(request), app.get(METRICS)))
 
     async def many(request: web.Request) -> web.Response:
-        found = await body(request)
-        return _json(await route.many(app[service], found.get("items") if isinstance(found, dict) else None, app.get(METRICS)))
+        return _json(await route.many(app[service], await body(request), app.get(METRICS)))
 
     app.on_startup.append(started)  # after the cleanup contexts
     app.router.add_post(path, one)

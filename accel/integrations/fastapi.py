@@ -144,9 +144,7 @@ def _accel(connection: HTTPConnection) -> AccelState:
         raise TypeError(f"{connection!r} is no request; let FastAPI give it: `device: DeviceDependency`, or Depends(get_state)")
     found = getattr(connection.app.state, "accel", None)
     if not isinstance(found, AccelState):
-        raise NotInitializedError(
-            "this application has opened no device", remedy="Give it FastAPI(lifespan=accel.integrations.fastapi.lifespan())."
-        )
+        raise NotInitializedError("this application has opened no device", remedy="Give it its lifespan: FastAPI(lifespan=lifespan()).")
     return found
 
 
@@ -205,8 +203,7 @@ def install(
     Notes
     -----
     A handler that :func:`cancel_on_disconnect` ended is logged as 499, and not received. A body in a charset that Python does not know is
-    answered with 415, and one that FastAPI finds invalid with 422 also where its own answer could not be written, because it repeats what
-    was sent: NaN, or half of a surrogate pair.
+    answered with 415, and one that FastAPI finds invalid with 422 and the first errors, without the input.
     """
     if not isinstance(app, FastAPI):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = FastAPI(...).")
