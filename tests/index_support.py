@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.family import Sample
     from accel.ops import Family
 
-__all__ = ["check_corrupt_operands"]
+__all__ = ["check_attention_numbers", "check_corrupt_operands"]
 
 _SAMPLES, _OTHERS = 8, 2
 """How many of each kind: of one that must refuse some, and of one that need not."""
@@ -51,6 +51,37 @@ def _corrupted(rng: np.random.Generator, array: np.ndarray[Any, Any]) -> Iterato
         places = rng.integers(made.size, size=rng.integers(1, 4))
         made.flat[places] = rng.choice(np.array(numbers, array.dtype), places.size)
         yield made
+
+
+async def check_attention_numbers(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    """See that lengths, tables and offsets out of range give what the nearest ones in range do, bit by bit."""
+    attention, kind = device.dnn, accel.DType.of(dtype).numpy
+    q, k, v, cache = [rng.standard_normal(shape).astype(kind) for shape in ((3, 4, 5, 16), (3, 2, 7, 16), (3, 2, 7, 16), (6, 2, 4, 16))]
+    far = 2**31 - 1
+
+    async def both(call: Any, *operands: np.ndarray[Any, Any], wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+        refs = [await device.put(each) for each in operands]
+        made = [await call(*refs, *[await device.put(np.array(each, np.int32)) for each in numbers]) for numbers in (wrong, right)]
+        found, expected = [await device.get(each) for each in made]
+        np.testing.assert_array_equal(found, expected)
+
+    def of_lengths(q: Any, k: Any, v: Any, lengths_q: Any, lengths_kv: Any) -> Any:
+        return attention.attention(q, k, v, causal="bottom_right", lengths_q=lengths_q, lengths_kv=lengths_kv)
+
+    await both(of_lengths, q, k, v, wrong=((-far, 6, 3), (far, -1, 8)), right=((0, 5, 3), (7, 0, 7)))
+    table = rng.integers(0, 6, (3, 2))
+    table[0], table[2, 1] = (0, 5), 5
+    corrupt = table.copy()
+    corrupt[0], corrupt[2, 1] = (-far - 1, far), 6
+    await both(attention.paged_attention, q, cache, cache, wrong=(corrupt, (7, far, 9)), right=(table, (7, 8, 8)))
+    await both(attention.paged_attention, q, cache, cache, wrong=(table, (-1, -far, 5)), right=(table, (0, 0, 5)))
+
+    def of_sequences(q: Any, k: Any, v: Any, offsets_q: Any, offsets_kv: Any) -> Any:
+        return attention.ragged_attention(q, k, v, offsets_q, offsets_kv, longest_q=9, longest_kv=9)
+
+    tokens = [rng.standard_normal(shape).astype(kind) for shape in ((9, 4, 16), (8, 2, 16), (8, 2, 16))]
+    await both(of_sequences, *tokens, wrong=((-5, 4, far), (-far, 3, 9)), right=((0, 4, 9), (0, 3, 8)))
+    await both(of_sequences, *tokens, wrong=((0, 4, 9), (0, 5, 3)), right=((0, 4, 9), (0, 5, 5)))
 
 
 async def check_corrupt_operands(device: accel.Device, rng: np.random.Generator) -> int:

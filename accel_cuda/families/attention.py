@@ -124,7 +124,8 @@ class AttentionWork(NamedTuple):
     @property
     def seq_kv(self) -> int:
         """How many keys a batch has at most."""
-        return self.k.shape[2] * (self.pages if self.form == "paged_attention" else 1)
+        # A cache without pages has no keys, whatever tables say.
+        return self.k.shape[2] * (self.pages * bool(self.k.shape[0]) if self.form == "paged_attention" else 1)
 
     @property
     def is_for_cudnn(self) -> bool:
@@ -169,7 +170,7 @@ class AttentionWork(NamedTuple):
         batch = self.q.shape[0]
         if self.form == "ragged_attention":
             return 2 * (_rounded(4 * batch) + _rounded(4 * batch + 4))
-        return _rounded(4 * batch) if any(self.lengths) and not all(self.lengths) else 0
+        return 2 * _rounded(4 * batch) + _rounded(4 * batch * self.pages) if any(self.lengths) else 0
 
 
 @lru_cache(maxsize=1024)
@@ -228,22 +229,24 @@ def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointer
 
 
 def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> dict[int, tuple[int, int]]:
-    """Enqueue what makes the lengths, and the places where sequences begin, that cuDNN wants and the op has not."""
+    """Enqueue what makes the lengths, tables, and places where sequences begin, that cuDNN is given: it reads wherever they say, so all are in range."""
     batch, sizes = work.q.shape[0], work.sizes()
+    longest = work.q.shape[2], work.seq_kv
     if work.form == "ragged_attention":
         made = {uid: room.take(sizes[uid]) for uid in (_LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV)}
         function = stream.functions[f"attention_ragged_{CODES[work.dtype]}"]
         widths = work.q.strides[2], work.k.strides[2]
-        stream.launch(
-            function, -(-(batch + 1) // _BLOCK), _BLOCK, pointers[_BEGINS_Q], pointers[_BEGINS_KV], *made.values(), batch, *widths
-        )
+        addresses = pointers[_BEGINS_Q], pointers[_BEGINS_KV], *made.values()
+        stream.launch(function, -(-(batch + 1) // _BLOCK), _BLOCK, *addresses, batch, *widths, *work.tokens, *longest)
         return {uid: (address, sizes[uid]) for uid, address in made.items()}
-    if not any(work.lengths) or all(work.lengths):
+    if not any(work.lengths):
         return {}
-    uid, whole = (_LENGTHS_Q, work.q.shape[2]) if work.lengths[1] else (_LENGTHS_KV, work.seq_kv)
-    address = room.take(4 * batch)
-    stream.fill(address, whole.to_bytes(4, "little"), batch)
-    return {uid: (address, sizes[uid])}
+    made = {uid: room.take(sizes[uid]) for uid in (_LENGTHS_Q, _LENGTHS_KV, *([_TABLE] if work.pages else []))}
+    numbers = [each for uid in (_LENGTHS_Q, _LENGTHS_KV, _TABLE) for each in (pointers.get(uid, 0), made.get(uid, 0))]
+    entries = batch * work.pages
+    function, blocks = stream.functions[f"attention_numbers_{CODES[work.dtype]}"], -(-max(batch, entries) // _BLOCK)
+    stream.launch(function, blocks, _BLOCK, *numbers, batch, entries, *longest, work.k.shape[0] - 1)
+    return {uid: (address, sizes[uid]) for uid, address in made.items()}
 
 
 class AttentionSteps(ctypes.Structure):
@@ -257,7 +260,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         ("pointers", ctypes.c_void_p * 10),
-        ("numbers", ctypes.c_int64 * 11),
+        ("numbers", ctypes.c_int64 * 14),
         ("steps", AttentionSteps * 5),
         ("scale", ctypes.c_double),
         ("stats", ctypes.c_void_p),
@@ -284,8 +287,9 @@ def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]
     arguments.pointers[:] = [pointers.get(uid, 0) for uid in order]
     page_size = work.k.shape[2] if work.pages else 0
     arguments.numbers[:] = (
-        batch, heads, kv_heads, seq_q, work.seq_kv, dim, value_dim, CAUSAL[work.causal], work.window or 0, page_size, work.pages
-    )  # fmt: skip
+        *(batch, heads, kv_heads, seq_q, work.seq_kv, dim, value_dim, CAUSAL[work.causal], work.window or 0, page_size, work.pages),
+        *(*work.tokens, work.k.shape[0]),
+    )
     ragged = work.form == "ragged_attention"
     steps = [AttentionSteps(0 if ragged else each.strides[0], *each.strides[1:3]) for each in (work.q, work.k, work.v, work.out)]
     arguments.steps[:] = (*steps, _bias_steps(work.bias))

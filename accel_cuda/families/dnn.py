@@ -33,9 +33,8 @@ _REFS = {
     **{kind: ("grad", "filter", "out") if of == "input" else ("input", "grad", "out") for kind, of in GRADS.items()},
     "attention_with_stats": ("q", "k", "v"),
     "attention_grad": ("grad", "q", "k", "v", "attended", "stats"),
-    "attention": ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "out"),
-    "ragged_attention": ("q", "k", "v", "out"),
-    "paged_attention": ("q", "k", "v", "table", "lengths_kv", "out"),
+    "attention": ("q", "k", "v", "bias", "out"),
+    **dict.fromkeys(("ragged_attention", "paged_attention"), ("q", "k", "v", "out")),
 }
 _TENSOR = 16
 _COMMANDS = 8
@@ -227,8 +226,9 @@ def _activation_program(op: Any) -> str:
 
 
 def _attention_program(op: Any) -> str:
-    # What is for cuDNN needs it where cuDNN refuses, or sequences lie in one array: its first use loads it then, beside the loop.
-    return "" if op.kind != "ragged_attention" and AttentionWork.of(op).is_for_cudnn else f"attention_{CODES[op.q.dtype]}"
+    # What is for cuDNN needs it where cuDNN refuses, or is given lengths: its first use loads it then, beside the loop.
+    work = AttentionWork.of(op)
+    return "" if work.is_for_cudnn and not any(work.lengths) else f"attention_{CODES[op.q.dtype]}"
 
 
 def _backward_program(op: Any) -> str:

@@ -34,7 +34,7 @@ for line in sys.stdin:
         os._exit(3)
     refused = request["op"] != "convolution" and request["causal"] == "TOP_LEFT"
     tensors = [1, 2, 3, 4, 5, 6, 7, 8, 9] if request["op"] == "attention_grad" else [4, 1, 2] + [3] * bool(request.get("bias"))
-    tensors += [11] * bool(request.get("has_stats"))
+    tensors += [11] * bool(request.get("has_stats")) + [6, 7] * bool(request.get("has_lengths")) + [10] * bool(request.get("pages"))
     plan = b"" if refused else json.dumps([tensors, 1000]).encode()
     reply = {"error": "not on this device\\nsee the log"} if refused else {"nbytes": len(plan)}
     sys.stdout.buffer.write(json.dumps(reply).encode() + b"\\n" + plan)
@@ -100,7 +100,7 @@ class Stream:
 
     def __init__(self, context: Any) -> None:
         self.context, self.handle, self.pointer, self.is_capturing = context, 7, None, False
-        self.functions = {f"attention_{name}": name for name in ("any_bf16", "ragged_bf16")}
+        self.functions = {f"attention_{name}": name for name in ("any_bf16", "ragged_bf16", "numbers_bf16")}
         self.functions |= {f"backward_{name}": name for name in ("queries_bf16", "keys_bf16")}
         self.transfers = SimpleNamespace(issued=0)
         self.enqueued: list[tuple[Any, ...]] = []
@@ -288,7 +288,29 @@ def test_sequences_in_one_array_have_their_lengths_made(dnn: DnnLibrary, context
     fill, launch = stream.enqueued
     assert fill == ("fill", 0x6000, bytes(1), q.nbytes)
     assert launch[:3] == ("ragged_bf16", 0x4000, 0x5000)
-    assert launch[-3:] == (2, 256, 256)
+    assert launch[-7:] == (2, 256, 256, 10, 10, 8, 8), "sequences, widths of tokens, tokens, and the longest"
+    assert Graph.ran[0][0][-2:] == list(launch[3:5]), "the lengths"
+
+
+def test_lengths_and_tables_that_cudnn_is_given_are_in_range(dnn: DnnLibrary, context: Any) -> None:
+    stream, room, q, numbers = Stream(context), 1 << 20, ref(2, 4, 5, 64), ref(2, dtype=DType.INT32)
+    op: Any = ops.Attention(q, ref(2, 4, 7, 64), ref(2, 4, 7, 64), lengths_kv=numbers)
+    run(dnn, stream, op, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000)
+    assert stream.enqueued == [
+        ("fill", 0x5000, bytes(1), q.nbytes),
+        ("numbers_bf16", 0, room, 0x4000, room + 256, 0, 0, 2, 0, 5, 7, 1),
+    ]
+    assert Graph.ran[-1][0] == [0x1000, 0x2000, 0x5000, room, room + 256]
+    assert dnn.scratch_nbytes(op) == 1024 + 512
+    cache, table = ref(3, 4, 8, 64), ref(2, 6, dtype=DType.INT32)
+    op = ops.PagedAttention(q, cache, cache, table, numbers)
+    run(dnn, stream, op, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000)
+    assert stream.enqueued[3:] == [("numbers_bf16", 0, room, 0x5000, room + 256, 0x4000, room + 512, 2, 12, 5, 48, 2)], "the last page is 2"
+    assert Graph.ran[-1][0] == [0x1000, 0x2000, 0x6000, room, room + 256, room + 512]
+    assert dnn.scratch_nbytes(op) == 1024 + 768
+    none = ref(0, 4, 8, 64)
+    run(dnn, stream, ops.PagedAttention(q, none, none, table, numbers), 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000)
+    assert stream.enqueued[4:] == [("fill", 0x6000, bytes(1), q.nbytes)], "a cache without pages has no keys"
 
 
 def test_handles_are_kept_for_the_next_stream_and_given_back(context: Any, library: Library) -> None:

@@ -16,6 +16,8 @@ from tests.device_support import failure, opened
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from accel.sparse_ref import SparseFormat
+
 scipy = pytest.importorskip("scipy.sparse")
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -403,3 +405,77 @@ async def test_singular_systems_are_errors_and_the_device_goes_on(device: accel.
     for call in wrong:
         with pytest.raises(accel.InvalidArgumentError):
             await call
+
+
+WRONG: dict[str, tuple[SparseFormat, str, int, int, str]] = {
+    # name -> format, the part, the place and the number that is wrong there, and what the error says; the matrix is 4 x 6 with 5 elements
+    "a column": ("csr", "indices", 2, 6, "index 6"),
+    "a negative column": ("csr", "indices", 0, -1, "index -1"),
+    "a row of csc": ("csc", "indices", 4, 4, "index 4"),
+    "a row of coo": ("coo", "indptr", 4, 4, "index 4"),
+    "rows of coo that fall": ("coo", "indptr", 3, 0, "element 3 of the indptr"),
+    "a block": ("bsr", "indices", 1, 3, "index 3"),
+    "an indptr that falls": ("csr", "indptr", 2, 0, "element 2 of the indptr"),
+    "an indptr beyond the elements": ("csr", "indptr", 4, 6, "element 4 of the indptr"),
+    "an indptr that ends before them": ("csc", "indptr", 6, 4, "element 6 of the indptr"),
+    "an indptr that begins later": ("csr", "indptr", 0, 1, "element 0 of the indptr"),
+    "an indptr of blocks": ("bsr", "indptr", 2, 6, "element 2 of the indptr"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+async def test_indices_on_the_device_are_checked_before_they_are_used(device: accel.Device, wrong: str, index: Any) -> None:
+    form, part, place, number, text = WRONG[wrong]
+    dense = np.zeros((4, 6))
+    dense[[0, 0, 1, 3, 3], [0, 5, 2, 1, 4]] = 1 + np.arange(5)
+    source = scipy.bsr_array(dense, blocksize=(2, 2)) if form == "bsr" else scipy.csr_array(dense).asformat(form)
+    numbers = (source.col, source.row) if form == "coo" else (source.indices, source.indptr)
+    data, indices, indptr = [await device.put(each) for each in (source.data, *[each.astype(index) for each in numbers])]
+    a, x = accel.SparseRef(form, data, indices, indptr, (4, 6)), await device.put(np.arange(6.0))
+    np.testing.assert_array_equal(await device.get(await device.sparse.spmv(a, x)), dense @ np.arange(6.0))
+    changed = numbers[part == "indptr"].astype(index)
+    changed[place] = number
+    await device.put(changed, out=getattr(a, part))
+    out = await device.zeros((4,), "float64")
+    for call in (device.sparse.spmv(a, x), device.sparse.spmv(a, x, out=out), device.sparse.todense(a), device.sparse.get(a)):
+        error = await failure(call, accel.InvalidArgumentError)
+        assert text in str(error)
+        assert error.remedy
+    await device.put(numbers[part == "indptr"].astype(index), out=getattr(a, part))
+    np.testing.assert_array_equal(await device.get(await device.sparse.spmv(a, x, out=out)), dense @ np.arange(6.0))
+
+
+async def test_indices_are_checked_in_batches_and_where_nothing_else_is(device: accel.Device) -> None:
+    data, indices, indptr, wrong = [await device.put(np.array(each, kind)) for each, kind in (([2.0, 2], "f8"), ([0, 1], "i4"), ([0, 1, 2], "i4"), ([0, 7], "i4"))]  # fmt: skip  # noqa: E501
+    good, bad = (accel.SparseRef("csr", data, each, indptr, (2, 2)) for each in (indices, wrong))
+    b, sparse = await device.put(np.ones(2)), device.sparse
+    with pytest.raises(accel.InvalidArgumentError, match="index 7") as caught:
+        async with device.batch() as batch:
+            x = batch.sparse.solve(good, b)
+            batch.sparse.spmv(bad, b)
+    assert caught.value.op_index == 1
+    assert (await device.get(x)).tolist() == [0.5, 0.5]
+    calls: list[Any] = [
+        *(sparse.solve(bad, b, check=False), sparse.spsolve_triangular(bad, b, check=False), sparse.spsolve_triangular(bad, b)),
+        *(sparse.add(good, bad), sparse.spgemm(good, bad), sparse.tocsr(bad), sparse.diagonal(bad), sparse.cg(bad, b)),
+        *(sparse.gmres(bad, b), sparse.cg(good, b, M=bad), sparse.cg(bad, b, M="jacobi")),
+    ]
+    for number, call in enumerate(calls):
+        assert "index 7" in str(await failure(call, accel.InvalidArgumentError)), number
+    with pytest.raises(accel.InvalidArgumentError, match="trim"):
+        async with device.batch() as batch:
+            total, _ = batch.sparse.add(good, good, size=3)
+            batch.sparse.spmv(total, b)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int32", "uint8", "uint32", "uint64"])
+async def test_host_arrays_that_fall_or_are_unsigned_are_checked_by_value(device: accel.Device, kind: str) -> None:
+    for indptr in ([0, 5, 3, 5], [1, 1, 2, 5], [0, 1, 2, 6]):
+        call = device.sparse.csr((np.ones(5), np.array([0, 1, 2, 0, 1]), np.array(indptr, kind)), shape=(3, 3))
+        assert "indptr does not rise" in str(await failure(call, accel.InvalidArgumentError))
+    a = await device.sparse.csr((np.ones(3), np.array([2, 0, 1], kind), np.array([0, 2, 2, 3], kind)), shape=(3, 3))
+    assert (await device.get(await device.sparse.todense(a))).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    for where in (3, np.iinfo(kind).max):
+        call = device.sparse.coo((np.ones(1), (np.array([0], kind), np.array([where], kind))), shape=(3, 3))
+        assert "outside" in str(await failure(call, accel.InvalidArgumentError))

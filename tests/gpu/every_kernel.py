@@ -415,7 +415,10 @@ def _attend(compute: Any, memory: Memory, supported: Any) -> None:
                     attend_backward(compute.stream, None, work._replace(form="attention_grad"), pointers, Room())
         with memory.take(4, 4, 4, 4, 4, 4) as addresses:
             # Of no sequences: memory is filled with ones, and 0x01010101 tokens would be many.
-            compute.stream.launch(compute.stream.functions[f"attention_ragged_{CODES[dtype]}"], 1, 32, *addresses, 0, 1, 1)
+            compute.stream.launch(compute.stream.functions[f"attention_ragged_{CODES[dtype]}"], 1, 32, *addresses, 0, 1, 1, 9, 9, 9, 9)
+        with memory.take(*(28,) * 4, 168, 168) as (q, to_q, kv, to_kv, table, to_table):
+            numbers = q, to_q, kv, to_kv, table, to_table, 7, 42, 33, 35, 4
+            compute.stream.launch(compute.stream.functions[f"attention_numbers_{CODES[dtype]}"], 1, 64, *numbers)
 
 
 def _convolve(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import accel
-from tests.index_support import check_corrupt_operands
+from tests.index_support import check_attention_numbers, check_corrupt_operands
 
 pytest.importorskip("scipy.sparse")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
@@ -16,6 +16,14 @@ async def test_corrupt_indices_are_answered_or_refused_and_touch_no_other_memory
     async with accel.System() as system:
         device = await system.open_device("cuda", host="process", memory_limit=1 << 30)
         assert await check_corrupt_operands(device, rng) > 100
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+async def test_numbers_of_attention_that_are_out_of_range_are_the_nearest_that_are_not(rng: np.random.Generator, dtype: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host="process")
+        await check_attention_numbers(device, rng, dtype)  # by accel's own kernel, and by cuDNN
+        assert device.generation == 1
 
 
 async def test_a_replay_checks_the_indices_that_are_there_then(rng: np.random.Generator) -> None:

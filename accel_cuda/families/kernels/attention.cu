@@ -19,6 +19,7 @@ struct Attention {
   const i32 *begins_q, *begins_kv;    // where the sequences of one array begin; one number more than there are batches
   const i32* table;                   // pages of each batch
   i64 batch, heads, kv_heads, seq_q, seq_kv, dim, value_dim, causal, window, page_size, most_pages;
+  i64 tokens_q, tokens_kv, pages;  // how many there are in one array, and in a cache
   Steps of_q, of_k, of_v, of_o, of_bias;
   double scale;
   void* stats;  // the logarithm of each query's sum of exponentials, (batch, heads, queries), or 0
@@ -36,33 +37,38 @@ template <class W> DEVICE W warp_sum(W x) {
 }
 template <class W> DEVICE W nothing() { return (W)__int_as_float(0xff800000); }  // -infinity
 
+// Lengths, offsets and tables may say anything: each number is taken as the nearest of 0 to `most`.
+DEVICE i64 within(i64 x, i64 most) { return max((i64)0, min(x, most)); }
+
 // Where a batch's queries and keys begin, and how many there are.
 struct Span {
   i64 rows, seq_q, seq_kv, first_q, first_kv;  // rows are all that is written
   DEVICE Span(const Attention& g, i64 batch) : rows(g.seq_q), seq_q(g.seq_q), seq_kv(g.seq_kv), first_q(0), first_kv(0) {
     if (g.begins_q) {
-      first_q = g.begins_q[batch], first_kv = g.begins_kv[batch];
-      rows = seq_q = min(g.seq_q, (i64)g.begins_q[batch + 1] - first_q);
-      seq_kv = min(g.seq_kv, (i64)g.begins_kv[batch + 1] - first_kv);
+      first_q = within(g.begins_q[batch], g.tokens_q), first_kv = within(g.begins_kv[batch], g.tokens_kv);
+      rows = seq_q = within(within(g.begins_q[batch + 1], g.tokens_q) - first_q, g.seq_q);
+      seq_kv = within(within(g.begins_kv[batch + 1], g.tokens_kv) - first_kv, g.seq_kv);
     }
-    if (g.lengths_q) seq_q = max((i64)0, min(seq_q, (i64)g.lengths_q[batch]));
-    if (g.lengths_kv) seq_kv = max((i64)0, min(seq_kv, (i64)g.lengths_kv[batch]));
+    if (g.lengths_q) seq_q = within(g.lengths_q[batch], seq_q);
+    if (g.lengths_kv) seq_kv = within(g.lengths_kv[batch], seq_kv);
   }
 };
 
 template <class T> struct Keys {
   const T *k, *v;
-  i64 step_k, step_v, page_k, page_v, page_size;
+  i64 step_k, step_v, page_k, page_v, page_size, last_page;
   const i32* table;
   DEVICE Keys(const Attention& g, const Span& span, i64 batch, i64 head)
-      : step_k(g.of_k.row), step_v(g.of_v.row), page_k(g.of_k.batch), page_v(g.of_v.batch), page_size(g.page_size), table(g.table) {
+      : step_k(g.of_k.row), step_v(g.of_v.row), page_k(g.of_k.batch), page_v(g.of_v.batch), page_size(g.page_size),
+        last_page(g.pages - 1), table(g.table) {
     i64 at = table ? 0 : batch;
     k = (const T*)g.k + at * g.of_k.batch + head * g.of_k.head + span.first_kv * step_k;
     v = (const T*)g.v + at * g.of_v.batch + head * g.of_v.head + span.first_kv * step_v;
     if (table) table += batch * g.most_pages;
   }
-  DEVICE const T* key(i64 j) const { return table ? k + table[j / page_size] * page_k + j % page_size * step_k : k + j * step_k; }
-  DEVICE const T* value(i64 j) const { return table ? v + table[j / page_size] * page_v + j % page_size * step_v : v + j * step_v; }
+  DEVICE i64 page(i64 j) const { return within(table[j / page_size], last_page); }
+  DEVICE const T* key(i64 j) const { return table ? k + page(j) * page_k + j % page_size * step_k : k + j * step_k; }
+  DEVICE const T* value(i64 j) const { return table ? v + page(j) * page_v + j % page_size * step_v : v + j * step_v; }
 };
 
 template <class T> DEVICE void attend(const Attention& g) {
@@ -154,16 +160,33 @@ template <class T> DEVICE void attend(const Attention& g) {
 }
 
 // What cuDNN wants to know of sequences that lie one behind the other: how long they are, and at which elements they begin.
-DEVICE void ragged(const i32* q, const i32* kv, i32* lengths_q, i32* lengths_kv, i32* begins_q, i32* begins_kv, i64 count, i64 width_q, i64 width_kv) {
+DEVICE void ragged(const i32* q, const i32* kv, i32* lengths_q, i32* lengths_kv, i32* begins_q, i32* begins_kv, i64 count, i64 width_q, i64 width_kv,
+                   i64 tokens_q, i64 tokens_kv, i64 longest_q, i64 longest_kv) {
   for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i <= count; i += gridDim.x * (i64)blockDim.x) {
-    begins_q[i] = (i32)(q[i] * width_q), begins_kv[i] = (i32)(kv[i] * width_kv);
-    if (i < count) lengths_q[i] = q[i + 1] - q[i], lengths_kv[i] = kv[i + 1] - kv[i];
+    const i64 at_q = within(q[i], tokens_q), at_kv = within(kv[i], tokens_kv);
+    begins_q[i] = (i32)(at_q * width_q), begins_kv[i] = (i32)(at_kv * width_kv);
+    if (i == count) continue;
+    lengths_q[i] = (i32)within(within(q[i + 1], tokens_q) - at_q, longest_q);
+    lengths_kv[i] = (i32)within(within(kv[i + 1], tokens_kv) - at_kv, longest_kv);
   }
+}
+
+// Lengths and tables that are in range, for cuDNN. Where no lengths are given, all are the most.
+DEVICE void numbers(const i32* q, i32* to_q, const i32* kv, i32* to_kv, const i32* table, i32* to_table, i64 batch, i64 entries, i64 most_q, i64 most_kv,
+                    i64 last_page) {
+  const i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (i < batch) to_q[i] = (i32)(q ? within(q[i], most_q) : most_q), to_kv[i] = (i32)(kv ? within(kv[i], most_kv) : most_kv);
+  if (i < entries) to_table[i] = (i32)within(table[i], last_page);
 }
 
 #define ATTENTION(CODE)                                                                                                                       \
   extern "C" __global__ void attention_any_##CODE(Attention g) { attend<CODE>(g); }                                                          \
   extern "C" __global__ void attention_ragged_##CODE(                                                                                         \
-      const i32* q, const i32* kv, i32* lengths_q, i32* lengths_kv, i32* begins_q, i32* begins_kv, i64 count, i64 width_q, i64 width_kv) {    \
-    ragged(q, kv, lengths_q, lengths_kv, begins_q, begins_kv, count, width_q, width_kv);                                                      \
+      const i32* q, const i32* kv, i32* lengths_q, i32* lengths_kv, i32* begins_q, i32* begins_kv, i64 count, i64 width_q, i64 width_kv,      \
+      i64 tokens_q, i64 tokens_kv, i64 longest_q, i64 longest_kv) {                                                                           \
+    ragged(q, kv, lengths_q, lengths_kv, begins_q, begins_kv, count, width_q, width_kv, tokens_q, tokens_kv, longest_q, longest_kv);          \
+  }                                                                                                                                           \
+  extern "C" __global__ void attention_numbers_##CODE(const i32* q, i32* to_q, const i32* kv, i32* to_kv, const i32* table, i32* to_table,    \
+                                                      i64 batch, i64 entries, i64 most_q, i64 most_kv, i64 last_page) {                       \
+    numbers(q, to_q, kv, to_kv, table, to_table, batch, entries, most_q, most_kv, last_page);                                                 \
   }
