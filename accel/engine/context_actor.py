@@ -109,9 +109,9 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         self._context: Context | None = None
         self._shared: list[Lane] = []  # by libraries, where the ``streams`` option bounds their number
         self._turn = itertools.count()
-        self._lanes: dict[str, Lane] = {}  # of registered libraries that are being opened, or could not be
-        self._own_lanes: dict[str, Lane] = {}  # of registered libraries that are open
-        self._free_lanes: list[Lane] = []  # of registered libraries that have left
+        self._lanes: dict[str, Lane] = {}  # of libraries that are being opened, and of built-in ones that could not be
+        self._own_lanes: dict[str, Lane] = {}  # of registered libraries that are open, or are being opened
+        self._free_lanes: list[Lane] = []  # of registered libraries that have left, or could not be opened
         self._leaving: LeavingLibraries | None = None
         self._is_calling = False  # code of a registered library, on a worker thread
 
@@ -189,19 +189,18 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         registration = self._core.own.get(library)
         if registration is None:
             return await self._open(made, library, context)
-        own = await self._open_own(made, registration, context)
+        own: OwnLibrary | None = None
         try:
+            own = await self._open_own(made, registration, context)
             port = await self._open(made, library, context)
+            if self._core.own.get(library) is not registration:  # unregistered meanwhile, or the call that registered it was cancelled
+                raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)  # noqa: TRY301
         except BaseException:
-            await self._core.system.run_blocking(own.close)
-            raise
-        if made.pool is None or library not in made.pool.libraries:
-            self._own_lanes[library] = port.lane
-        if self._core.own.get(library) is not registration:  # it was unregistered meanwhile, or the call that registered it was cancelled
             await self._end_port(made, library, context)
-            await self._core.system.run_blocking(own.close)
+            if own is not None and made.fault is None:
+                await self._core.system.run_blocking(own.close)
             self._give_lane(library)
-            raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
+            raise
         made.kernels.add_own(own)
         return port
 
@@ -219,18 +218,13 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
 
         own = await self._call_own(made, library, lambda: OwnLibrary(library, registration.make(operand), description))
         captures, pool = own.library.captures, made.pool if own.library.several_streams else None
-        try:
-            if pool is not None:
-                pool.libraries.add(library)
-                lane = (await self._first_of(made, pool, context)).lane
-            else:
-                lane = self._lanes[library] = self._lanes.get(library) or await self._lane(made, library, captures=captures)
-            with captures_of(self._core).one_more() if captures else contextlib.nullcontext():
-                await self._call_own(made, library, lambda: own.library.open(lane.stream))
-        except BaseException:
-            if pool is not None:
-                pool.libraries.discard(library)
-            raise
+        if pool is not None:
+            pool.libraries.add(library)
+            lane = (await self._first_of(made, pool, context)).lane
+        else:
+            lane = self._lanes[library] = self._own_lanes[library] = await self._lane(made, library, captures=captures, is_own=True)
+        with captures_of(self._core).one_more() if captures else contextlib.nullcontext():
+            await self._call_own(made, library, lambda: own.library.open(lane.stream))
         return own
 
     async def _open_eager(self, made: Context, context: ActorContext) -> None:
@@ -257,12 +251,15 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         """End the kernel actor of a registered library, with all that it has enqueued; those of the pool go on without it."""
         if made.pool is not None:
             made.pool.libraries.discard(library)
+        for lane in made.lanes:
+            lane.provided.discard(library)
         actor = next((child for child in context.children if child.name == library), None)
         if actor is not None:
             await actor.stop()
 
     def _give_lane(self, library: str) -> None:
         """Keep the lane that a registered library had to itself for the next one: streams are not closed before their context."""
+        self._lanes.pop(library, None)
         lane = self._own_lanes.pop(library, None)
         if lane is not None and lane not in self._shared:
             self._free_lanes.append(lane)
@@ -351,21 +348,21 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         if isinstance(made.device, PreparesLibraries) and library in (*self._core.options.libraries, BATCH):
             await self._core.system.run_blocking(made.offloaded.make, made.device.prepare, library, lane.compute)
 
-    async def _lane(self, made: Context, library: str, *, captures: bool) -> Lane:
+    async def _lane(self, made: Context, library: str, *, captures: bool, is_own: bool = False) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
         limit = self._core.options.lanes
         # While a stream is captured, whatever is enqueued there becomes a part of the graph: so what captures has a stream of its own.
         if captures or limit is None:
-            return await self._new_lane(made, library)
+            return await self._new_lane(made, library, is_own=is_own)
         if len(self._shared) >= limit:
             return self._shared[next(self._turn) % limit]
-        lane = await self._new_lane(made, library)
+        lane = await self._new_lane(made, library, is_own=is_own)
         self._shared.append(lane)
         return lane
 
-    async def _new_lane(self, made: Context, library: str) -> Lane:
+    async def _new_lane(self, made: Context, library: str, *, is_own: bool) -> Lane:
         priorities = self._core.options.priorities
-        for lane in self._free_lanes if library in self._core.own else ():
+        for lane in self._free_lanes if is_own else ():
             if priorities.get(lane.name, 0) == priorities.get(library, 0):
                 self._free_lanes.remove(lane)
                 return lane

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.engine.stall import StallWatch
-from accel.errors import AccelError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
+from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
     import asyncio
@@ -183,10 +183,12 @@ class ContextBase(ABC):
         self.wake()
         self.core.workload.settled()
 
-    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
-        """Return a new error that tells a waiter what became of its work."""
-        name = submission.name if submission is not None else None
+    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> AccelError:
+        """Return a new error that tells a waiter what became of its work: of a context that was closed, no fault."""
         is_lost = self.core.lifecycle.is_final
+        if isinstance(error, ClosedError):
+            return self.core.lifecycle.final_error() if is_lost else error.clone()
+        name = submission.name if submission is not None else None
         result = ContextPoisonedError(
             f"the context of {self.core.name} faulted: {error.message}",
             executed="unknown" if submission is not None and submission.launched else "no",
@@ -204,7 +206,7 @@ class ContextBase(ABC):
         return result
 
     def check_alive(self) -> None:
-        """Raise what tells that the context has faulted, if it has."""
+        """Raise what tells that the context has faulted, or was closed, if it has."""
         if self.fault is not None:
             raise self.poisoned(self.fault)
 

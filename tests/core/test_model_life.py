@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
+from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, used
 from tests.model_support import Affine, X, affine, expected
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,6 +40,32 @@ async def given_back(device: accel.Device, before: int, what: str = "the end") -
         while used(device) != before:
             await device.get(await device.zeros(1))
             assert used(device) >= before, what
+
+
+def streams_of_the_cpu() -> int:
+    return sum(thread.name.startswith("accel-cpu") for thread in threading.enumerate())
+
+
+class Unopened(ModelLibrary):
+    """A library that cannot be opened."""
+
+    def __init__(self) -> None:
+        """Has no model."""
+
+    def open(self, stream: Any) -> None:
+        raise RuntimeError("it has nothing to open")
+
+
+class SlowToOpen(Unopened):
+    """A library whose opening lasts as long as a file is there, which it makes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def open(self, stream: Any) -> None:
+        self._path.touch()
+        while self._path.exists():
+            time.sleep(0.005)
 
 
 async def never(*_: object) -> bool:
@@ -173,6 +202,53 @@ async def test_a_load_that_is_cancelled_in_any_turn_leaves_nothing(rng: np.rando
                 await load.result().aclose()
             del load  # its traceback keeps frames
             await given_back(device, before, f"a load after {count} turns")
+
+
+@pytest.mark.parametrize("streams", ["balanced", "per_actor", "single", "pooled(2)"])
+async def test_failed_and_cancelled_loads_leave_no_streams(streams: Any, rng: np.random.Generator) -> None:
+    """A service that looks for new weights again and again does not run out of threads, or of a GPU's streams."""
+
+    async def cancelled_load(number: int) -> None:
+        load = task(loaded(device, rng))
+        await turns(5 * number)
+        load.cancel()
+        await asyncio.wait([load])
+        if not load.cancelled():
+            await load.result().aclose()
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", streams=streams)
+        model = await loaded(device, rng)
+        failing: dict[str, Callable[[int], Awaitable[object]]] = {
+            "no module": lambda _: failure(device.load_model("no_such_module:Model", inputs=X), accel.InvalidArgumentError),
+            "open raises": lambda _: failure(loaded(device, rng, weights={}, buckets={}), accel.LibraryError),
+            "warming up raises": lambda _: failure(model.swap({**affine(rng), "w": np.ones((9, 2))}), accel.LibraryError),
+            "no such library": lambda _: failure(device.register_as("mine", Unopened), accel.LibraryError),
+            "cancelled": cancelled_load,
+        }
+        for what, fails in failing.items():
+            for number in range(3):
+                await fails(number)
+            before = streams_of_the_cpu()
+            for number in range(12):
+                await fails(number)
+            assert streams_of_the_cpu() <= before + 1, what
+        assert await serving(model) == 1
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_closing_while_a_library_opens_is_no_fault(host: Any, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    async with accel.System(close_timeout=0.2) as system:
+        device = await system.open_device("cpu", host=host)
+        opening = task(device.register_as("slow", SlowToOpen, str(begun)))
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        closing = task(device.aclose())
+        error = await failure(opening, accel.ClosedError)
+        assert "fault" not in str(error)
+        begun.unlink()  # ends the call
+        await bounded(closing)
 
 
 async def test_closing_the_device_ends_a_load(rng: np.random.Generator, tmp_path: Path) -> None:
