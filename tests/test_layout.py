@@ -46,6 +46,7 @@ LAYERS = {
     "sharing": 6,
     "models": 7,
     "remote": 7,
+    "files": 7,
     "device": 8,
     "cpu": 9,  # its own imports are limited below; the number keeps the generic layers from importing it
     "patterns": 10,
@@ -61,7 +62,7 @@ CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4,
 CUDA = {"accel_cuda", "cuda", "cupy", "nvmath"}
 # Frameworks of models: imported by adapters, and by what reads a state dict.
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
-MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights")
+MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights", "accel.files.onnx")
 # Without rich: structlog loads it by itself where it is installed.
 NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "prometheus_client", "pytest", "scipy", "starlette", "uvicorn"}
 

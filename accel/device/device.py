@@ -312,8 +312,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             options=options,
             imports=imports,
             on_progress=on_progress,
-            run_blocking=self._core.system.run_blocking,
-            close_timeout=self._core.system.close_timeout,
+            system=self._core.system,
         )
 
     async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:

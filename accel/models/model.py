@@ -15,19 +15,22 @@ from accel._log import get_logger
 from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError, OutOfMemoryError
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
+from accel.models.onnx_inputs import input_specs
 from accel.models.runner import deadline_of, left
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
 from accel.models.version import VersionLoader
 from accel.models.versions import Versions
+from accel.models.weights import collect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from accel.actors.system import ActorSystem
     from accel.models.outputs import OutputSpecs
     from accel.models.runner import ModelDevice
     from accel.models.tensor_spec import Inputs, Sizes
     from accel.models.version import Version
-    from accel.models.weights import Progress, RunBlocking
+    from accel.models.weights import Progress
     from accel.ref import AccelRef
 
 __all__ = ["Model"]
@@ -70,18 +73,28 @@ class Model:
         options: Mapping[str, Any] | None,
         imports: Sequence[str],
         on_progress: Progress | None,
-        run_blocking: RunBlocking,
-        close_timeout: float,
+        system: ActorSystem,
     ) -> Model:
         """See :meth:`accel.Device.load_model`."""
         source = source_of(target, options, graphs=graphs, imports=imports)
-        if inputs is None:
-            inputs = await run_blocking(source.input_specs)
-        if weights is None and isinstance(source.target, Path):
-            weights = source.target
+        file = source.target if isinstance(source.target, Path) else None
+        if weights is None:
+            weights = () if file is None else file
+        if inputs is not None:
+            collected = await collect(system, weights)
+        elif file is None:
+            raise InvalidArgumentError(
+                f"the inputs of {target!r} are not known",
+                argument="inputs",
+                remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
+            )
+        else:
+            collected = await collect(system, weights)
+            said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
+            inputs = input_specs(said[file])
         checked = Buckets(inputs, buckets)
-        versions = Versions(device, VersionLoader(device, source, checked, run_blocking), close_timeout)
-        async with versions.coming(weights, on_progress):
+        versions = Versions(device, VersionLoader(device, source, checked, system), system.close_timeout)
+        async with versions.coming(collected, on_progress):
             pass
         return cls(source.name, device, checked, versions)
 

@@ -21,6 +21,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from accel.dtype import DTypeLike
     from accel.engine.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
@@ -47,6 +48,9 @@ class ModelDevice(WeightsDevice, Protocol):
 
     async def put(self, array: Any, *, out: AccelRef | None = None, timeout: float | None = None) -> AccelRef:
         """See :meth:`accel.Device.put`."""
+
+    async def full(self, shape: Any, value: Any, dtype: DTypeLike = "float32") -> AccelRef:
+        """See :meth:`accel.Device.full`."""
 
     async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
         """See :meth:`accel.Device.get`."""
@@ -207,9 +211,7 @@ class FunctionRunner:
                 remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
             ) from None
         for inputs in _warm(self._buckets):
-            await self._called(
-                tuple([await self._device.put(np.full(spec.shape, pad, spec.dtype.numpy)) for spec, pad in inputs.values()]), None
-            )
+            await self._called(tuple([await self._device.full(spec.shape, pad, spec.dtype) for spec, pad in inputs.values()]), None)
 
     async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
         """See :class:`Runner`."""

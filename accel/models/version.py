@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from accel.errors import ClosedError, ContextPoisonedError, DeviceLostError, MailboxFullError
+from accel.errors import ClosedError, ContextPoisonedError, DeviceLostError, MailboxFullError, OutOfMemoryError
+from accel.memory import memory_size
 from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
 from accel.models.tensor_spec import BATCH
 from accel.models.weights import load_weights
@@ -16,11 +18,12 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from accel.actors.system import ActorSystem
     from accel.models.adapters.base import ModelSource
     from accel.models.outputs import OutputSpecs
     from accel.models.runner import ModelDevice, Operand, Runner
     from accel.models.tensor_spec import Buckets, Sizes
-    from accel.models.weights import Progress, RunBlocking
+    from accel.models.weights import Progress
 
 __all__ = ["Version", "VersionLoader"]
 
@@ -122,19 +125,19 @@ class VersionLoader:
         Makes the model's adapter.
     buckets
         The model's inputs.
-    run_blocking
+    system
         Runs what blocks.
     """
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, run_blocking: RunBlocking) -> None:
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
         self._device = device
         self._source = source
         self._buckets = buckets
-        self._run_blocking = run_blocking
+        self._system = system
 
     def elsewhere(self, device: ModelDevice) -> VersionLoader:
         """Return a loader of the same model on another device."""
-        return VersionLoader(device, self._source, self._buckets, self._run_blocking)
+        return VersionLoader(device, self._source, self._buckets, self._system)
 
     def begin(self, number: int) -> Version:
         """Return a version that has nothing yet."""
@@ -143,10 +146,11 @@ class VersionLoader:
 
     async def load(self, version: Version, weights: Any, on_progress: Progress | None = None) -> None:
         """Put weights on the device, build the model around them, and see what it returns. After an error the version is to be unloaded."""
-        device, runner, run_blocking = self._device, version.runner, self._run_blocking
+        device, runner, system = self._device, version.runner, self._system
+        self._check_room()
         given = () if weights is None else weights
-        version.weights |= await load_weights(device, given, run_blocking=run_blocking, on_progress=on_progress)
-        version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), run_blocking=run_blocking)
+        version.weights |= await load_weights(device, given, system=system, on_progress=on_progress)
+        version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
         await runner.open(version.weights)
         version.outputs = await self._described(runner)
 
@@ -162,9 +166,24 @@ class VersionLoader:
         return found
 
     async def _describe(self, runner: Runner, sizes: Sizes) -> OutputSpecs:
-        device = self._device
-        inputs = [await device.put(np.full(spec.of_size(sizes), spec.pad, spec.dtype.numpy)) for spec in self._buckets.inputs.values()]
+        # Made on the device: its limit bounds them, not this process's memory.
+        inputs = [await self._device.full(spec.of_size(sizes), spec.pad, spec.dtype) for spec in self._buckets.inputs.values()]
         return await runner.describe(tuple(inputs))
+
+    def _check_room(self) -> None:
+        """Refuse inputs, of which a file says the shapes, that the device has no room for: before they are made."""
+        buckets, limit = self._buckets, self._device.info().memory.limit or memory_size()
+        sizes = {dim: max(_two_lengths(dim, buckets.lengths.get(dim))) for dim in buckets.dims}
+        sizes |= {dim: lengths[-1] for dim, lengths in buckets.lengths.items()}
+        needed = sum([math.prod(spec.of_size(sizes)) * spec.dtype.itemsize for spec in buckets.inputs.values()])
+        if limit and needed > limit:
+            raise OutOfMemoryError(
+                f"the inputs of the model take {needed} bytes for {sizes}",
+                requested=needed,
+                limit=limit,
+                device=self._device.name,
+                remedy="Look at the shapes that the file declares, give smaller buckets, or open the device with a larger memory_limit.",
+            )
 
 
 def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:

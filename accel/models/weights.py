@@ -1,17 +1,17 @@
-"""Weights of models: named arrays out of files, state dicts and mappings, put into durable buffers with checksums.
+"""Weights of models: named arrays out of files and mappings, put into durable buffers with checksums.
 
-Their bytes go through chunks of pinned memory: worker threads fill some, while the device copies others.
+What is in files a child process finds out; see :mod:`accel.files`. Their bytes go through chunks of pinned memory: worker threads fill some, while the
+device copies others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import traceback
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -19,24 +19,20 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import numpy as np
 
 from accel.dtype import DType, DTypeLike, native
-from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError
-from accel.models.safetensors import SafetensorsFile
+from accel.errors import AccelError, InvalidArgumentError
+from accel.files.description import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
-
+    from accel.actors.system import ActorSystem
+    from accel.files.description import StoredFile
+    from accel.files.stored_tensor import StoredTensor
     from accel.ref import AccelRef
 
-__all__ = ["Progress", "RunBlocking", "WeightsDevice", "load_weights"]
+__all__ = ["Collected", "Progress", "WeightsDevice", "collect", "load_weights"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the bytes that are done, and those of all weights."""
-RunBlocking: TypeAlias = "Callable[..., Awaitable[Any]]"
-"""Runs a function with its arguments on a worker thread: ``system.run_blocking``."""
-
-_INDEX: Final = ".safetensors.index.json"
-_PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt")
 
 _CHUNK: Final = 16 << 20
 """Bytes of a chunk: larger ones are no faster."""
@@ -98,8 +94,53 @@ class _Weight:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What sources of weights have, not read yet.
+
+    Attributes
+    ----------
+    weights : list
+    inputs : dict
+        Of each ONNX file among the sources, by its path, what it says of the model's inputs; see :class:`~accel.files.description.Description`.
+    """
+
+    weights: list[_Weight] = field(default_factory=list)
+    inputs: dict[Path, list[tuple[str, str, list[int | str | None]]]] = field(default_factory=dict)
+
+
+async def collect(system: ActorSystem, source: Any) -> Collected:
+    """Find out what is in a source of weights. The parameters and errors are those of :func:`load_weights`."""
+    parts = list(source) if isinstance(source, (list, tuple)) else [source]
+    for part in parts:
+        if not isinstance(part, (str, os.PathLike, Mapping)):
+            raise InvalidArgumentError(
+                f"weights is a {type(part).__name__}", remedy="Give a path, a mapping of names to arrays, or a list of these."
+            )
+    paths = [Path(part) for part in parts if not isinstance(part, Mapping)]
+    described = iter(await describe(system, paths))
+    found = Collected()
+    names = set[str]()
+    for part in parts:
+        if isinstance(part, Mapping):
+            weights = await system.run_blocking(_mapped, part)
+        else:
+            description = next(described)
+            weights = [
+                _stored(name, *place) if isinstance(place, tuple) else _number(name, place) for name, place in description.tensors.items()
+            ]
+            if description.inputs is not None:
+                found.inputs[Path(part)] = description.inputs
+        for each in weights:
+            if each.name in names:
+                raise InvalidArgumentError(f"the weights have two arrays {each.name!r}", remedy="Give each name in one source only.")
+            names.add(each.name)
+        found.weights.extend(weights)
+    return found
+
+
 async def load_weights(
-    device: WeightsDevice, source: Any, *, run_blocking: RunBlocking, on_progress: Progress | None = None
+    device: WeightsDevice, source: Any, *, system: ActorSystem, on_progress: Progress | None = None
 ) -> dict[str, AccelRef]:
     """Put named arrays on a device, each in a durable buffer with a checksum.
 
@@ -110,9 +151,10 @@ async def load_weights(
     source
         A path to a ``.safetensors`` file, to a folder of such files, or to the ``.safetensors.index.json`` of several; to a state dict that
         ``torch.save`` wrote (``.pt .pth .bin .ckpt``); or to an ``.onnx`` file, whose bytes become the one array ``"model.onnx"``. Or a mapping of names
-        to arrays or tensors. Or a list of these; no name may be in two of them. Arrays keep shape and dtype, 0-d and empty ones too.
-    run_blocking
-        Runs what blocks on a worker thread: ``system.run_blocking``.
+        to arrays or tensors. Or a list of these; no name may be in two of them. Arrays keep shape and dtype, 0-d and empty ones too. Or what
+        :func:`collect` returned for one of these.
+    system
+        Runs what blocks on worker threads, and what parses files in a child process.
     on_progress
         Called on the loop with the bytes that are done and those of all weights, first with 0, then after each buffer. What it raises ends the load.
 
@@ -125,21 +167,20 @@ async def load_weights(
     ------
     InvalidArgumentError
         The source cannot be read, is not valid, or an array in it has no counterpart on a device.
-    BackendUnavailableError
-        A state dict is given and torch is not installed.
     UnsupportedError
         The device's memory does not outlive its contexts.
     OutOfMemoryError
         There is no room.
+    AccelError
+        See :func:`accel.files.description.describe`.
 
     Notes
     -----
-    The memory of the host that this takes does not grow with the weights: files are read in chunks, a few at once. They must not be changed meanwhile. A
-    state dict is mapped by torch, and unpickled with ``weights_only=True``, which runs no code of the file. After an error or a cancellation everything
-    that was put is freed.
+    The memory of the host that this takes does not grow with the weights, nor with what a file says that they are: files are read in chunks, a few at once.
+    They must not be changed meanwhile. After an error or a cancellation everything that was put is freed.
     """
-    weights = await run_blocking(_collect, source)
-    loading = _Loading(device, {each.identity: each for each in weights}, run_blocking, on_progress)
+    weights = (source if isinstance(source, Collected) else await collect(system, source)).weights
+    loading = _Loading(device, {each.identity: each for each in weights}, system, on_progress)
     errors: tuple[BaseException, ...] = ()
     try:
         await loading.run()
@@ -175,11 +216,11 @@ class _Loading:
     """
 
     def __init__(
-        self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], run_blocking: RunBlocking, on_progress: Progress | None
+        self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], system: ActorSystem, on_progress: Progress | None
     ) -> None:
         self._device = device
         self._weights = weights
-        self._run_blocking = run_blocking
+        self._run_blocking = system.run_blocking
         self._on_progress = on_progress
         self._done, self._total = 0, sum(each.nbytes for each in weights.values())
         self._chunks: dict[Hashable, int] = {}  # of each array, how many chunks are still to come
@@ -225,124 +266,54 @@ class _Loading:
             self._on_progress(self._done, self._total)
 
 
-def _collect(source: Any) -> list[_Weight]:
-    """Return what is in a source, in the order in which it is best read."""
-    found: dict[str, _Weight] = {}
-    for part in source if isinstance(source, (list, tuple)) else [source]:
-        for each in _weights(part):
-            if each.name in found:
-                raise InvalidArgumentError(f"the weights have two arrays {each.name!r}", remedy="Give each name in one source only.")
-            found[each.name] = each
-    return list(found.values())
+def _stored(name: str, file: StoredFile, stored: StoredTensor) -> _Weight:
+    """Return a tensor of a file."""
+    # Two tensors of one place, shape and dtype are one.
+    identity = (file, stored) if math.prod(stored.shape) else object()
+    return _Weight(name, stored.shape, stored.dtype, identity, partial(_opened, file, stored))
 
 
-def _weights(source: Any) -> Iterator[_Weight]:
-    if isinstance(source, Mapping):
-        return _mapped(source, "the mapping")
-    if not isinstance(source, (str, os.PathLike)):
-        raise InvalidArgumentError(
-            f"weights is a {type(source).__name__}", remedy="Give a path, a mapping of names to arrays, or a list of these."
-        )
-    path = Path(source)
-    if path.is_dir():
-        return _folder(path)
-    if path.name.endswith(_INDEX):
-        return _indexed(path)
-    if path.suffix == ".safetensors":
-        return _stored(path, None)
-    if path.suffix in _PICKLED:
-        return _mapped(_state_dict(path), str(path))
-    if path.suffix == ".onnx":
-        return _mapped({"model.onnx": _read_bytes(path)}, str(path))
-    raise InvalidArgumentError(
-        f"weights is {path}, whose format is not known",
-        remedy=f"Give a .safetensors file, a folder of them, or one of {', '.join(_PICKLED)}.",
-    )
+def _opened(file: StoredFile, stored: StoredTensor) -> Read:
+    """Open the file, and return what reads a tensor in it."""
+    opened = file.opened()
+    if stored.strides is None:
+        return lambda start, out: opened.fill(stored.start + start, out)
+    if stored.end == stored.start:
+        return lambda start, out: None
+    memory, before = opened.mapped(stored.start, stored.end - stored.start)
+    strides = [stride * stored.dtype.itemsize for stride in stored.strides]
+    return _reader(np.ndarray(stored.shape, stored.dtype.numpy, memory, before, strides))
 
 
-def _folder(path: Path) -> Iterator[_Weight]:
-    indices, files = sorted(path.glob("*" + _INDEX)), sorted(path.glob("*.safetensors"))
-    if len(indices) > 1 or not (indices or files):
-        raise InvalidArgumentError(
-            f"folder {path} has {len(indices)} files *{_INDEX} and {len(files)} *.safetensors",
-            remedy="Give the path of the one that has the weights.",
-        )
-    if indices:
-        return _indexed(indices[0])
-    return (weight for file in files for weight in _stored(file, None))
+def _number(name: str, value: complex) -> _Weight:
+    array = native(value)
+    return _Weight(name, array.shape, DType.of(array.dtype), object(), partial(_reader, array))
 
 
-def _indexed(path: Path) -> Iterator[_Weight]:
-    """Yield the tensors that an index names, file by file."""
-    try:
-        names = json.loads(_read_bytes(path).tobytes().decode())["weight_map"]
-        files: dict[str, set[str]] = {}
-        for name, file in names.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise ValueError(f"{file!r} is no name of a file beside the index")  # noqa: TRY301 - it is reported like what json raises
-            files.setdefault(file, set()).add(name)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidArgumentError(
-            f"{path} is not a valid index of safetensors files: {error!r}", remedy="Download it again, or give the folder without it."
-        ) from None
-    return (weight for file, wanted in files.items() for weight in _stored(path.parent / file, wanted))
-
-
-def _stored(path: Path, wanted: set[str] | None) -> Iterator[_Weight]:
-    """Yield the tensors of a safetensors file: all, or those that an index names."""
-    file = SafetensorsFile(path)
-    missing = (wanted or set()) - file.tensors.keys()
-    if missing:
-        raise InvalidArgumentError(f"{path} has no tensor {min(missing)!r}, which the index names", remedy="Download both files again.")
-    for name, stored in file.tensors.items():
-        if wanted is None or name in wanted:
-            yield _Weight(name, stored.shape, stored.dtype, (path, name), lambda name=name: partial(file.read, name))  # type: ignore[misc]
-
-
-def _read_bytes(path: Path) -> Array:
-    try:
-        return np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise InvalidArgumentError(f"{path} cannot be read: {error}", remedy="Give the path of a readable file.") from error
-
-
-def _state_dict(path: Path) -> Mapping[Any, Any]:
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"{path} is read by torch, which is not installed", remedy="pip install '.[torch]'  # in a checkout"
-        ) from error
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # what a broken or hostile file makes torch raise is of any kind
-        raise InvalidArgumentError(
-            f"torch does not read {path} with weights_only=True: {error}", remedy="Save it anew: torch.save(module.state_dict(), path)."
-        ) from error
-    if not isinstance(found, Mapping):
-        raise InvalidArgumentError(
-            f"{path} holds a {type(found).__name__}, not a state dict", remedy="Save it anew: torch.save(module.state_dict(), path)."
-        )
-    return found
-
-
-def _mapped(arrays: Mapping[Any, Any], source: str) -> Iterator[_Weight]:
+def _mapped(arrays: Mapping[Any, Any]) -> list[_Weight]:
+    found = []
     for name, value in arrays.items():
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"{source} has the name {name!r}", remedy="Give strings as names of weights.")
+            raise InvalidArgumentError(f"the mapping has the name {name!r}", remedy="Give strings as names of weights.")
         try:
             array, identity = _host_array(value)
         except AccelError as error:
-            raise error.clone(message=f"weight {name!r} of {source}: {error.message}") from error
-        yield _Weight(name, array.shape, DType.of(array.dtype.newbyteorder("=")), identity, partial(_reader, array))
+            raise error.clone(message=f"weight {name!r} of the mapping: {error.message}") from error
+        found.append(_Weight(name, array.shape, DType.of(array.dtype.newbyteorder("=")), identity, partial(_reader, array)))
+    return found
 
 
 def _reader(array: Array) -> Read:
-    """Return what reads an array of the host; one of another layout is rearranged first."""
-    data = native(array).reshape(-1).view(np.uint8)
+    """Return what reads an array of the host: one of another layout or byte order part by part, because it may be much larger than its memory."""
+    if array.flags.c_contiguous and array.dtype.isnative:
+        data = array.reshape(-1).view(np.uint8)
+        return lambda start, out: np.copyto(np.frombuffer(out, np.uint8), data[start : start + len(out)])
+    size = array.itemsize
 
     def read(start: int, out: memoryview) -> None:
-        np.copyto(np.frombuffer(out, np.uint8), data[start : start + len(out)])
+        first, last = start // size, -(-(start + len(out)) // size)
+        part = native(array.flat[first:last]).view(np.uint8)
+        np.copyto(np.frombuffer(out, np.uint8), part[start - first * size :][: len(out)])
 
     return read
 
@@ -352,7 +323,7 @@ def _host_array(value: Any) -> tuple[Array, Hashable]:
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         array = _of_tensor(value)
     else:
-        array = value if isinstance(value, np.ndarray) else native(value)
+        array = value if type(value) is np.ndarray else native(value)
         DType.of(array.dtype.newbyteorder("="))
     if not array.size:
         return array, object()

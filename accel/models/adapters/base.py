@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from accel.backend import DeviceDescription
-    from accel.models.tensor_spec import TensorSpec
     from accel.ops import Spec
 
 __all__ = ["Adapter", "ModelSource", "source_of"]
@@ -165,23 +164,6 @@ class ModelSource:
             _ours("onnx")
         elif not _is_adapter(_resolved(self.target) if isinstance(self.target, str) else self.target):
             _ours("torch")
-
-    def input_specs(self) -> dict[str, TensorSpec]:
-        """Return what the model takes, as its file says. May block.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It is no file that says it.
-        """
-        if not isinstance(self.target, Path):
-            raise InvalidArgumentError(
-                f"the inputs of {self.target!r} are not known",
-                argument="inputs",
-                remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
-            )
-        found: dict[str, TensorSpec] = _ours("onnx").input_specs(self.target)
-        return found
 
     def _made(self, framework: str, adapter: str, target: Any, **options: Any) -> Adapter:
         """Import an adapter of ours, and its framework with it."""

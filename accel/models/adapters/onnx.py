@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import onnxruntime
 
-from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.files.onnx import CPU, session
+from accel.files.regular_file import RegularFile
 from accel.models.adapters import host
-from accel.models.tensor_spec import BATCH, TensorSpec
+from accel.models.onnx_inputs import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -22,22 +20,12 @@ if TYPE_CHECKING:
     from accel.engine.kernel_library import Operand
     from accel.ops import Spec
 
-__all__ = ["OnnxAdapter", "input_specs"]
+__all__ = ["OnnxAdapter"]
 
 Array = np.ndarray[Any, Any]
 
 _FILE: Final = "model.onnx"
 """Name of the one weight: the bytes of the file."""
-_CPU: Final = "CPUExecutionProvider"
-
-_DTYPES: Final = {
-    "tensor(bool)": DType.BOOL,
-    "tensor(float16)": DType.FLOAT16,
-    "tensor(float)": DType.FLOAT32,
-    "tensor(double)": DType.FLOAT64,
-    **{f"tensor({sign}int{bits})": DType.of(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
-"""What numpy and ONNX Runtime exchange."""
 
 
 class OnnxAdapter:
@@ -66,12 +54,12 @@ class OnnxAdapter:
 
     is_captured: Final = False
 
-    def __init__(self, path: Path, *, threads: int | None = None, providers: Sequence[str] = (_CPU,)) -> None:
+    def __init__(self, path: Path, *, threads: int | None = None, providers: Sequence[str] = (CPU,)) -> None:
         if not (threads is None or (type(threads) is int and threads > 0)):
             raise InvalidArgumentError(f"threads is {threads!r}", remedy="Give a positive number, or None.")
-        if list(providers) != [_CPU]:
+        if list(providers) != [CPU]:
             raise UnsupportedError(
-                f"ONNX models run with the {_CPU}, not with {', '.join(map(str, providers))}: others have contexts whose faults are not seen",
+                f"ONNX models run with the {CPU}, not with {', '.join(map(str, providers))}: others have contexts whose faults are not seen",
                 library="onnxruntime",
                 remedy="Leave providers out; for a GPU give the model as a torch.nn.Module.",
             )
@@ -88,7 +76,7 @@ class OnnxAdapter:
         InvalidArgumentError
             If the file cannot be read.
         """
-        return {} if _FILE in given else {_FILE: np.frombuffer(_read(self._path), np.uint8)}
+        return {} if _FILE in given else {_FILE: _read(self._path)}
 
     def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
         """Make a session of the file's bytes; see :class:`~accel.models.adapters.base.Adapter`.
@@ -110,9 +98,9 @@ class OnnxAdapter:
             raise InvalidArgumentError(
                 f"the weights of an ONNX model are {sorted(weights)!r:.200}", remedy="Give the .onnx file, or no weights."
             )
-        self._session = _session(np.asarray(weights[_FILE]).tobytes(), self._path, self._threads)
+        self._session = session(np.asarray(weights[_FILE]).tobytes(), self._path, self._threads)
         for each in (*self._session.get_inputs(), *self._session.get_outputs()):
-            _dtype(each)
+            dtype_of(each.name, each.type)
         self._outputs = [each.name for each in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Operand]) -> Array | dict[str, Array]:
@@ -136,65 +124,6 @@ class OnnxAdapter:
         return results[0] if len(results) == 1 else dict(zip(self._outputs, results, strict=True))
 
 
-def input_specs(path: Path) -> dict[str, TensorSpec]:
-    """Return what a file says of its inputs. May block: it reads the file.
-
-    A first dimension that has no length, and one name in all inputs, is the batch. Others keep their names; characters that no name of Python has become
-    underscores, and a dimension without a name is called after its input and its place.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read, or is not one that ONNX Runtime takes.
-    UnsupportedError
-        An input is of a type that numpy does not know.
-    """
-    inputs = _session(_read(path), path, 1, optimizes=False).get_inputs()
-    shapes = {each.name: [_dimension(each.name, place, dim) for place, dim in enumerate(each.shape)] for each in inputs}
-    first = next((shape[0] for shape in shapes.values() if shape), 0)
-    if isinstance(first, str) and all(shape[:1] == [first] and first not in shape[1:] for shape in shapes.values()):
-        shapes = {name: [BATCH, *shape[1:]] for name, shape in shapes.items()}
-    return {each.name: TensorSpec(shapes[each.name], _dtype(each)) for each in inputs}
-
-
-def _dimension(name: str, place: int, dim: int | str | None) -> int | str:
-    if isinstance(dim, int) and dim >= 0:
-        return dim
-    found = re.sub(r"\W", "_", dim if isinstance(dim, str) and dim else f"{name}_{place}")
-    return f"dim_{found}" if not found.isidentifier() or (found == BATCH and place) else found
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError(f"{path} cannot be read: {error}", remedy="Give the path of a readable .onnx file.") from error
-
-
-def _session(data: bytes, path: Path, threads: int | None, *, optimizes: bool = True) -> Any:
-    options = onnxruntime.SessionOptions()
-    # Given a number, ONNX Runtime pins no thread to a core that the process may not use.
-    options.intra_op_num_threads = len(os.sched_getaffinity(0)) if threads is None else threads
-    # Threads that spin between two ops take the cores of the event loop.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # errors are raised; warnings would go to stderr
-    if not optimizes:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        return onnxruntime.InferenceSession(data, options, providers=[_CPU])
-    except Exception as error:  # its errors have no common class
-        raise InvalidArgumentError(
-            f"ONNX Runtime does not take {path}: {error}",
-            library="onnxruntime",
-            remedy="Give a valid ONNX file that has all of its data in itself.",
-        ) from error
-
-
-def _dtype(each: Any) -> DType:
-    if each.type not in _DTYPES:
-        raise UnsupportedError(
-            f"{each.name!r} of the ONNX model is a {each.type}",
-            library="onnxruntime",
-            remedy=f"Cast it in the file; inputs and outputs are one of {', '.join(_DTYPES)}.",
-        )
-    return _DTYPES[each.type]
+def _read(path: Path) -> Array:
+    file = RegularFile(path)
+    return np.frombuffer(file.read(0, file.size), np.uint8)
