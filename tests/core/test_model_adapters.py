@@ -135,6 +135,25 @@ def test_weights_of_the_user_are_used_as_they_are(name: str, rng: np.random.Gene
         assert buffer.data_ptr() not in addresses, f"{path} is shared"
 
 
+class Minus(torch.nn.Module):
+    """Its order matters."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - y
+
+
+def test_inputs_are_bound_by_all_of_their_names_or_by_position() -> None:
+    one, three = torch.ones(2), torch.full((2,), 3.0)
+    adapter = opened(Minus, Memory({}))
+    for inputs, expected in (({"y": one, "x": three}, three - one), ({"a": one, "b": three}, one - three)):
+        [found] = outputs(adapter, inputs).values()
+        assert torch.equal(found, expected), inputs.keys()
+    for partial in ({"y": one, "b": three}, {"a": one, "x": three}):
+        with pytest.raises(accel.InvalidArgumentError, match="neither by name nor by position") as caught:
+            outputs(adapter, partial)
+        assert "x, y" in str(caught.value)
+
+
 def test_parameters_are_not_allocated_where_the_rest_is_taken() -> None:
     seen = []
 

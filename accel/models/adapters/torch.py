@@ -18,7 +18,7 @@ from accel.models.adapters.torch_graph import CapturedForward
 from accel.models.adapters.torch_state import assign, built, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from contextlib import AbstractContextManager
 
     from accel.backend import DeviceDescription
@@ -38,7 +38,8 @@ class TorchAdapter:
     The module is built without its parameters, which become views of the durable weights: they are shared by all generations, and need no gradients. A weight
     keeps the dtype that it was loaded with. Buffers, and tensors that are plain attributes, are copies that belong to one generation.
 
-    Inputs are given to the module by name, as keyword arguments, if its ``forward`` has parameters of these names; else by position. It runs under
+    Inputs are given to the module by name, as keyword arguments, if its ``forward`` has parameters of all these names; by position, if it has none of
+    them; some alone are refused. It runs under
     ``torch.inference_mode()``, on CUDA in the stream of its operands.
 
     Parameters
@@ -188,8 +189,19 @@ class TorchAdapter:
         else:
             self._graphs[tuple([tuple(tensor.shape) for tensor in tensors.values()])] = captured
 
-    def _takes(self, names: Iterable[str]) -> bool:
-        return self._named is None or all(name in self._named for name in names)
+    def _takes(self, names: Collection[str]) -> bool:
+        """Whether ``forward`` takes the inputs by name, and not by position."""
+        if self._named is None:
+            return True
+        found = [name for name in names if name in self._named]
+        if 0 < len(found) < len(names):
+            other = next(name for name in names if name not in self._named)
+            raise InvalidArgumentError(
+                f"the module's forward has a parameter {found[0]!r} and none {other!r}, so that its inputs are bound neither by name nor by position",
+                argument="inputs",
+                remedy=f"Name the inputs as forward does ({', '.join(self._named)}), or none of them.",
+            )
+        return bool(found) or not names
 
     def _forward(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         module = self._module
@@ -217,7 +229,7 @@ def _parameters(module: torch.nn.Module) -> Collection[str] | None:
     parameters = inspect.signature(module.forward).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
-    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
 def _working_in(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
