@@ -1,4 +1,4 @@
-"""``python -m accel serve``: models, functions or an application over HTTP, until Ctrl-C or SIGTERM."""
+"""``python -m accel serve``: models, functions or an application over HTTP, until Ctrl-C, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel.cli.listening import Listener, default_limit
 from accel.cli.servers import serve_aiohttp, serve_asgi
 from accel.cli.targets import Target, find_target
 from accel.errors import InvalidArgumentError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DIGITS = ("accel.cli.digits_service:digits", "accel.cli.digits_service:samples")
 
 _MODEL_OPTIONS = ("max_items", "max_delay", "max_pending")
@@ -57,6 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=_timeout, metavar="S", help="seconds for an answer of a model (default: 30)")
     parser.add_argument("--body-limit", type=_count, metavar="N", help="the most bytes of a request (default: 1 MiB)")
+    parser.add_argument(
+        "--max-connections",
+        type=_count,
+        metavar="N",
+        help="connections that are open at a time (default: half of ulimit -n, less 32, at most 4096)",
+    )
+    parser.add_argument(
+        "--head-timeout", type=_timeout, default=10.0, metavar="S", help="seconds in which the head of a request must arrive (default: 10)"
+    )
     parser.add_argument(
         "--fault-at", type=_count, metavar="N", help="poison the context at the N-th op from when it serves, to watch it survive"
     )
@@ -119,7 +129,7 @@ class _Place:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; requests in flight are then answered.
+    """Serve until SIGINT, SIGTERM or SIGHUP; requests in flight are then answered.
 
     Returns
     -------
@@ -141,11 +151,11 @@ async def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
-        bound = socket.create_server((arguments.host, arguments.port), family=family, backlog=512)
+        listening = socket.create_server((arguments.host, arguments.port), family=family, backlog=512)
     except OSError as error:
         print(f"accel: cannot listen on {arguments.host}:{arguments.port}: {error.strerror}", file=sys.stderr)
         return 1
-    with bound, _stop_on_signals() as stop:
+    with Listener(listening, arguments.max_connections or default_limit()) as bound, _stop_on_signals() as stop:
         place = _Place(bound, stop, ", ".join(target.name for target in targets))
         serving = asyncio.create_task(_serve(targets, arguments, place), name="accel-serve-targets")
         stopping = asyncio.create_task(stop.wait(), name="accel-serve-signal")
@@ -184,9 +194,13 @@ def _check(targets: Sequence[Target], arguments: argparse.Namespace) -> None:
 async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place: _Place) -> int:
     first = targets[0]
     if first.kind == "asgi":
-        return 0 if await serve_asgi(first.value, place.bound, place.stop, place.say, lifespan="auto") else 1
+        return (
+            0
+            if await serve_asgi(first.value, place.bound, place.stop, place.say, head_timeout=arguments.head_timeout, lifespan="auto")
+            else 1
+        )
     if first.kind == "aiohttp":
-        await serve_aiohttp(first.value, place.bound, place.stop, place.say)
+        await serve_aiohttp(first.value, place.bound, place.stop, place.say, head_timeout=arguments.head_timeout)
         return 0
     from accel.cli.served_app import make_app
 
@@ -208,26 +222,28 @@ async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place
     )
     # Entered here and not by the server, so that what goes wrong is raised.
     async with app.router.lifespan_context(app):
-        await serve_asgi(app, place.bound, place.stop, started, lifespan="off")
+        await serve_asgi(app, place.bound, place.stop, started, head_timeout=arguments.head_timeout, lifespan="off")
     return 0
 
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[asyncio.Event]:
-    """Turn the first signal into an event; a second one ends the program the hard way."""
+    """Turn the first signal into an event; a second SIGINT or SIGTERM ends the program the hard way.
+
+    SIGHUP comes twice where a terminal closes, and with SIGTERM from systemd, so that it never ends it so. Where it is ignored (nohup) it stays so.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    numbers = [number for number in SIGNALS if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
     def heard() -> None:
         stop.set()
-        restore()
-
-    def restore() -> None:
-        for number in SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
-    for number in SIGNALS:
+    for number in numbers:
         loop.add_signal_handler(number, heard)
     try:
         yield stop
     finally:
-        restore()
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["make_app"]
 
 
+_BODY_TIMEOUT = 30.0
+"""Seconds in which a body must arrive, as for :func:`add_model`."""
+
+
 def make_app(
     targets: Sequence[Target], device: str, model_options: dict[str, Any], *, timeout: float, body_limit: int, **options: Any
 ) -> FastAPI:
@@ -61,7 +65,7 @@ def make_app(
 
     app = FastAPI(title=f"accel serve {' '.join(target.name for target in targets)}", lifespan=lifespan(setup, device=device, **options))
     has_metrics = importlib.util.find_spec("prometheus_client") is not None
-    install(app, body_limit=body_limit, metrics="/metrics" if has_metrics else None)
+    install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, metrics="/metrics" if has_metrics else None)
     return app
 
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel.cli.listening import with_head_timeout
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
@@ -17,7 +19,13 @@ _PATIENCE = 10
 
 
 async def serve_asgi(
-    app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None], *, lifespan: Literal["auto", "off"]
+    app: Any,
+    bound: socket.socket,
+    stop: asyncio.Event,
+    started: Callable[[], None],
+    *,
+    head_timeout: float,
+    lifespan: Literal["auto", "off"],
 ) -> bool:
     """Serve an ASGI application until ``stop`` is set, then answer what is in flight.
 
@@ -27,6 +35,8 @@ async def serve_asgi(
         What to serve, where, until when.
     started
         Called once requests are taken.
+    head_timeout
+        Seconds in which the head of a request must arrive.
     lifespan
         Whether the application is started and ended too, if it wants that.
 
@@ -36,6 +46,7 @@ async def serve_asgi(
         Whether it started; if not, uvicorn has said why.
     """
     import uvicorn  # as the framework of the application, where it is needed
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -50,7 +61,15 @@ async def serve_asgi(
             if self.started:
                 started()
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan=lifespan, ws="none", timeout_graceful_shutdown=_PATIENCE)
+    config = uvicorn.Config(
+        app,
+        http=with_head_timeout(AutoHTTPProtocol, head_timeout),
+        log_level="warning",
+        access_log=False,
+        lifespan=lifespan,
+        ws="none",
+        timeout_graceful_shutdown=_PATIENCE,
+    )
     server = Server(config)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve([bound]), name="accel-serve")
@@ -61,11 +80,12 @@ async def serve_asgi(
     return bool(server.started)
 
 
-async def serve_aiohttp(app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None]) -> None:
+async def serve_aiohttp(app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None], *, head_timeout: float) -> None:
     """Serve an aiohttp application until ``stop`` is set, then answer what is in flight; otherwise as :func:`serve_asgi`."""
     from aiohttp import web
 
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_PATIENCE)
+    # aiohttp counts it from the begin of a connection, and from each answer, to the next whole head.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_PATIENCE, keepalive_timeout=head_timeout)
     await runner.setup()
     try:
         await web.SockSite(runner, bound, backlog=512).start()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from typing import Any
 
 from accel.errors import InvalidArgumentError
 
-__all__ = ["UNKNOWN_CHARSET", "check_limit", "has_known_charset", "parsed"]
+__all__ = ["LATE", "UNKNOWN_CHARSET", "check_limits", "has_known_charset", "parsed"]
 
+LATE = "The body did not arrive in time."
 UNKNOWN_CHARSET = "The charset of the body is not known."
 
 # A table and not codecs.lookup, which caches every name: clients could fill the memory with invented names.
@@ -23,16 +25,18 @@ _CHARSETS = {
 }
 
 
-def check_limit(limit: int | None) -> None:
-    """Raise unless ``limit`` is a limit for bodies.
+def check_limits(limit: int | None, timeout: float | None) -> None:
+    """Raise unless these are limits for bodies.
 
     Raises
     ------
     InvalidArgumentError
-        It is neither ``None`` nor an int of at least 1.
+        ``limit`` is neither ``None`` nor an int of at least 1, or ``timeout`` neither ``None`` nor seconds.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InvalidArgumentError(f"body_limit is {limit!r}", remedy="Give the most bytes that a body may have, at least 1, or None.")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf):
+        raise InvalidArgumentError(f"body_timeout is {timeout!r}", remedy="Give the seconds in which a body must arrive, or None.")
 
 
 _LONGEST_CONTENT_TYPE = 1024

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 
-from accel.integrations._bodies import UNKNOWN_CHARSET, has_known_charset
+from accel.integrations._bodies import LATE, UNKNOWN_CHARSET, has_known_charset
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -28,7 +28,7 @@ _GONE: Message = {"type": "http.disconnect"}
 
 
 class BodyMiddleware:
-    """Counts the bytes read of a request's body, chunked or not, and answers a body that is too long, or in an unknown charset.
+    """Counts the bytes read of a request's body, chunked or not, and answers a body that is too long, too slow, or in an unknown charset.
 
     The application then receives ``http.disconnect``, which ends its reading in any place. An exception would not pass middlewares that read in
     task groups of their own.
@@ -39,11 +39,14 @@ class BodyMiddleware:
         What reads the body.
     limit
         The most bytes; ``None``: any number.
+    timeout
+        The most seconds for which the body is waited for; ``None``: any number.
     """
 
-    def __init__(self, app: ASGIApp, limit: int | None) -> None:
+    def __init__(self, app: ASGIApp, limit: int | None, timeout: float | None) -> None:
         self._app = app
         self._limit = limit
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,10 +56,17 @@ class BodyMiddleware:
         received = 0
         is_answered = False
         refusal: Response | None = None
+        left = self._timeout  # None, too, once the body is there
 
         async def counted() -> Message:
-            nonlocal received, refusal
-            message = await receive() if refusal is None else _GONE
+            nonlocal received, refusal, left
+            if refusal is not None:
+                return _GONE
+            try:
+                message, left = await _received(receive, left)
+            except TimeoutError:
+                refusal = JSONResponse({"detail": LATE}, 408, {"Connection": "close"})
+                return _GONE
             received += len(message.get("body", b""))
             if self._limit is not None and received > self._limit:
                 refusal = JSONResponse({"detail": f"The body is longer than {self._limit} bytes."}, 413)
@@ -80,6 +90,23 @@ class BodyMiddleware:
                 raise  # otherwise the application failed because its client seemed to be gone
         if refusal is not None and not is_answered:
             await refusal(scope, receive, send)
+
+
+async def _received(receive: Receive, left: float | None) -> tuple[Message, float | None]:
+    """Return the next message, and how many seconds are left for those of the body.
+
+    Raises
+    ------
+    TimeoutError
+        It did not come in time.
+    """
+    if left is None:
+        return await receive(), None
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + left
+    async with asyncio.timeout_at(deadline):
+        message = await receive()
+    return message, max(0.0, deadline - loop.time()) if message.get("more_body", False) else None
 
 
 async def _discard(message: Message, receive: Receive) -> None:

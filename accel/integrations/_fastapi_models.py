@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -9,14 +10,14 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field, create_model
 
 from accel.errors import InvalidArgumentError
-from accel.integrations._bodies import check_limit, parsed
+from accel.integrations._bodies import check_limits, parsed
 from accel.integrations._fastapi_bodies import BodyMiddleware
 from accel.integrations._fastapi_disconnect import cancel_on_disconnect
 from accel.integrations._models import ModelRoute, check_json
 from accel.patterns import ModelService
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from accel.dtype import DType
     from accel.models import Buckets, OutputSpecs
@@ -44,6 +45,7 @@ class RefusedAnswer(BaseModel):
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, from 1 to 60.", "schema": {"type": "integer"}}}
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
+    408: {"model": RefusedAnswer, "description": "The body did not arrive in time"},
     413: {"model": RefusedAnswer, "description": "The body is too long"},
     422: {
         "model": ErrorAnswer,
@@ -65,6 +67,7 @@ def add_model(
     timeout: float | None = 30.0,
     max_list: int = 64,
     body_limit: int | None = 1 << 20,
+    body_timeout: float | None = 30.0,
 ) -> None:
     """Serve a model at a path: POST one item as JSON, or a list of them at ``path + "/list"``. For ``setup`` of :func:`lifespan`, as the model must be loaded.
 
@@ -87,6 +90,8 @@ def add_model(
         The most items of one request; 0 leaves out the route of lists. If one item fails, the answer is its error.
     body_limit
         The most bytes of a body; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
+    body_timeout
+        Seconds in which a body must arrive, after which it is 408. ``None``: the limit of :func:`install`.
 
     Raises
     ------
@@ -103,7 +108,7 @@ def add_model(
         raise InvalidArgumentError(f"service is {service!r}", remedy="Give what accel.serve(model) returned.")
     if not path.startswith("/"):
         raise InvalidArgumentError(f"path is {path!r}", remedy="Begin it with a slash.")
-    check_limit(body_limit)
+    check_limits(body_limit, body_timeout)
     check_json(service)
     route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
     metrics = getattr(app.state, "accel_metrics", None)
@@ -117,10 +122,12 @@ def add_model(
         raise InvalidArgumentError(f"{path} serves {before.model!r} already", remedy="Choose another path for another model.")
     served[path] = service
     if before is None:
-        _add_routes(app, path, route, served, body_limit)
+        _add_routes(app, path, route, served, partial(BodyMiddleware, limit=body_limit, timeout=body_timeout))
 
 
-def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Mapping[str, ModelService], body_limit: int | None) -> None:
+def _add_routes(
+    app: FastAPI, path: str, route: ModelRoute, served: Mapping[str, ModelService], limited: Callable[[Any], BodyMiddleware]
+) -> None:
     """Add the routes, which look for their service at each request: another one of the same model may have taken its place."""
     model, metrics = served[path].model, getattr(app.state, "accel_metrics", None)
     title = "".join(part.capitalize() for part in route.name.replace("-", "_").replace("/", "_").split("_")) or "Model"
@@ -150,7 +157,7 @@ def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Mapping[str,
         )
         added = app.router.routes[-1]
         assert hasattr(added, "app"), "a route of FastAPI has an application"
-        added.app = BodyMiddleware(added.app, body_limit)
+        added.app = limited(added.app)
 
     add(path, one, item, answer, f"Run {route.name} on one item")
     if route.max_list:

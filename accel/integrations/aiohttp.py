@@ -14,12 +14,14 @@ the handler's work; without it, the handler runs on. Needs aiohttp: ``pip instal
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
-from accel.integrations._bodies import UNKNOWN_CHARSET, check_limit, has_known_charset, parsed
+from accel.integrations._bodies import LATE, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
@@ -30,7 +32,7 @@ except ImportError as missing:
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from aiohttp.typedefs import Middleware
 
@@ -121,6 +123,7 @@ def install(
     ready: str | None = "/readyz",
     metrics: str | None = None,
     body_limit: int | None = None,
+    body_timeout: float | None = None,
     close_timeout: float = 10.0,
     on_lost: OnLost = "stay",
     **options: Any,
@@ -141,11 +144,13 @@ def install(
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
+    body_timeout
+        Seconds from the head of a request in which its body must arrive; a handler that reads a later one is answered with 408. ``None``: no limit.
 
     Raises
     ------
     InvalidArgumentError
-        ``body_limit`` is not an int of at least 1.
+        ``body_limit`` is not an int of at least 1, or ``body_timeout`` no number of seconds.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -155,9 +160,9 @@ def install(
     """
     if not isinstance(app, web.Application):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = web.Application().")
-    check_limit(body_limit)
+    check_limits(body_limit, body_timeout)
     app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, on_lost=on_lost, **options))
-    app.middlewares.extend((error_middleware, _body_middleware(body_limit)))
+    app.middlewares.extend((error_middleware, _body_middleware(body_limit, body_timeout)))
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.router.add_get(path, _health_route(answer))
@@ -174,6 +179,7 @@ def add_model(
     timeout: float | None = 30.0,
     max_list: int = 64,
     body_limit: int | None = 1 << 20,
+    body_timeout: float | None = 30.0,
 ) -> None:
     """Serve a model at a path: POST one item as JSON, or ``{"items": [...]}`` at ``path + "/list"``.
 
@@ -196,6 +202,8 @@ def add_model(
         The most items of one request; 0 leaves out the route of lists. If one item fails, the answer is its error.
     body_limit
         The most bytes of a body, after decompression; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
+    body_timeout
+        Seconds in which a body must arrive, after which it is 408. ``None``: the limit of :func:`install`.
 
     Raises
     ------
@@ -204,7 +212,7 @@ def add_model(
     UnsupportedError
         When the application starts: an input or output is complex, which JSON has not.
     """
-    check_limit(body_limit)
+    check_limits(body_limit, body_timeout)
     route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
 
     async def started(app: web.Application) -> None:
@@ -214,7 +222,8 @@ def add_model(
             app[METRICS].add(route.name, opened)
 
     async def body(request: web.Request) -> Any:
-        return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
+        with _in_time(request, body_timeout):
+            return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
 
     async def one(request: web.Request) -> web.Response:
         return _json(await route.one(app[service], await body(request), app.get(METRICS)))
@@ -244,20 +253,47 @@ def _add_metrics(app: web.Application, path: str) -> None:
     app.router.add_get(path, route)
 
 
-def _body_middleware(limit: int | None) -> Middleware:
+class _LateBodyError(TimeoutError):
+    """Ends the reading of a body. A TimeoutError, because aiohttp then closes the connection without a line in the log."""
+
+
+@contextlib.contextmanager
+def _in_time(request: web.Request, seconds: float | None) -> Iterator[None]:
+    """Answer a request with 408 whose body is read in the block, and has not arrived some seconds after its begin."""
+    content = request.content
+
+    def end() -> None:
+        if not content.is_eof():
+            content.set_exception(_LateBodyError())
+
+    ending = None if seconds is None or content.is_eof() else asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        yield
+    except _LateBodyError:
+        late = web.HTTPRequestTimeout(text=LATE)
+        late.force_close()
+        raise late from None
+    finally:
+        if ending is not None:
+            ending.cancel()
+
+
+def _body_middleware(limit: int | None, timeout: float | None) -> Middleware:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.can_read_body:
-            if not has_known_charset(request.headers.get("Content-Type", "")):
-                raise web.HTTPUnsupportedMediaType(text=UNKNOWN_CHARSET)
-            if limit is not None:
-                limited = request.clone(client_max_size=limit)
-                try:
-                    return await handler(limited)
-                finally:
-                    # When all is sent aiohttp closes the uploaded files of the request that it has made itself.
-                    request._post = limited._post  # noqa: SLF001
-        return await handler(request)
+        if not request.can_read_body:
+            return await handler(request)
+        if not has_known_charset(request.headers.get("Content-Type", "")):
+            raise web.HTTPUnsupportedMediaType(text=UNKNOWN_CHARSET)
+        with _in_time(request, timeout):
+            if limit is None:
+                return await handler(request)
+            limited = request.clone(client_max_size=limit)
+            try:
+                return await handler(limited)
+            finally:
+                # When all is sent aiohttp closes the uploaded files of the request that it has made itself.
+                request._post = limited._post  # noqa: SLF001
 
     return checked
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
-from accel.integrations._bodies import check_limit
+from accel.integrations._bodies import check_limits
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
@@ -177,6 +177,7 @@ def install(
     ready: str | None = "/readyz",
     metrics: str | None = None,
     body_limit: int | None = None,
+    body_timeout: float | None = None,
 ) -> None:
     """Answer errors of accel with HTTP statuses, limit bodies, and add the routes of health and metrics.
 
@@ -192,11 +193,13 @@ def install(
         :class:`~accel.integrations.metrics.Metrics`: it has the device and the models of :func:`add_model`, and other batchers by ``add``.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
+    body_timeout
+        Seconds for which a body is waited for, after which the answer is 408. ``None``: no limit.
 
     Raises
     ------
     InvalidArgumentError
-        ``body_limit`` is not an int of at least 1.
+        ``body_limit`` is not an int of at least 1, or ``body_timeout`` no number of seconds.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -207,8 +210,8 @@ def install(
     """
     if not isinstance(app, FastAPI):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = FastAPI(...).")
-    check_limit(body_limit)
-    app.add_middleware(BodyMiddleware, limit=body_limit)
+    check_limits(body_limit, body_timeout)
+    app.add_middleware(BodyMiddleware, limit=body_limit, timeout=body_timeout)
     app.add_exception_handler(AccelError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     if app.exception_handlers.get(RequestValidationError) is request_validation_exception_handler:

@@ -208,6 +208,8 @@ async def test_a_device_that_is_not_there_is_told_before_anything_starts() -> No
         ["--max-items", "0"],
         ["--max-delay", "-1"],
         ["--timeout", "0"],
+        ["--max-connections", "0"],
+        ["--head-timeout", "0"],
     ],
 )
 def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

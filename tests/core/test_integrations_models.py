@@ -171,6 +171,21 @@ async def test_a_long_body_is_413_and_is_not_parsed(serving: Any, rng: np.random
         assert client.service.statistics().submitted == 1
 
 
+async def test_a_body_that_does_not_arrive_is_408(serving: Any, rng: np.random.Generator) -> None:
+    ended = asyncio.Event()
+
+    async def begun() -> AsyncIterator[bytes]:
+        yield b'{"x": '
+        await ended.wait()
+
+    async with serving(affine_service(affine(rng)), {"body_timeout": 0.05}) as client:
+        for path in ("/m", "/m/list"):
+            assert (await client.send(begun(), path))[0] == 408
+        ended.set()
+        assert (await client.post({"x": row(rng)}))[0] == 200
+        assert client.service.statistics().submitted == 1
+
+
 # -- what the service may be unable to do
 
 
@@ -277,7 +292,7 @@ async def test_the_openapi_document_has_the_schemas_and_every_status(rng: np.ran
     OpenAPI.model_validate(document)
     assert set(document["paths"]) == {"/m", "/m/list"}
     for path in document["paths"].values():
-        assert set(path["post"]["responses"]) == {"200", "413", "422", "429", "500", "503", "504"}
+        assert set(path["post"]["responses"]) == {"200", "408", "413", "422", "429", "500", "503", "504"}
         assert "Retry-After" in path["post"]["responses"]["429"]["headers"]
     schemas = document["components"]["schemas"]
     assert references(document) <= {f"#/components/schemas/{name}" for name in schemas}
@@ -338,7 +353,7 @@ async def test_what_cannot_be_mounted_is_refused(rng: np.random.Generator) -> No
                 with_fastapi.add_model(app, "/m", service.model)
             with pytest.raises(accel.InvalidArgumentError, match="slash"):
                 with_fastapi.add_model(app, "m", service)
-            for wrong in ({"timeout": 0}, {"timeout": "1"}, {"max_list": -1}, {"max_list": True}, {"body_limit": 0}):
+            for wrong in ({"timeout": 0}, {"timeout": "1"}, {"max_list": -1}, {"max_list": True}, {"body_limit": 0}, {"body_timeout": 0}):
                 with pytest.raises(accel.InvalidArgumentError, match=next(iter(wrong))):
                     with_fastapi.add_model(app, "/m", service, **wrong)
             with_fastapi.add_model(app, "/m", service)

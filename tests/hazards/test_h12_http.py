@@ -124,7 +124,7 @@ async def pieces(total: int) -> AsyncIterator[bytes]:
 
 
 @contextlib.asynccontextmanager
-async def fastapi_client(limit: int | None, seen: list[int]) -> AsyncIterator[Callable[..., Awaitable[int]]]:
+async def fastapi_client(limit: int | None, seen: list[int], timeout: float | None = None) -> AsyncIterator[Callable[..., Awaitable[int]]]:
     app = FastAPI(lifespan=with_fastapi.lifespan(device="cpu"))
 
     @app.middleware("http")
@@ -133,7 +133,7 @@ async def fastapi_client(limit: int | None, seen: list[int]) -> AsyncIterator[Ca
             seen.append(len(await request.body()))
         return await call_next(request)
 
-    with_fastapi.install(app, body_limit=limit)
+    with_fastapi.install(app, body_limit=limit, body_timeout=timeout)
 
     async def length(request: Request) -> int:
         seen.append(len(await request.body()))
@@ -151,7 +151,7 @@ async def fastapi_client(limit: int | None, seen: list[int]) -> AsyncIterator[Ca
 
 
 @contextlib.asynccontextmanager
-async def aiohttp_client(limit: int | None, seen: list[int]) -> AsyncIterator[Callable[..., Awaitable[int]]]:
+async def aiohttp_client(limit: int | None, seen: list[int], timeout: float | None = None) -> AsyncIterator[Callable[..., Awaitable[int]]]:
     @web.middleware
     async def outer(request: web.Request, handler: Any) -> web.StreamResponse:
         if request.path == "/in-a-middleware":
@@ -160,7 +160,7 @@ async def aiohttp_client(limit: int | None, seen: list[int]) -> AsyncIterator[Ca
         return answer
 
     app = web.Application()
-    with_aiohttp.install(app, "cpu", body_limit=limit)
+    with_aiohttp.install(app, "cpu", body_limit=limit, body_timeout=timeout)
     app.middlewares.append(outer)
 
     async def length(request: web.Request) -> web.Response:
@@ -206,6 +206,35 @@ async def test_an_unknown_charset_is_refused_before_the_handler_decodes_it(clien
         assert await post("/length", b"", **{"Content-Type": "text/plain; charset=nope"}) == 200
         for charset in ("utf-8", "UTF8", "latin-1", "windows-1252", "us-ascii", "utf-16"):
             assert await post("/length", b"x", **{"Content-Type": f'text/plain; charset="{charset}"'}) == 200, charset
+
+
+async def begun(ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """Give a body that begins, and goes on when it is told to."""
+    yield b" "
+    await ended.wait()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("limit", [None, 5000])
+async def test_a_body_that_does_not_arrive_in_time_is_408_and_costs_no_log(
+    client: Any, limit: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+    ended = asyncio.Event()
+    async with asyncio.timeout(PATIENCE), client(limit, seen, 0.05) as post:
+        assert await post("/length", begun(ended)) == 408
+        ended.set()
+        assert await post("/length", begun(ended)) == 200
+        assert seen == [1]
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "1", float("nan")])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_time_that_is_none_is_refused(client: Any, timeout: Any) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match="body_timeout"):
+        async with client(None, [], timeout):
+            pass
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "1 MiB"])
