@@ -80,16 +80,15 @@ class Model:
         file = source.target if isinstance(source.target, Path) else None
         if weights is None:
             weights = () if file is None else file
-        if inputs is not None:
-            collected = await collect(system, weights)
-        elif file is None:
+        if inputs is None and file is None:
             raise InvalidArgumentError(
                 f"the inputs of {target!r} are not known",
                 argument="inputs",
                 remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
             )
-        else:
-            collected = await collect(system, weights)
+        collected = await collect(system, weights)
+        if inputs is None:
+            assert file is not None, "or it was refused above"
             said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
             inputs = input_specs(said[file])
         checked = Buckets(inputs, buckets)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ import accel
 from accel.actors import ActorSystem
 from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
-from tests.child_support import OURS, ended, no_child_left, received
+from tests.child_support import OURS, ended, no_child_left, received, until_so
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -226,6 +227,16 @@ async def test_what_a_child_holds_and_knows(monkeypatch: pytest.MonkeyPatch) -> 
     loaded = {name.partition(".")[0] for name in about["modules"]}
     assert not loaded & {"numpy", "uvloop", "ml_dtypes"}
     assert "accel.device" not in about["modules"]
+
+
+async def test_where_memory_runs_out_the_kernel_ends_a_child_before_its_parent() -> None:
+    def score(pid: int | str) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}ignores_socket")
+        await until_so(lambda: score(child.pid) == min(score("self") + 300, 1000))
+        await child.aclose(grace=0.0)
 
 
 async def test_the_package_is_whole_in_a_child_that_uses_it() -> None:

@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "no_child_left")
 PROGRAMS = "tests.describing_programs:"
 FLOAT = TensorProto.FLOAT
 value = helper.make_tensor_value_info
+ADD = helper.make_node("Add", ["x", "w"], ["y"])
 
 
 def model(*nodes: Any, shape: Any = ("batch", 4), initializers: Any = (), sparse: Any = (), functions: Any = ()) -> Any:
@@ -172,6 +173,21 @@ def test_no_more_is_read_than_a_file_had(tmp_path: Path) -> None:
         file.read(0, 3)
 
 
+async def test_a_graph_that_computes_too_much_fails_in_the_child_and_costs_it_nothing(tmp_path: Path) -> None:
+    """Neither the device nor the service notices: without a limit the kernel would have to end one of the two."""
+    node = helper.make_node("ConstantOfShape", ["shape"], ["w"])
+    large, small = [model(node, ADD, initializers=[numpy_helper.from_array(np.array([length, 4]), "shape")]) for length in (1 << 27, 1)]
+    limited: dict[str, Any] = {"options": {"memory_limit": 256 << 20}}
+    async with opened(host="process") as device:
+        error = await failure(device.load_model(written(tmp_path / "l.onnx", large.SerializeToString()), **limited), accel.LibraryError)
+        assert not error.is_fault
+        found = await bounded(device.load_model(written(tmp_path / "s.onnx", small.SerializeToString()), **limited))
+        np.testing.assert_array_equal(await found.numpy(np.ones((2, 4))), np.ones((2, 4)))
+        assert device.generation == 1
+    async with opened(host="inline") as device:
+        await failure(device.load_model(tmp_path / "s.onnx", **limited), accel.UnsupportedError)
+
+
 # -- data in other files
 
 
@@ -204,7 +220,6 @@ def only_located() -> Any:
     return model(helper.make_node("Add", ["x", "w"], ["y"]), initializers=[tensor])
 
 
-ADD = helper.make_node("Add", ["x", "w"], ["y"])
 ELSEWHERE: dict[str, Callable[[], Any]] = {
     "initializer": lambda: model(ADD, initializers=[outside("w", "data")]),
     "absolute": lambda: model(ADD, initializers=[outside("w", "/etc/hostname", offset="0", length="16")]),

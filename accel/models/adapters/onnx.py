@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from accel._child import IS_WORKER
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.files.growth import limit_private_memory
 from accel.files.onnx import CPU, session
 from accel.files.regular_file import RegularFile
+from accel.memory.machine import memory_size
 from accel.models.adapters import host
 from accel.models.onnx_inputs import dtype_of
 
@@ -40,6 +43,10 @@ class OnnxAdapter:
         Of the file.
     threads
         Threads that compute one op; ``None``: one per core that the process may use.
+    memory_limit
+        Bytes that the device's child process may take from now on for itself, beside the device's buffers: for what ONNX Runtime makes of the weights, and for
+        what the graph computes. What is beyond fails. ``None``: half of the memory that the machine, or the process's control group, has; with
+        ``host="inline"``, where that is the memory of the service, without a limit.
     providers
         Of ONNX Runtime. ``"CPUExecutionProvider"`` is the only one that is taken: the others work in memory, streams and contexts of their own, whose
         faults no supervisor sees.
@@ -47,16 +54,24 @@ class OnnxAdapter:
     Raises
     ------
     InvalidArgumentError
-        If ``threads`` is no positive number.
+        If ``threads`` or ``memory_limit`` is no positive number.
     UnsupportedError
-        If another provider is named.
+        If another provider is named, or a limit where the model is not in a child.
     """
 
     is_captured: Final = False
 
-    def __init__(self, path: Path, *, threads: int | None = None, providers: Sequence[str] = (CPU,)) -> None:
-        if not (threads is None or (type(threads) is int and threads > 0)):
-            raise InvalidArgumentError(f"threads is {threads!r}", remedy="Give a positive number, or None.")
+    def __init__(
+        self, path: Path, *, threads: int | None = None, memory_limit: int | None = None, providers: Sequence[str] = (CPU,)
+    ) -> None:
+        for name, value in (("threads", threads), ("memory_limit", memory_limit)):
+            if not (value is None or (type(value) is int and value > 0)):
+                raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive number, or None.")
+        if memory_limit is not None and not IS_WORKER:
+            raise UnsupportedError(
+                "memory_limit is for a model in a child process, and this one is in the service's",
+                remedy='Open the device with host="process", or leave memory_limit out.',
+            )
         if list(providers) != [CPU]:
             raise UnsupportedError(
                 f"ONNX models run with the {CPU}, not with {', '.join(map(str, providers))}: others have contexts whose faults are not seen",
@@ -65,6 +80,7 @@ class OnnxAdapter:
             )
         self._path = path
         self._threads = threads
+        self._memory_limit = memory_limit
         self._session: Any = None
         self._outputs: list[str] = []
 
@@ -98,6 +114,9 @@ class OnnxAdapter:
             raise InvalidArgumentError(
                 f"the weights of an ONNX model are {sorted(weights)!r:.200}", remedy="Give the .onnx file, or no weights."
             )
+        # The graph says how much it computes. That is to fail here, before the kernel ends one of the processes for it.
+        if IS_WORKER and (limit := self._memory_limit or memory_size() // 2):
+            limit_private_memory(limit)
         self._session = session(np.asarray(weights[_FILE]).tobytes(), self._path, self._threads)
         for each in (*self._session.get_inputs(), *self._session.get_outputs()):
             dtype_of(each.name, each.type)
