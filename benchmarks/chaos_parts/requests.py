@@ -207,6 +207,27 @@ class Asker:
             return
         raise WrongAnswerError("matrices were multiplied that do not fit")
 
+    async def corrupt(self, subject: Subject) -> None:
+        """Give an op indices of which one is out of range: it must be refused, and touch no memory of others."""
+        device, n = subject.device, self._size
+        indices = np.arange(n, dtype=np.int32)
+        indices[self.draw.randrange(n)] = self.draw.choice((n, 100_000_000, 2**31 - 1, -n - 1, -100_000_000, -(2**31)))
+        x, wrong = await device.put(self._fresh(n, n)), await device.put(indices)
+        call: Awaitable[object]
+        match self.draw.randrange(3):
+            case 0:
+                call = device.arrays.take(x, wrong, axis=0)
+            case 1:
+                call = device.arrays.put_along_axis(x, wrong, 0.0, 0)
+            case _:
+                marks = await device.put(np.arange(n + 1, dtype=np.int32))
+                call = device.sparse.todense(accel.SparseRef("csr", x[0], wrong, marks, (n, n)))
+        try:
+            await call
+        except accel.InvalidArgumentError:
+            return
+        raise WrongAnswerError("an index out of range was used")
+
 
 KINDS: dict[str, tuple[float, Callable[[Asker, Subject], Awaitable[None]], frozenset[str]]] = {
     "gemm": (5.0, Asker.gemm, frozenset()),
@@ -220,5 +241,6 @@ KINDS: dict[str, tuple[float, Callable[[Asker, Subject], Awaitable[None]], froze
     "freed": (0.5, Asker.freed, frozenset({"freed"})),
     "too_large": (0.5, Asker.too_large, frozenset({"oom"})),
     "mistaken": (0.5, Asker.mistaken, frozenset()),
+    "corrupt": (0.5, Asker.corrupt, frozenset()),
 }
 """Kind of request -> how often it is drawn, how it is asked, and what it may be answered besides."""
