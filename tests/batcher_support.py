@@ -47,5 +47,5 @@ async def turns(n: int = 5) -> None:
 
 
 def settled(statistics: BatcherStatistics) -> bool:
-    done = statistics.answered + statistics.failed + statistics.dropped + statistics.abandoned
+    done = statistics.answered + statistics.failed + statistics.expired + statistics.dropped + statistics.abandoned
     return statistics.submitted == done and not (statistics.queued or statistics.waiting or statistics.in_flight)

@@ -1,4 +1,4 @@
-"""A library whose kernel kills its process at certain values, and a batcher that serves it: for tests of the search for poison."""
+"""A library whose kernel ends its process at certain values, and a batcher that serves it: for tests of the search for poison."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from benchmarks.chaos_parts.suspects import Double
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["HANG", "POISON", "Double", "Fragile", "Service", "double"]
+__all__ = ["HANG", "KILLED", "POISON", "Double", "Fragile", "Service", "double"]
 
 POISON = -1.0
+KILLED = -1000.0
 HANG = np.inf
 
 
 class Fragile(accel.KernelLibrary):
-    """Doubles, and takes the process with it where an element is poison, as every negative one is."""
+    """Doubles, and crashes where an element is poison, as every negative one is; at :data:`KILLED` it ends as if something had killed it."""
 
     name = "fragile"
 
@@ -33,8 +34,10 @@ class Fragile(accel.KernelLibrary):
         source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
 
         def work() -> None:
-            if (source < 0).any():
+            if (source == KILLED).any():
                 os.kill(os.getpid(), signal.SIGKILL)
+            if (source < 0).any():
+                os.kill(os.getpid(), signal.SIGSEGV)
             if (source == HANG).any():
                 os.kill(os.getpid(), signal.SIGSTOP)
             np.multiply(source, 2.0, out=target)

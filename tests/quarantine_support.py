@@ -5,26 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import accel
+from accel.patterns import DynamicBatcher
+from tests.batcher_support import settled
+from tests.device_support import bounded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["Item", "Serving", "Twin", "died", "failed", "hung"]
+__all__ = [
+    "FINE",
+    "KILLED",
+    "POISON",
+    "Batcher",
+    "Item",
+    "Serving",
+    "Twin",
+    "answers",
+    "crashed",
+    "failed",
+    "hung",
+    "killed",
+    "kinds",
+    "serving",
+]
 
 Item = tuple[str, int]
 """What becomes of it, and a number: ``("fine", 3)``. See :meth:`Serving.make` for the others."""
 
-FAULTS = frozenset({"poison", "assert", "other", "unknown", "hang", "once", "late", "stale", "lost"})
-"""Items of which the device that serves faults."""
+FAULTS = frozenset({"poison", "killed", "assert", "other", "unknown", "hang", "once", "late", "stale", "lost"})
+"""Items of which the device that serves faults. All that faults crashes, but ``"killed"`` and ``"once"`` end as if they were killed from outside."""
 
-_STATUSES = {"assert": 710, "other": 719, "unknown": 999}
-"""The driver's status in quarantine, of items that do not end the process. On the device that serves it is 710, unless all are unknown."""
+_STATUSES = frozenset({"assert", "other", "unknown"})
+"""Items that do not end the process. Their status on the device that serves is 710, unless all are unknown."""
 
 
-def died() -> accel.ContextPoisonedError:
+def crashed() -> accel.ContextPoisonedError:
+    """Return the fault of a context whose process crashed."""
+    return _fault(accel.HostDiedError("crashed", signal=11))
+
+
+def killed() -> accel.ContextPoisonedError:
     """Return the fault of a context whose process was killed."""
     return _fault(accel.HostDiedError("killed", signal=9))
 
@@ -43,6 +67,25 @@ def _fault(cause: accel.AccelError) -> accel.ContextPoisonedError:
     fault = accel.ContextPoisonedError("faulted", device="fake:0", code=700)
     fault.__cause__ = cause
     return fault
+
+
+_ENDS: dict[str, Callable[[], accel.ContextPoisonedError]] = {
+    "poison": crashed,
+    "killed": killed,
+    "once": killed,
+    "hang": hung,
+    "assert": partial(failed, 710),
+    "other": partial(failed, 719),
+    "unknown": partial(failed, 999),
+}
+"""What an item does in quarantine."""
+
+
+Batcher = DynamicBatcher[Item, int]
+
+FINE: Item = ("fine", 1)
+POISON: Item = ("poison", 2)
+KILLED: Item = ("killed", 2)
 
 
 class Twin:
@@ -64,27 +107,36 @@ class Serving:
 
     Attributes
     ----------
-    served, tried, deaths, twins, starts
-        Calls of the handler; items that ran in quarantine; how often a context there died of each; quarantines; how often a handler was made there.
+    served, trials, deaths, twins, starts
+        Calls of the handler; calls in quarantine; how often a context there died of each item, or of a group whose first such item it was; quarantines; how
+        often a handler was made there.
     faults
         Calls of the handler that are to fault whatever their items are.
+    fault
+        What they raise.
     ends
         What is raised to those who wait for the device, if anything.
     gate
         Trials wait for it.
     """
 
-    def __init__(self, faults: int = 0) -> None:
+    def __init__(self, faults: int = 0, fault: Callable[[], accel.ContextPoisonedError] = crashed) -> None:
         self.served: list[list[Item]] = []
-        self.tried: list[Item] = []
+        self.trials: list[list[Item]] = []
         self.deaths: Counter[Item] = Counter()
         self.twins: list[Twin] = []
         self.starts = 0
         self.faults = faults
+        self.fault = fault
         self.ends: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.waits = asyncio.Event()
+
+    @property
+    def tried(self) -> list[Item]:
+        """The items that ran in quarantine."""
+        return [item for trial in self.trials for item in trial]
 
     async def generations(self) -> AsyncIterator[int]:
         if self.ends is not None:
@@ -101,12 +153,13 @@ class Serving:
         self.served.append(items)
         await asyncio.sleep(0)
         if self.faults or any(kind in FAULTS for kind, _ in items):
-            self.faults = max(0, self.faults - 1)
-            raise (
-                died()
-                if all(kind not in _STATUSES for kind, _ in items)
-                else failed(999 if {kind for kind, _ in items} == {"unknown"} else 710)
-            )
+            if self.faults:
+                self.faults -= 1
+                raise self.fault()
+            kinds = {kind for kind, _ in items} & FAULTS
+            if kinds <= {"killed", "once"}:
+                raise killed()
+            raise crashed() if kinds.isdisjoint(_STATUSES) else failed(999 if kinds == {"unknown"} else 710)
         return [number for _, number in items]
 
     async def make(self, device: Any) -> Callable[[list[Item]], Awaitable[list[int | Exception]]]:
@@ -114,26 +167,41 @@ class Serving:
         generation = device.generation
 
         async def twin(items: list[Item]) -> list[int | Exception]:
-            (item,) = items
-            kind, number = item
             assert device.generation == generation, "the handler is of a context that is gone"
-            self.tried.append(item)
+            self.trials.append(items)
             self.waits.set()
             await self.gate.wait()
-            if kind == "error":
-                raise ValueError(number)
-            if kind == "stale" or (kind == "late" and self.tried.count(item) == 1):
-                raise accel.StaleRefError("of an earlier context")
-            if kind == "lost":
-                return [accel.DeviceLostError("lost")]
-            if kind in _STATUSES:
-                self.deaths[item] += 1
-                device.generation += 1
-                raise failed(_STATUSES[kind])
-            if kind in ("poison", "hang") or (kind == "once" and not self.deaths[item]):
-                self.deaths[item] += 1
-                device.generation += 1
-                raise hung() if kind == "hang" else died()
-            return [number]
+            for item in items:
+                kind, number = item
+                if kind == "error":
+                    raise ValueError(number)
+                if kind == "stale" or (kind == "late" and self.tried.count(item) == 1):
+                    raise accel.StaleRefError("of an earlier context")
+                if kind == "lost":
+                    return [accel.DeviceLostError("lost")] * len(items)
+                if kind in _ENDS and not (kind == "once" and self.deaths[item]):
+                    self.deaths[item] += 1
+                    device.generation += 1
+                    end = _ENDS[kind]
+                    raise end()
+            return [number for _, number in items]
 
         return twin
+
+
+@asynccontextmanager
+async def serving(device: Serving, **options: Any) -> AsyncIterator[Batcher]:
+    chosen: Any = device
+    async with Batcher(device.handler, **{"idempotent": True, "device": chosen, "quarantine": device.make} | options) as batcher:
+        yield batcher
+    assert settled(batcher.statistics())
+    assert batcher.statistics().isolating == 0
+    assert all(twin.state is accel.DeviceState.CLOSED for twin in device.twins)
+
+
+async def answers(batcher: Batcher, items: list[Item]) -> list[Any]:
+    return await bounded(asyncio.gather(*map(batcher.submit, items), return_exceptions=True))
+
+
+def kinds(results: list[Any]) -> list[Any]:
+    return [type(result) if isinstance(result, Exception) else result for result in results]

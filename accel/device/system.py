@@ -208,7 +208,7 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]
         return device
 
-    async def _bring_up(self, core: DeviceCore, place: str, suffix: str = "", forkserver: ForkSource | None = None) -> Device:
+    async def _bring_up(self, core: DeviceCore, place: str, forkserver: ForkSource | None = None) -> Device:
         """Open a device whose contexts are made in this process (``"inline"``), in children (``"process"``), or here until a fault (``"auto"``)."""
         self._opened += 1
         source, standby = forkserver or ForkSource(), core.options.standby
@@ -230,18 +230,19 @@ class System(ActorSystem):
             start_forkserver=start_forkserver,
             start_spare=start_spare,
         )
-        name = f"{core.name}#{self._opened}{suffix}"
+        name = f"{core.name}#{self._opened}"
         actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
         core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, source))
         return device
 
     async def _open_quarantine(self, core: DeviceCore, forkserver: ForkSource) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own; :attr:`devices` does not show it."""
-        own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared)
+        name = f"{core.name} quarantine"  # which its errors and its lines in the log say
+        own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared, name=name)
         set_restarts(own)
         # What is registered with this device's memory has none there.
         own.own.update((name, each) for name, each in core.own.items() if not each.refs)
-        device = await self._bring_up(own, "process", " quarantine", forkserver)
+        device = await self._bring_up(own, "process", forkserver)
         self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
         return device
 

@@ -47,6 +47,11 @@ class Attribution:
         self.release()
 
     @property
+    def deaths(self) -> int:
+        """How many contexts have died under the work so far."""
+        return len(self._deaths)
+
+    @property
     def is_alone(self) -> bool:
         """Whether nothing else that is examined was in flight at the last death."""
         return bool(self._deaths) and not self._deaths[-1].is_shared

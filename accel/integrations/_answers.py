@@ -136,7 +136,7 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
     body = {
         "error": type(error).__name__,
         "detail": rule.detail if argument is None else error.message[:_LONGEST_DETAIL],
-        "retryable": rule.retryable,
+        "retryable": rule.retryable and (rule is not _LATE or error.retryable),  # a suspect of a fault is not to be sent again
         "generation": generation,
     }
     if argument is not None:

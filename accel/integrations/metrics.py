@@ -141,7 +141,7 @@ class Metrics:
         yield from (versions, forwards, replays)
 
 
-_OUTCOMES = ("answered", "failed", "dropped", "abandoned", "rejected", "refused")
+_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected", "refused")
 """Fields of the statistics."""
 
 _COUNTED = {

@@ -19,8 +19,9 @@ from accel.errors import (
     NotInitializedError,
 )
 from accel.hints import AsyncOnly
-from accel.patterns.isolation import Isolation
+from accel.patterns.isolation import Isolation, IsolationOptions
 from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
+from accel.patterns.quarantine import QuarantineHandler
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
@@ -130,6 +131,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             _check_seconds(quarantine_idle=quarantine_idle)
         _check_choices(overload, idempotent)
         _check_hooks(handler, size, device, quarantine, fingerprint)
+        self._handler = handler
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -142,9 +144,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
         self._isolation = None
         if quarantine is not None:
-            self._isolation = Isolation(
-                device, quarantine, self._counters, self._poison, max_pending, quarantine_idle, self._launch, self._interrupted
-            )
+            made = QuarantineHandler(device, quarantine)
+            options = IsolationOptions(max_pending, max_items, quarantine_idle, self._name)
+            self._isolation = Isolation(device, made, self._counters, self._poison, options, self._launch, self._interrupted)
         self._runner = BatchRunner(handler, device, self._counters, self._isolation)
         self._in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
@@ -247,18 +249,23 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         loop = self._loop
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
-        if self._poison and (poisoned := self._poison.recall(item)) is not None:
-            self._counters.refused += 1
-            raise poisoned
+        isolation, key = self._isolation, None
+        if self._poison or (isolation is not None and isolation.pending):
+            key = self._poison.key(item)
+            if (poisoned := self._poison.recall_by(key, item)) is not None:
+                self._counters.refused += 1
+                raise poisoned
         size = 1 if self._size is None else self._measure(self._size(item))
         if self._launching is None:
             self._now = loop.time()  # one reading for all submissions of this event loop iteration
         request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
-        if not self._queue.offer(request):
+        is_suspect = isolation is not None and request.is_idempotent and isolation.is_suspect(key)
+        if not (isolation.join(request, key) if isolation is not None and is_suspect else self._queue.offer(request)):
             raise self._full()
         self._counters.submitted += 1
+        request.number, request.key = self._counters.submitted, key
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
         if self._launching is None and self._in_flight < self._max_in_flight:
@@ -288,6 +295,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             submitted=counters.submitted,
             answered=counters.answered,
             failed=counters.failed,
+            expired=counters.expired,
             dropped=counters.dropped,
             abandoned=counters.abandoned,
             rejected=counters.rejected,
@@ -302,6 +310,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             poisoned=counters.poisoned,
             isolating=0 if self._isolation is None else self._isolation.pending,
         )
+
+    def _name(self) -> str:
+        """Return what serves, for the log."""
+        return str(getattr(self._handler, "__qualname__", self._handler))
 
     def _measure(self, size: int) -> int:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self._max_items:
@@ -332,25 +344,32 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             )
         return ClosedError(f"the batcher is {self._state}", remedy="Make a new one.")
 
-    def _count_out(self, request: Request) -> None:
-        if request.is_launched:
-            self._counters.abandoned += 1
-        else:
-            self._counters.dropped += 1
-            self._queue.discard(request)
-
     def _withdraw(self, request: Request) -> None:
         future = request.future
         if future.cancel() or future.cancelled():
-            self._count_out(request)
+            if request.is_launched:
+                self._counters.abandoned += 1
+            else:
+                self._counters.dropped += 1
+                self._queue.discard(request)
         else:
             future.exception()  # the answer came in the same iteration as the cancellation: mark it as retrieved
 
     def _expire(self, request: Request, timeout: float) -> None:
-        if not request.future.done():
-            what = "it was launched" if request.is_launched else "it was not launched and will not be"
-            request.future.set_exception(DeadlineExceededError(f"the item was not answered within {timeout:g} s; {what}"))
-            self._count_out(request)
+        if request.future.done():
+            return
+        self._counters.expired += 1
+        if not request.is_launched:
+            self._queue.discard(request)
+        what = "it was launched" if request.is_launched else "it was not launched and will not be"
+        error = DeadlineExceededError(f"the item was not answered within {timeout:g} s; {what}")
+        if request.is_suspect:
+            error = DeadlineExceededError(
+                f"the item was not answered within {timeout:g} s; it may be what faulted the device, and is tried in quarantine",
+                retryable=False,
+                remedy="Do not send it again before that is known: it would wait there too.",
+            )
+        request.future.set_exception(error)
 
     # -- batches
 

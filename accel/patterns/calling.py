@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["Recovering", "call", "until_ready"]
+__all__ = ["Attribution", "Recovering", "attribution_on", "call", "until_ready"]
 
 
 class Recovering(Protocol):
@@ -21,6 +22,30 @@ class Recovering(Protocol):
 
     def generations(self) -> AsyncIterator[int]:
         """Yield the generation as soon as the device is ready, then every new one."""
+
+
+class Attribution(Protocol):
+    """What the death of a context is charged to, made by :meth:`accel.Device.attribution`."""
+
+    @property
+    def deaths(self) -> int:
+        """How many contexts have died under the work so far."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else was in flight at the last of them."""
+
+    def hold(self) -> None:
+        """Have the charge wait for one more :meth:`release`."""
+
+    def release(self, *, found: bool = False) -> None:
+        """Say that a part of the work was examined, and whether it was found to be the cause."""
+
+
+def attribution_on(device: Any) -> AbstractContextManager[Attribution | None]:
+    """Return what charges deaths of a device to the work of the block; nothing where the device does not count them."""
+    make = getattr(device, "attribution", None)
+    return nullcontext() if make is None else make()
 
 
 async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: list[Any]) -> Any:

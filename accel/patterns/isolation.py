@@ -1,4 +1,4 @@
-"""Quarantine: each item that was on the device at a fault runs there alone, while the device serves others."""
+"""Quarantine: items that were on the device at a fault run there, apart, while the device serves others."""
 
 from __future__ import annotations
 
@@ -6,54 +6,107 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.calling import call, until_ready
-from accel.patterns.outcome import is_fault, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
-from accel.patterns.quarantine import QuarantineHandler, UnusableError
+from accel.patterns.outcome import is_fault, is_of_an_item, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
+from accel.patterns.quarantine import UnusableError
+from accel.patterns.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
-    from accel.device import Device
+    from accel.patterns.calling import Attribution
     from accel.patterns.poison_memory import PoisonMemory
-    from accel.patterns.requests import Counters, Request
+    from accel.patterns.quarantine import QuarantineHandler
+    from accel.patterns.requests import Counters
     from accel.patterns.root import RootTask
 
-__all__ = ["Isolation"]
+__all__ = ["Isolation", "IsolationOptions"]
 
 logger = get_logger()
 
 _INCONCLUSIVE = 3
-"""How many times a trial is made whose error does not concern its item, such as a ref of an earlier context."""
+"""How many times a trial is made whose error does not concern its items, such as a ref of an earlier context."""
 
 _UNWANTED = 10.0
-"""Seconds that a trial may go on after its caller has left, to find out whether the item is poison: it may hang."""
+"""Seconds that a trial may go on after its last caller has left, to find out whether the item is poison: it may hang."""
+
+_SLICE = 0.002
+"""Seconds of making fingerprints between two turns of the loop."""
+
+
+class IsolationOptions(NamedTuple):
+    """How a batcher examines suspects.
+
+    Parameters
+    ----------
+    limit
+        Requests that may be examined or wait for it.
+    most
+        The largest size of a batch.
+    idle
+        Seconds that the quarantine stays open, with a handler ready, after the last trial; with infinity it is opened ahead.
+    name
+        Returns what serves, for the log.
+    """
+
+    limit: int
+    most: int
+    idle: float
+    name: Callable[[], str]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Suspects that are tried together.
+
+    Attributes
+    ----------
+    requests
+        What they are.
+    arrival
+        The number of the fault that brought them.
+    is_guilty
+        Whether a context has died of them together, so that they are split before they run again.
+    """
+
+    requests: list[Request]
+    arrival: int
+    is_guilty: bool = False
+
+
+@dataclass(slots=True)
+class _Line:
+    """Requests of equal items: one is tried, and the others wait for what is found."""
+
+    leader: Request
+    followers: list[Request] = field(default_factory=list)
 
 
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    The suspects run one at a time. One whose kernel faults with the status that ended the batch's context is poison. Another fault, such as the death of
-    the process, may have come from outside: the item runs again when all others have run, so that these wait for one new child and not for two; if it faults
-    again, in another child, it is poison. So a poisonous item costs one child or two, and any other item none.
+    A batch that has ended a context runs again in parts. There are as many parts as can run in the time that one more death costs, and at least two, so that
+    a long forward is not repeated for each item, and an expensive context does not die once for each halving. A part that passes is answered; one that faults
+    is split again. An item that faults alone, as its batch did, is poison. If its fault may have come from outside, it runs once more behind the others.
 
     Parameters
     ----------
     device
-        The :class:`accel.Device` that serves. Trials are made while it is ready, so that they do not slow its recovery.
-    make
-        ``await make(device)`` returns the handler for the quarantined device.
+        The :class:`accel.Device` that serves. The search begins when it is ready, so that it does not slow the recovery.
+    quarantine
+        Makes the handler on the other device.
     counters
         Where the outcomes are counted.
     memory
         Remembers what is found. Without it a suspect whose caller has left is not tried.
-    limit
-        Requests that may wait for their trial.
-    idle
-        Seconds that the quarantine stays open, with a handler ready, after the last trial; with infinity it is opened ahead.
+    options
+        How to do it.
     ended
         Called when the quarantine is closed.
     interrupted
@@ -63,26 +116,26 @@ class Isolation:
     def __init__(
         self,
         device: Any,
-        make: Callable[[Device], Awaitable[Any]],
+        quarantine: QuarantineHandler,
         counters: Counters,
         memory: PoisonMemory,
-        limit: int,
-        idle: float,
+        options: IsolationOptions,
         ended: Callable[[], None],
         interrupted: Callable[[], Exception],
     ) -> None:
         self._device = device
-        self._quarantine = QuarantineHandler(device, make)
+        self._quarantine = quarantine
         self._counters = counters
         self._memory = memory
-        self._limit = limit
-        self._idle = idle
+        self._options = options
         self._ended = ended
         self._interrupted = interrupted
-        self._suspects: deque[Request] = deque()
-        self._repeats: deque[Request] = deque()
-        self._arrived = self._tried = 0  # suspects, since the isolation was made
-        self._bound = 0  # how many of them run before the first repeat; those that come later run behind it
+        self._open: dict[Request, None] = {}  # everything that is not settled
+        self._lines: dict[Hashable, _Line] = {}
+        self._groups: deque[_Group] = deque()
+        self._repeats: deque[Request] = deque()  # alone, and behind the groups: they are poison, most likely
+        self._arrived = 0  # faults, since the isolation was made
+        self._bound = 0  # groups up to this fault run before the next repeat; those that come later run behind it
         self._is_bound_last = False
         self._is_running = False
         self._is_closing = False
@@ -94,12 +147,12 @@ class Isolation:
     @property
     def pending(self) -> int:
         """Requests that wait for a trial, or are being tried."""
-        return len(self._suspects) + len(self._repeats)
+        return len(self._open)
 
     def open(self, root: RootTask) -> None:
         """Make the trials in tasks of ``root``, which is open."""
         self._root = root
-        if self._idle == math.inf:
+        if self._options.idle == math.inf:
             self._begin()
 
     def close(self) -> None:
@@ -108,22 +161,99 @@ class Isolation:
         if self._idling is not None:
             self._idling.reschedule(self._root.loop.time())
 
-    def take(self, batch: list[Request]) -> None:
-        """Add requests, which have their ``fault`` set."""
+    # -- suspects
+
+    async def take(self, batch: list[Request], attribution: Attribution | None) -> None:
+        """Add requests that were on the device together at a fault, which is set. From now on their items are known as suspects."""
+        await self._make_keys(batch)
+        self._arrived += 1
         suspects = [request for request in batch if self._is_wanted(request)]
-        if self.pending + len(suspects) > self._limit:
+        if self.pending + len(suspects) > self._options.limit:
+            if attribution is not None:  # not being examined is no proof against the device
+                attribution.hold()
+                attribution.release(found=True)
             self._fail(suspects, f"{self.pending} items wait already to be tried in quarantine")
             return
+        group: list[Request] = []
+        for request in suspects:
+            request.attribution = attribution
+            if attribution is not None:
+                attribution.hold()
+            self._enlist(request, group)
         self._counters.isolated += len(suspects)
-        self._suspects.extend(suspects)
-        self._arrived += len(suspects)
+        if not suspects:
+            return
+        logger.info("isolation_began", model=self._options.name(), items=len(suspects), pending=self.pending, error=suspects[0].fault)
+        if len(group) == 1 and attribution is not None and attribution.is_alone:
+            self._repeats.extend(group)  # nothing else was there that it could be mistaken for
+        elif group:
+            self._groups.append(_Group(group, self._arrived, is_guilty=True))
         self._wake.set()
-        if suspects and not self._is_running:
+        if not self._is_running:
             self._begin()
+
+    async def sift(self, batch: list[Request]) -> list[Request]:
+        """Return what may run on the device that serves: what is known to be poison is refused, and what is a suspect waits for what is found.
+
+        Items that were queued, or wait for a rebuild, may have been found since.
+        """
+        if not (self._memory or self._lines):
+            return batch
+        await self._make_keys([request for request in batch if request.key is None])
+        left: list[Request] = []
+        for request in batch:
+            found = self._memory.recall_by(request.key, request.item)
+            if found is not None and not request.future.done():
+                self._counters.failed += 1
+                request.future.set_exception(found)
+            elif not (request.is_idempotent and self.is_suspect(request.key) and self.join(request, request.key)):
+                left.append(request)
+        return [request for request in left if not request.future.done()]
+
+    def is_suspect(self, key: Hashable) -> bool:
+        """Return whether an item with this fingerprint is tried now, or waits for it."""
+        return key in self._lines
+
+    def join(self, request: Request, key: Hashable) -> bool:
+        """Have a request of an item that is a suspect wait for what is found; return whether there is room."""
+        if self.pending >= self._options.limit:
+            return False
+        line = self._lines[key]
+        request.key, request.fault = key, line.leader.fault
+        request.is_suspect = request.is_launched = True
+        self._open[request] = None
+        line.followers.append(request)
+        self._counters.isolated += 1
+        return True
+
+    async def _make_keys(self, batch: list[Request]) -> None:
+        if not (self._memory.limit and batch):
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SLICE
+        for request in batch:
+            request.key = self._memory.key(request.item)
+            if loop.time() >= until:
+                await asyncio.sleep(0)
+                until = loop.time() + _SLICE
+
+    def _enlist(self, request: Request, group: list[Request]) -> None:
+        """Add a request to those that are tried, or have it wait for one with an equal item."""
+        request.is_suspect = True
+        self._open[request] = None
+        line = None if request.key is None else self._lines.get(request.key)
+        if line is not None:
+            line.followers.append(request)
+            return
+        group.append(request)
+        if request.key is not None:
+            self._lines[request.key] = _Line(request)
 
     def _is_wanted(self, request: Request) -> bool:
         # Of one whose caller has left, only whether it is to be remembered is of interest.
         return not request.future.done() or (self._memory.limit > 0 and not self._is_closing)
+
+    # -- the task
 
     def _begin(self) -> None:
         # Set first: an eager task runs before create_task returns.
@@ -147,10 +277,10 @@ class Isolation:
             self._settle(request, own_instance(error, given))
 
     def _taken(self) -> list[Request]:
-        taken = [*self._suspects, *self._repeats]
-        self._suspects.clear()
-        self._repeats.clear()
-        self._tried = self._arrived
+        taken = list(self._open)
+        for each in (self._open, self._lines, self._groups, self._repeats):
+            each.clear()
+        self._bound = self._arrived
         return taken
 
     async def _run(self) -> None:
@@ -165,16 +295,17 @@ class Isolation:
     async def _more(self) -> bool:
         """Wait for further suspects for as long as the quarantine may be idle; return whether there are any."""
         self._wake.clear()
-        is_kept = self._idle == math.inf or (self._idle > 0 and self._quarantine.is_open)
+        idle = self._options.idle
+        is_kept = idle == math.inf or (idle > 0 and self._quarantine.is_open)
         if is_kept and not self._is_closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None) as self._idling:
                     await self._get_ready()
-                    if self._idle < math.inf:
-                        self._idling.reschedule(self._root.loop.time() + self._idle)
+                    if idle < math.inf:
+                        self._idling.reschedule(self._root.loop.time() + idle)
                     await self._wake.wait()
             self._idling = None
-        return bool(self._suspects)
+        return bool(self.pending)
 
     async def _get_ready(self) -> None:
         """Make the handler ahead of the next suspect: the context of the last one may have died of it."""
@@ -189,22 +320,11 @@ class Isolation:
     async def _try_all(self) -> None:
         counters, loop = self._counters, asyncio.get_running_loop()
         began, poisoned, trials = loop.time(), counters.poisoned, 0
-        while self.pending:
-            trials += 1
-            await self._try_next()
-        self._faulted.clear()
-        logger.info("isolation_ended", trials=trials, poisoned=counters.poisoned - poisoned, seconds=round(loop.time() - began, 3))
-
-    async def _try_next(self) -> None:
-        """Run one suspect alone, and answer it; one that faults for the first time is repeated behind the others that are there."""
         try:
             await until_ready(self._device)
-            if not (self._suspects or self._is_bound_last):
-                await self._quarantine.handler()  # it may take seconds, in which others may come
-                self._bound, self._is_bound_last = self._arrived, True
-            queue = self._next_queue()
-            request = queue[0]
-            result = self._memory.recall(request.item) or await self._outcome(request)
+            while self.pending:
+                trials += 1
+                await self._try_next()
         except UnusableError as error:
             await self._quarantine.aclose(abandon=True)
             self._fail(self._taken(), f"the quarantine could not be used: {error.__cause__}")
@@ -212,64 +332,114 @@ class Isolation:
             self._fail(self._taken(), "the device was closed", ClosedError("the device was closed before the item could be tried again"))
         except AccelError as error:
             self._fail(self._taken(), f"the device did not come back: {error}", error)
-        else:
-            queue.popleft()
-            is_repeat = queue is self._repeats
-            if not is_repeat:
-                self._tried += 1
-            if is_repeat or not self._repeats:  # what is next there lets those pass that are there now
-                self._bound, self._is_bound_last = self._arrived, False
-            if is_fault(result) and not self._is_confirmed(request, result):
-                self._repeats.append(request)
-                return
-            self._settle(request, self._poisoned(request, result) if is_fault(result) else result)
+        found, seconds = counters.poisoned - poisoned, round(loop.time() - began, 3)
+        logger.info("isolation_ended", model=self._options.name(), trials=trials, poisoned=found, seconds=seconds)
 
-    def _next_queue(self) -> deque[Request]:
-        """Return where the next request is. Without the bound a repeat would wait for as long as suspects keep coming."""
-        if self._repeats and (not self._suspects or self._tried >= self._bound):
-            return self._repeats
-        return self._suspects
+    async def _try_next(self) -> None:
+        """Run the next group, or the next item alone that has faulted before, and answer what is known by that."""
+        if not (self._groups or self._is_bound_last):
+            await self._quarantine.handler()  # it may take seconds, in which others may come
+            self._bound, self._is_bound_last = self._arrived, True
+        is_repeat = bool(self._repeats) and (not self._groups or self._groups[0].arrival > self._bound)
+        group = _Group([self._repeats[0]], self._arrived) if is_repeat else self._next_group()
+        tried = self._left(group)
+        results = await self._results(tried)
+        if is_repeat:
+            self._repeats.popleft()
+        if is_repeat or not self._repeats:  # what is next there lets those pass that are there now
+            self._bound, self._is_bound_last = self._arrived, False
+        again = [request for request in group.requests if request in self._open and is_fault(results.get(request))]
+        for request in group.requests:
+            if request in self._open and request not in again:
+                self._settle(request, results.get(request))
+        if again and len(tried) > 1:
+            self._groups.appendleft(_Group(again, group.arrival, is_guilty=True))
+        for request in again if len(tried) == 1 else ():
+            if self._is_confirmed(request, results[request]):
+                self._settle(request, self._poisoned(request, results[request]))
+            else:
+                self._repeats.append(request)
+
+    def _next_group(self) -> _Group:
+        """Take the first group. One that has ended a context is split before."""
+        group = self._groups.popleft()
+        count = len(group.requests)
+        if group.is_guilty and count > 1:
+            parts = self._parts(group)
+            edges = [count * n // parts for n in range(parts + 1)]
+            first, *others = [_Group(group.requests[a:b], group.arrival) for a, b in pairwise(edges)]
+            self._groups.extendleft(reversed(others))
+            return first
+        return group
+
+    def _parts(self, group: _Group) -> int:
+        """Return into how many parts a group is split; they cost as much time as one more death of a context, if all but one of them pass."""
+        count, fault = len(group.requests), group.requests[0].fault
+        if fault is not None and kind_of_fault(fault) == "hang":
+            return count  # a hang takes longer than any forward
+        forward = self._counters.batch_seconds or 0.01
+        return max(2, min(count, int(self._quarantine.seconds / forward)))
+
+    def _left(self, group: _Group) -> list[Request]:
+        """Settle what need not be tried any more, and return the others."""
+        left = []
+        for request in group.requests:
+            if request not in self._open:
+                continue
+            found = self._memory.recall_by(request.key, request.item)
+            if found is None and self._is_wanted(request):
+                left.append(request)
+            else:
+                self._settle(request, found)
+        return left
 
     def _is_confirmed(self, request: Request, fault: AccelError) -> bool:
         """Note that a context died of an item, and return whether the item is poison: equal items count as one."""
-        found = self._memory.key(request.item)
-        key = request if found is None else found
+        key = request if request.key is None else request.key
         is_again = key in self._faulted
-        self._faulted.add(key)
+        self._faulted.add(key)  # until it is settled
         return is_again or (isinstance(request.fault, AccelError) and is_same_fault(fault, request.fault))
 
-    async def _outcome(self, request: Request) -> Any:
-        """Return what the handler in quarantine gives for an item alone."""
-        result: Any = None
-        for _ in range(_INCONCLUSIVE):
-            if not self._is_wanted(request):
-                return None
-            result = await self._while_wanted(request, await self._quarantine.handler())
-            self._quarantine.check_usable([result])
-            if is_fault(result) or not (isinstance(result, Exception) and is_worth_a_retry(result)):
+    async def _results(self, requests: list[Request]) -> dict[Request, Any]:
+        """Return what the handler in quarantine gives for some items; nothing for those that nothing can be said of."""
+        results: Any = None
+        for _ in range(_INCONCLUSIVE if requests else 0):
+            handler = await self._quarantine.handler()
+            results = await self._while_wanted(requests, handler)
+            each = [results] if results is None or isinstance(results, Exception) else results
+            self._quarantine.check_usable(each)
+            is_unclear = any(isinstance(result, Exception) and is_worth_a_retry(result) and not is_fault(result) for result in each)
+            if not is_unclear or any(map(is_fault, each)):
                 break
-        return result
+        if results is None:
+            return {}
+        if not isinstance(results, Exception):
+            return dict(zip(requests, results, strict=True))
+        if len(requests) > 1 and is_of_an_item(results):
+            return {request: found for request in requests for found in (await self._results([request])).values()}
+        return dict.fromkeys(requests, results)
 
-    async def _while_wanted(self, request: Request, handler: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> Any:
-        """Return the outcome of a call; ``None`` if it has not ended soon after its caller has left."""
+    async def _while_wanted(self, requests: list[Request], handler: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> Any:
+        """Return the outcome of a call; ``None`` if it has not ended soon after the last caller has left."""
         loop, patience = asyncio.get_running_loop(), _UNWANTED if self._memory.limit else 0.0
         is_over = False
 
         def left(_: object) -> None:
-            if not is_over:
+            if not is_over and all(request.future.done() for request in requests):
                 deadline.reschedule(loop.time() + patience)
 
-        request.future.add_done_callback(left)
+        for request in requests:
+            request.future.add_done_callback(left)
         try:
             async with asyncio.timeout(None) as deadline:
-                results = await call(handler, [request.item])
+                return await call(handler, [request.item for request in requests])
         except TimeoutError:
             await self._quarantine.aclose(abandon=True)
             return None
         finally:
             is_over = True
-            request.future.remove_done_callback(left)
-        return results if isinstance(results, Exception) else results[0]
+            for request in requests:
+                request.future.remove_done_callback(left)
 
     # -- the answers
 
@@ -277,18 +447,21 @@ class Isolation:
         """Return the error for a request whose item is poison, and remember the item."""
         kind = kind_of_fault(fault)
         what = "hung" if kind == "hang" else "faulted the context"
+        device = getattr(self._device, "name", fault.device)
         error = PoisonedInputError(
             f"the item was tried alone, in quarantine, and {what} again: {fault.message}",
             item=request.item,
             kind=kind,
             code=fault.code,
             library=fault.library,
-            device=fault.device,
+            device=device,
             op=fault.op,
         )
         error.__cause__ = fault
         self._memory.remember(error)
-        logger.warning("poisoned_item", device=fault.device, op=fault.op, code=fault.code, kind=kind, error=fault)
+        key = request.key.hex() if isinstance(request.key, bytes) else request.key
+        told = {"model": self._options.name(), "request": request.number, "fingerprint": key, "device": device, "op": fault.op}
+        logger.warning("poisoned_item", **told, code=fault.code, kind=kind, error=fault)
         return error
 
     def _fail(self, requests: Iterable[Request], why: str, error: Exception | None = None) -> None:
@@ -297,19 +470,28 @@ class Isolation:
         count = 0
         for request in requests:
             own = error or request.fault
-            if request.future.done() or own is None:
-                continue
-            count += 1
-            own = own_instance(own, given)
-            own.add_note(f"The item may be what faulted the context; this was not found out, because {why}")
+            if not request.future.done() and own is not None:
+                count += 1
+                own = own_instance(own, given)
+                own.add_note(f"The item may be what faulted the context; this was not found out, because {why}")
             self._settle(request, own)
         if count:
-            logger.error("isolation_left_out", items=count, reason=why)
+            logger.error("isolation_left_out", model=self._options.name(), items=count, reason=why)
 
     def _settle(self, request: Request, result: Any) -> None:
-        request.fault = None
-        if isinstance(result, PoisonedInputError):
-            self._counters.poisoned += 1
+        """Answer a request, and let those that wait for it know; with ``None`` nothing was found out."""
+        self._open.pop(request, None)
+        self._faulted.discard(request if request.key is None else request.key)
+        request.fault, request.is_suspect = None, False
+        is_poison = isinstance(result, PoisonedInputError)
+        attribution, request.attribution = request.attribution, None
+        if attribution is not None:
+            attribution.release(found=is_poison)
+        line = self._lines.get(request.key)
+        if line is not None and line.leader is request:
+            del self._lines[request.key]
+            self._follow(line.followers, is_poison=is_poison)
+        self._counters.poisoned += is_poison
         if request.future.done():
             return
         if isinstance(result, Exception):
@@ -318,3 +500,18 @@ class Isolation:
         else:
             self._counters.answered += 1
             request.future.set_result(result)
+
+    def _follow(self, followers: list[Request], *, is_poison: bool) -> None:
+        """Answer the requests of equal items, or have them tried next: if the first one passed, so will they."""
+        group: list[Request] = []
+        groups: list[_Group] = []
+        for request in followers:
+            found = self._memory.recall_by(request.key, request.item) if is_poison else None
+            if found is not None:
+                self._settle(request, found)
+                continue
+            if sum(each.size for each in group) + request.size > self._options.most:
+                groups.append(_Group(group, 0))
+                group = []
+            group.append(request)
+        self._groups.extendleft(reversed([*groups, _Group(group, 0)]) if group else ())

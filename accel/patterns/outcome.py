@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from typing import Literal
 
 from accel.errors import (
@@ -19,7 +20,7 @@ from accel.errors import (
     StaleRefError,
 )
 
-__all__ = ["is_fault", "is_of_an_item", "is_same_fault", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
+__all__ = ["is_by_work", "is_fault", "is_of_an_item", "is_same_fault", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
 
 _OF_NO_ITEM = (
     ActorStoppedError,
@@ -58,6 +59,23 @@ def is_suspicious(error: Exception) -> bool:
     return is_fault(error) and is_worth_a_retry(error)
 
 
+_BY_WORK = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+)
+"""Signals by which a process ends itself. Others are sent: by an operator, by a supervisor, by the kernel when memory runs out."""
+
+
+def is_by_work(fault: Exception) -> bool:
+    """Return whether the work that was on the device has ended the context: a kernel faulted or hung, or the process crashed or left.
+
+    Any other death, such as by SIGKILL, may have come from outside, and is no proof against what was in flight.
+    """
+    origin = _origin(fault)
+    if isinstance(origin, HostDiedError):
+        return origin.hung or origin.exit_code is not None or origin.signal in _BY_WORK
+    return isinstance(origin, KernelFaultError)
+
+
 def is_of_an_item(error: Exception) -> bool:
     """Return whether an error that a whole batch met may be of one of its items, so that the others are answered without that one."""
     if isinstance(error, _OF_NO_ITEM):
@@ -66,15 +84,18 @@ def is_of_an_item(error: Exception) -> bool:
 
 
 def is_same_fault(fault: AccelError, other: AccelError) -> bool:
-    """Return whether kernels caused both, and the driver gave one status for both.
+    """Return whether the work caused both, in the same way: the driver gave one status for both kernels, or the processes crashed by one signal.
 
-    Other faults may have come from outside: the kernel ends a process when memory runs out, and another client of the GPU may terminate this one.
+    A hang proves less, because a machine that is busy or a process that was stopped looks the same.
     """
     first, second = _origin(fault), _origin(other)
+    if isinstance(first, HostDiedError) and isinstance(second, HostDiedError):
+        is_same = (first.signal, first.exit_code) == (second.signal, second.exit_code)
+        return is_same and is_by_work(first) and not (first.hung or second.hung)
     return isinstance(first, KernelFaultError) and isinstance(second, KernelFaultError) and first.code == second.code
 
 
-def _origin(fault: AccelError) -> AccelError:
+def _origin(fault: Exception) -> Exception:
     """Return the error that ended the context: the errors of callers have it as their cause."""
     while isinstance(fault.__cause__, AccelError):
         fault = fault.__cause__

@@ -72,9 +72,12 @@ class PoisonMemory:
 
     def recall(self, item: Any) -> PoisonedInputError | None:
         """Return an error for the caller of an item that is remembered, or ``None``."""
-        key = self.key(item) if self._errors else None
+        return self.recall_by(self.key(item), item) if self._errors else None
+
+    def recall_by(self, key: Hashable, item: Any) -> PoisonedInputError | None:
+        """As :meth:`recall`, of an item whose fingerprint is known."""
         found = None if key is None else self._errors.get(key)
-        if key is None or found is None:
+        if found is None:
             return None
         self._errors.move_to_end(key)
         return found.clone(item=item)

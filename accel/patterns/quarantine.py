@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
 from accel.patterns.calling import until_ready
 from accel.patterns.outcome import is_worth_a_retry
+from accel.shortage import is_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,6 +21,9 @@ __all__ = ["QuarantineHandler", "UnusableError"]
 
 _ATTEMPTS = 3
 """How many times the handler is made while faults interrupt that."""
+
+_SHORT, _LONG, _ENDS = 0.05, 1.0, 30.0
+"""Seconds between two attempts during a shortage of the machine, first and at most; and after how many it is given up."""
 
 
 class UnusableError(Exception):
@@ -33,6 +39,11 @@ class QuarantineHandler:
         The :class:`accel.Device` that serves, whose ``quarantine()`` is opened.
     make
         ``await make(device)`` returns the handler for a device; called again after each rebuild, because the new context has none of the old refs.
+
+    Attributes
+    ----------
+    seconds : float
+        How long it took last to have a context and the handler on it.
     """
 
     def __init__(self, device: Any, make: Callable[[Device], Awaitable[Any]]) -> None:
@@ -42,6 +53,7 @@ class QuarantineHandler:
         self._device: Device | None = None
         self._generation = 0
         self._handler: Any = None
+        self.seconds = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -58,13 +70,19 @@ class QuarantineHandler:
         """
         if self._device is not None and self._device.state.value == "lost":  # while it was not used
             await self.aclose(abandon=True)
-        for attempt in range(_ATTEMPTS):
+        began, attempts, pause = time.perf_counter(), 0, _SHORT
+        while True:
             try:
                 return await self._of_this_generation()  # type: ignore[no-any-return]
             except Exception as error:
-                if attempt == _ATTEMPTS - 1 or not is_worth_a_retry(error):
+                if is_shortage(error) and time.perf_counter() - began < _ENDS:
+                    await self.aclose(abandon=True)
+                elif (attempts := attempts + 1) == _ATTEMPTS or not is_worth_a_retry(error):
                     raise UnusableError from error
-        raise AssertionError("the last attempt returns or raises")
+                else:
+                    continue
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONG)
 
     def check_usable(self, results: Iterable[Any]) -> None:
         """Raise if a trial ended because the quarantined device is lost or closed.
@@ -86,7 +104,7 @@ class QuarantineHandler:
         await self._stack.aclose()
 
     async def _of_this_generation(self) -> Any:
-        device = self._device
+        device, began = self._device, time.perf_counter()
         if device is None:
             opened: Device = await self._stack.enter_async_context(self._served.quarantine())
             self._device = device = opened
@@ -97,4 +115,5 @@ class QuarantineHandler:
             if not callable(handler):
                 raise InvalidArgumentError(f"quarantine= made {handler!r}", remedy="Return a function defined with 'async def'.")
             self._handler, self._generation = handler, generation
+            self.seconds = time.perf_counter() - began
         return self._handler

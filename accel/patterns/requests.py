@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Hashable
+
+    from accel.patterns.calling import Attribution
 
 __all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
 
@@ -16,7 +19,7 @@ __all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
 class BatcherStatistics:
     """What a batcher has done, and what is queued and in flight. A field counts requests, whatever their size, unless it says items.
 
-    ``submitted`` is the sum of ``answered``, ``failed``, ``dropped``, ``abandoned``, and the requests that wait or run now.
+    ``submitted`` is the sum of ``answered``, ``failed``, ``expired``, ``dropped``, ``abandoned``, and the requests that wait or run now.
 
     Parameters
     ----------
@@ -26,10 +29,12 @@ class BatcherStatistics:
         Requests that got a result.
     failed
         Requests that got an error from the handler, from the device, or from closing.
+    expired
+        Requests whose ``timeout`` ran out, before they were launched or after.
     dropped
-        Requests cancelled or expired before they were launched; the handler never saw them.
+        Requests whose caller was cancelled before they were launched; the handler never saw them.
     abandoned
-        Requests cancelled or expired while the handler had them; what it gave was thrown away.
+        Requests whose caller was cancelled while the handler had them; what it gave was thrown away.
     rejected
         Requests refused because there was no room; not part of ``submitted``.
     refused
@@ -47,7 +52,7 @@ class BatcherStatistics:
     in_flight
         Batches that the handler has now.
     isolated
-        Requests that were on the device at a fault, and went to quarantine.
+        Requests that went to quarantine: they were on the device at a fault, or their item equals one that is tried there.
     poisoned
         Requests of which quarantine found that they fault the context by themselves.
     isolating
@@ -57,6 +62,7 @@ class BatcherStatistics:
     submitted: int
     answered: int
     failed: int
+    expired: int
     dropped: int
     abandoned: int
     rejected: int
@@ -73,13 +79,21 @@ class BatcherStatistics:
 
 
 class Counters:
-    """The running totals behind :class:`BatcherStatistics`."""
+    """The running totals behind :class:`BatcherStatistics`.
+
+    Attributes
+    ----------
+    batch_seconds : float
+        Moving average of the handler's time for a batch, once there was one.
+    """
 
     __slots__ = (
         "abandoned",
         "answered",
+        "batch_seconds",
         "batches",
         "dropped",
+        "expired",
         "failed",
         "isolated",
         "items",
@@ -94,6 +108,8 @@ class Counters:
         self.submitted = 0
         self.answered = 0
         self.failed = 0
+        self.expired = 0
+        self.batch_seconds = 0.0
         self.dropped = 0
         self.abandoned = 0
         self.rejected = 0
@@ -118,13 +134,35 @@ class Request:
         Whether it may be sent again after a rebuild, and whether it was.
     is_launched : bool
         Whether the handler was called with it.
+    is_suspect : bool
+        Whether it is in quarantine, or waits for it.
     timer : asyncio.TimerHandle or None
         What ends the caller's wait at the deadline.
+    number : int
+        Its place among all that were submitted, from 1.
+    key : Hashable
+        The fingerprint of a suspect's item, if it has one.
     fault : Exception or None
-        The fault that it is suspected of.
+        The last fault at which it was on the device.
+    attribution : Attribution or None
+        What the contexts that died under a suspect are charged to.
     """
 
-    __slots__ = ("fault", "future", "is_idempotent", "is_launched", "is_retried", "item", "since", "size", "timer")
+    __slots__ = (
+        "attribution",
+        "fault",
+        "future",
+        "is_idempotent",
+        "is_launched",
+        "is_retried",
+        "is_suspect",
+        "item",
+        "key",
+        "number",
+        "since",
+        "size",
+        "timer",
+    )
 
     def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:
         self.item = item
@@ -134,6 +172,10 @@ class Request:
         self.is_idempotent = is_idempotent
         self.is_launched = False
         self.is_retried = False
+        self.is_suspect = False
+        self.number = 0
+        self.key: Hashable = None
+        self.attribution: Attribution | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.fault: Exception | None = None
 

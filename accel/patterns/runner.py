@@ -7,13 +7,13 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import ClosedError
-from accel.patterns.calling import call, until_ready
-from accel.patterns.outcome import is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
+from accel.patterns.calling import attribution_on, call, until_ready
+from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from accel.patterns.calling import Recovering
+    from accel.patterns.calling import Attribution, Recovering
     from accel.patterns.isolation import Isolation
     from accel.patterns.requests import Counters, Request
 
@@ -57,11 +57,13 @@ class BatchRunner:
 
     async def run(self, batch: list[Request]) -> None:
         """Run a batch to its end. If this is cancelled, requests stay unanswered: then call :meth:`fail`."""
-        while batch:
-            again = await self._attempt(batch)
-            if again and self._device is not None:
-                await self._recovered(self._device, again)
-            batch = again
+        # Without quarantine nothing is examined, and each death is the device's own.
+        with attribution_on(None if self._isolation is None else self._device) as attribution:
+            while batch:
+                again = await self._attempt(batch, attribution)
+                if again and self._device is not None:
+                    await self._recovered(self._device, again)
+                batch = again
 
     def fail(self, batch: Iterable[Request], error: Exception) -> None:
         """Fail all requests that are not answered yet."""
@@ -71,9 +73,11 @@ class BatchRunner:
                 self._counters.failed += 1
                 request.future.set_exception(own_instance(error, given))
 
-    async def _attempt(self, batch: list[Request]) -> list[Request]:
+    async def _attempt(self, batch: list[Request], attribution: Attribution | None) -> list[Request]:
         """Call the handler, answer the callers, and return the requests to retry."""
         wanted = [request for request in batch if not request.future.done()]
+        if self._isolation is not None:
+            wanted = await self._isolation.sift(wanted)
         if not wanted:
             return []
         counters, items = self._counters, 0
@@ -84,50 +88,64 @@ class BatchRunner:
             request.is_launched = True
         counters.batches += 1
         counters.items += items
-        began = time.perf_counter()
+        began, deaths = time.perf_counter(), 0 if attribution is None else attribution.deaths
         results = await call(self._handler, [request.item for request in wanted])
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
-                return await self._singly(wanted, results)
-            return self._settle(wanted, repeat(results, len(wanted)))
-        self.seconds_per_item += 0.2 * ((time.perf_counter() - began) / items - self.seconds_per_item)
-        return self._settle(wanted, results)
+                return await self._singly(wanted, results, attribution)
+            results = repeat(results, len(wanted))
+        else:
+            seconds = time.perf_counter() - began
+            self.seconds_per_item += 0.2 * (seconds / items - self.seconds_per_item)
+            counters.batch_seconds += 0.2 * (seconds - counters.batch_seconds) if counters.batch_seconds else seconds
+        died = attribution is not None and attribution.deaths > deaths
+        again, suspects = self._settle(wanted, results, died=died)
+        if suspects and self._isolation is not None:
+            await self._isolation.take(suspects, attribution)
+        return again
 
-    async def _singly(self, batch: list[Request], error: Exception) -> list[Request]:
+    async def _singly(self, batch: list[Request], error: Exception, attribution: Attribution | None) -> list[Request]:
         """Hand the idempotent items of a batch that raised to the handler one by one, and return the requests to retry after a rebuild."""
         self.fail((request for request in batch if not request.is_idempotent), error)
         again: list[Request] = []
         for request in batch:
-            again += await self._attempt([request])  # which does nothing for one that has failed
+            again += await self._attempt([request], attribution)  # which does nothing for one that has failed
         return again
 
-    def _settle(self, batch: list[Request], results: Iterable[Any]) -> list[Request]:
-        """Answer the callers, and return the requests to retry."""
+    def _settle(self, batch: list[Request], results: Iterable[Any], *, died: bool) -> tuple[list[Request], list[Request]]:
+        """Answer the callers, and return the requests to retry, and those to examine: the table is in ``docs/recovery.md``.
+
+        Parameters
+        ----------
+        died
+            Whether a context died meanwhile that is charged to no item yet. Work that was not on the device then may be retried after each such death.
+        """
         again: list[Request] = []
         suspects: list[Request] = []
-        isolation = self._isolation
+        examines = self._isolation is not None
         given: set[int] = set()
         answered = 0
         for request, result in zip(batch, results, strict=True):
             future = request.future
-            if isolation is not None and request.is_idempotent and isinstance(result, Exception) and is_suspicious(result):
-                request.fault = result
-                suspects.append(request)
+            if examines and request.is_idempotent and isinstance(result, Exception) and is_suspicious(result):
+                is_first, request.fault = request.fault is None, result
+                if is_by_work(result) or not is_first:
+                    suspects.append(request)
+                elif not future.done():
+                    again.append(request)
             elif future.done():
                 continue
             elif not isinstance(result, Exception):
                 answered += 1
                 future.set_result(result)
-            elif request.is_idempotent and not request.is_retried and is_worth_a_retry(result):
+            elif request.is_idempotent and is_worth_a_retry(result) and (died or not request.is_retried):
                 request.is_retried = True
                 again.append(request)
             else:
                 self._counters.failed += 1
                 future.set_exception(own_instance(result, given))
         self._counters.answered += answered
-        if suspects and isolation is not None:
-            isolation.take(suspects)
-        return again
+        return again, suspects
 
     async def _recovered(self, device: Recovering, batch: list[Request]) -> None:
         """Wait until the device is ready; fail the batch if it will not be."""

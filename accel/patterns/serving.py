@@ -76,6 +76,9 @@ class ModelService(DynamicBatcher[Any, Any]):
 
     __call__ = submit
 
+    def _name(self) -> str:
+        return repr(self.model)
+
     async def _answer(self, items: list[Any]) -> list[Any]:
         return await self.model.rows(items, check_finite=self._check_finite)
 

@@ -182,7 +182,7 @@ async def test_a_deadline_passes_in_the_queue_and_the_item_is_not_launched() -> 
             await batcher.submit(1, timeout=0.005)
         handler.release()
     assert handler.batches == [[0]]
-    assert batcher.statistics().dropped == 1
+    assert batcher.statistics().expired == 1
     assert settled(batcher.statistics())
 
 
@@ -192,7 +192,7 @@ async def test_a_deadline_passes_while_the_handler_runs() -> None:
         with pytest.raises(accel.DeadlineExceededError, match="was launched"):
             await batcher.submit(1, timeout=0.005)
         handler.release()
-    assert batcher.statistics().abandoned == 1
+    assert batcher.statistics().expired == 1
     assert settled(batcher.statistics())
 
 

@@ -67,6 +67,11 @@ def test_the_fault_that_lost_the_device_is_not_to_be_tried_again() -> None:
     assert "Retry-After" not in answer.headers
 
 
+def test_a_request_that_expired_as_a_suspect_of_a_fault_is_not_to_be_sent_again() -> None:
+    answer = error_answer(accel.DeadlineExceededError("in quarantine", retryable=False), device())
+    assert (answer.status, answer.body["retryable"]) == (504, False)
+
+
 def test_every_public_error_class_is_decided_on_purpose() -> None:
     assert {getattr(errors, name) for name in errors.__all__} - {errors.FaultScope} == EXPECTED.keys() - {ServiceError}
 

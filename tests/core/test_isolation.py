@@ -6,70 +6,108 @@ Real deaths are in ``test_isolation_deaths.py``; any mixture of items is in ``te
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pytest
 
 import accel
-from accel.patterns import DynamicBatcher
-from tests.batcher_support import settled, turns
+from accel.engine.attribution import Attribution, attribute
+from accel.patterns.isolation import Isolation, _Group
+from accel.patterns.poison_memory import content_fingerprint
+from accel.patterns.requests import Request
+from accel.process.spawning import cannot_start
+from tests.batcher_support import turns
 from tests.device_support import bounded, cancelled, task, until
-from tests.quarantine_support import Item, Serving, died
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-Batcher = DynamicBatcher[Item, int]
-
-FINE: Item = ("fine", 1)
-POISON: Item = ("poison", 2)
+from tests.quarantine_support import FINE, KILLED, POISON, Batcher, Item, Serving, answers, crashed, hung, killed, kinds, serving
 
 
-@asynccontextmanager
-async def serving(device: Serving, **options: Any) -> AsyncIterator[Batcher]:
-    chosen: Any = device
-    async with Batcher(device.handler, **{"idempotent": True, "device": chosen, "quarantine": device.make} | options) as batcher:
-        yield batcher
-    assert settled(batcher.statistics())
-    assert batcher.statistics().isolating == 0
-    assert all(twin.state is accel.DeviceState.CLOSED for twin in device.twins)
+@pytest.fixture(autouse=True)
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split groups into single items, however long things take here."""
+    monkeypatch.setattr(Isolation, "_parts", lambda self, group: len(group.requests))
 
 
-async def answers(batcher: Batcher, items: list[Item]) -> list[Any]:
-    return await bounded(asyncio.gather(*map(batcher.submit, items), return_exceptions=True))
-
-
-def kinds(results: list[Any]) -> list[Any]:
-    return [type(result) if isinstance(result, Exception) else result for result in results]
-
-
-async def test_the_others_are_answered_before_an_item_that_faulted_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_poison_is_found_by_one_death_more_and_the_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     device = Serving()
     with caplog.at_level(logging.INFO, logger="accel"):
         async with serving(device) as batcher:
-            results = await answers(batcher, [POISON, FINE, ("fine", 3)])
+            results = await answers(batcher, [FINE, POISON, ("fine", 3)])
             statistics = batcher.statistics()
-    assert kinds(results) == [accel.PoisonedInputError, 1, 3]
-    assert device.tried == [POISON, FINE, ("fine", 3), POISON]
-    assert device.served == [[POISON, FINE, ("fine", 3)]], "what may be poison does not come back to the device that serves"
-    assert (device.deaths, len(device.twins)) == ({POISON: 2}, 1)
+    assert kinds(results) == [1, accel.PoisonedInputError, 3]
+    assert device.trials == [[FINE], [POISON], [("fine", 3)]]
+    assert device.served == [[FINE, POISON, ("fine", 3)]], "what may be poison does not come back to the device that serves"
+    assert (device.deaths, len(device.twins)) == ({POISON: 1}, 1)
     assert (statistics.isolated, statistics.poisoned, statistics.answered, statistics.failed, statistics.retried) == (3, 1, 2, 1, 0)
     told = [getattr(record, "accel", {}) for record in caplog.records]
-    assert [(each["trials"], each["poisoned"]) for each in told if each.get("event") == "isolation_ended"] == [(4, 1)]
-    assert [(each["kind"], each["code"]) for each in told if each.get("event") == "poisoned_item"] == [("fault", 700)]
+    assert [(each["items"], each["pending"]) for each in told if each.get("event") == "isolation_began"] == [(3, 3)]
+    assert [(each["trials"], each["poisoned"]) for each in told if each.get("event") == "isolation_ended"] == [(3, 1)]
+    (found,) = [each for each in told if each.get("event") == "poisoned_item"]
+    assert (found["kind"], found["code"], found["request"], found["model"]) == ("fault", 700, 2, "Serving.handler")
+    assert found["fingerprint"] == (content_fingerprint(POISON) or b"").hex()
+
+
+async def test_a_death_from_outside_is_no_proof_and_the_batch_runs_again_as_it_was() -> None:
+    device = Serving(faults=1, fault=killed)
+    items: list[Item] = [("fine", n) for n in range(8)]
+    async with serving(device) as batcher:
+        assert await answers(batcher, items) == list(range(8))
+        assert device.served == [items, items]
+        assert (device.twins, batcher.statistics().isolated) == ([], 0)
+
+
+async def test_what_dies_again_as_if_from_outside_is_examined_and_found_by_two_deaths_alone() -> None:
+    device = Serving()
+    async with serving(device) as batcher:
+        results = await answers(batcher, [KILLED, FINE, ("fine", 3)])
+        assert kinds(results) == [accel.PoisonedInputError, 1, 3]
+    assert device.served == [[KILLED, FINE, ("fine", 3)]] * 2
+    assert device.trials == [[KILLED], [FINE], [("fine", 3)], [KILLED]], "the others are answered before it runs again"
+    assert device.deaths == {KILLED: 2}
+
+
+@pytest.mark.parametrize("place", range(8))
+async def test_parts_that_pass_are_answered_at_once_and_those_that_fault_are_split(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Isolation, "_parts", lambda self, group: 2)
+    device = Serving()
+    items: list[Item] = [("fine", n) for n in range(8)]
+    items[place] = POISON
+    async with serving(device) as batcher:
+        results = await answers(batcher, items)
+        assert kinds(results) == [*range(place), accel.PoisonedInputError, *range(place + 1, 8)]
+    assert sorted(map(len, device.trials)) == [1, 1, 2, 2, 4, 4]
+    assert device.deaths == {POISON: 3}
+
+
+async def test_there_are_as_many_parts_as_run_while_another_context_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    device, loop = Serving(), asyncio.get_running_loop()
+    for restart, forward, expected in ((0.0, 1.0, 2), (1.0, 0.25, 4), (100.0, 0.01, 64)):
+        async with serving(device) as batcher:
+            isolation = batcher._isolation
+            assert isolation is not None
+            isolation._quarantine.seconds, isolation._counters.batch_seconds = restart, forward
+            requests = [Request(("fine", n), 1, loop.create_future(), 0.0, True) for n in range(64)]
+            isolation._groups.append(_Group(requests, 1, is_guilty=True))
+            first = isolation._next_group()
+            assert len(isolation._groups) + 1 == expected
+            assert [each for group in (first, *isolation._groups) for each in group.requests] == requests
+            requests[0].fault = hung()
+            assert isolation._parts(_Group(requests, 1)) == 64, "a hang takes longer than any forward"
+            isolation._groups.clear()
 
 
 async def test_an_item_that_fails_alone_as_its_batch_did_need_not_run_again() -> None:
     device, same, other = Serving(), ("assert", 2), ("other", 3)
     async with serving(device) as batcher:
-        results = await answers(batcher, [same, other, FINE, POISON])
+        results = await answers(batcher, [same, other, FINE, KILLED])
         assert kinds(results) == [accel.PoisonedInputError, accel.PoisonedInputError, 1, accel.PoisonedInputError]
         assert (results[0].item, results[0].kind, results[0].__cause__.__cause__.code) == (same, "fault", 710)
-    assert device.tried == [same, other, FINE, POISON, other, POISON]
-    assert device.deaths == {same: 1, other: 2, POISON: 2}
+    assert device.tried == [same, other, FINE, KILLED, other, KILLED]
+    assert device.deaths == {same: 1, other: 2, KILLED: 2}
 
 
 async def test_a_status_that_something_else_may_cause_must_come_twice() -> None:
@@ -85,7 +123,7 @@ async def test_a_death_and_a_status_are_two_faults() -> None:
     async def handler(items: list[Item]) -> Any:
         if device.faults:
             device.faults = 0
-            raise died()
+            raise crashed()
         return await device.handler(items)
 
     chosen: Any = device
@@ -102,16 +140,16 @@ async def test_others_that_come_meanwhile_run_before_it_too() -> None:
             await gate.wait()
         return await device.make(twin)
 
-    other: Item = ("poison", 3)
+    other: Item = ("killed", 3)
     async with serving(device, quarantine=make) as batcher:
-        asked = [task(batcher.submit(POISON))]
+        asked = [task(batcher.submit(KILLED))]
         await until(lambda: device.deaths)
         asked += [task(batcher.submit(item)) for item in (other, FINE)]
         await until(lambda: batcher.statistics().isolating == 3)
         gate.set()
         results = await bounded(asyncio.gather(*asked, return_exceptions=True))
         assert kinds(results) == [accel.PoisonedInputError, accel.PoisonedInputError, 1]
-    assert device.tried == [POISON, other, FINE, POISON, other]
+    assert device.tried == [KILLED, other, FINE, KILLED, other]
 
 
 async def test_others_that_keep_coming_do_not_put_it_off_for_ever() -> None:
@@ -124,16 +162,16 @@ async def test_others_that_keep_coming_do_not_put_it_off_for_ever() -> None:
         async def answer(items: list[Item]) -> Any:
             if not asked[0].done():  # with each trial another suspect comes, and is there before the trial ends
                 before = batcher.statistics().isolating
-                asked.append(task(batcher.submit(("poison", len(asked) + 10))))
+                asked.append(task(batcher.submit(("killed", len(asked) + 10))))
                 await until(lambda: batcher.statistics().isolating > before)
             return await handler(items)
 
         return answer
 
     async with serving(device, quarantine=make) as batcher:
-        asked.append(task(batcher.submit(POISON)))
+        asked.append(task(batcher.submit(KILLED)))
         await bounded(asyncio.wait(asked[:1]))
-        assert device.tried.index(POISON, 1) <= 3
+        assert device.tried.index(KILLED, 1) <= 3
         results = await bounded(asyncio.gather(*asked, return_exceptions=True))
     assert set(kinds(results)) == {accel.PoisonedInputError}
 
@@ -181,7 +219,7 @@ async def test_equal_items_are_one_poison() -> None:
         assert kinds(results) == [accel.PoisonedInputError] * 4
         assert sorted(result.remembered for result in results) == [False, True, True, True]
         assert len({id(result) for result in results}) == 4
-        assert device.tried == [POISON] * 2
+        assert device.tried == [POISON]
         assert (batcher.statistics().poisoned, batcher.statistics().failed, batcher.statistics().refused) == (4, 4, 0)
 
 
@@ -189,7 +227,7 @@ async def test_items_without_a_fingerprint_are_found_too() -> None:
     device = Serving()
     async with serving(device, fingerprint=lambda item: None) as batcher:
         assert kinds(await answers(batcher, [POISON, FINE, POISON])) == [accel.PoisonedInputError, 1, accel.PoisonedInputError]
-        assert device.deaths == {POISON: 4}
+        assert device.deaths == {POISON: 2}
         assert kinds(await answers(batcher, [POISON])) == [accel.PoisonedInputError]
         assert (len(device.served), batcher.statistics().refused) == (2, 0)
 
@@ -200,7 +238,7 @@ async def test_items_that_are_not_idempotent_are_not_tried_again() -> None:
         asked = [batcher.submit(FINE, idempotent=False), batcher.submit(POISON)]
         results = await bounded(asyncio.gather(*asked, return_exceptions=True))
     assert kinds(results) == [accel.ContextPoisonedError, accel.PoisonedInputError]
-    assert device.tried == [POISON, POISON]
+    assert device.tried == [POISON]
 
 
 async def test_other_errors_of_the_twin_are_its_answers() -> None:
@@ -217,150 +255,6 @@ async def test_a_trial_that_says_nothing_of_its_item_is_made_again() -> None:
     assert device.tried == [("late", 1)] * 2 + [("stale", 2)] * 3
 
 
-# -- what is remembered
-
-
-async def test_a_poison_that_comes_again_is_refused() -> None:
-    device = Serving()
-    async with serving(device) as batcher:
-        await answers(batcher, [POISON, FINE])
-        first, second, fine = await answers(batcher, [POISON, POISON, FINE])
-        assert fine == 1
-        for error in (first, second):
-            assert type(error) is accel.PoisonedInputError
-            assert (error.item, error.kind, error.remembered, error.code) == (POISON, "fault", True, 700)
-            assert error.__cause__ is None
-        assert first is not second
-        statistics = batcher.statistics()
-        assert (statistics.refused, statistics.submitted, statistics.poisoned) == (2, 3, 1)
-        assert device.served == [[POISON, FINE], [FINE]]
-        batcher.forget_poison()
-        assert kinds(await answers(batcher, [POISON])) == [accel.PoisonedInputError]
-        assert len(device.served) == 3
-
-
-async def test_the_one_that_was_seen_longest_ago_is_forgotten_first() -> None:
-    device = Serving()
-    a, b, c = [("poison", n) for n in range(3)]
-    async with serving(device, remember_poison=2) as batcher:
-        for items in ([a], [b], [a], [c], [a], [b]):
-            assert kinds(await answers(batcher, items)) == [accel.PoisonedInputError]
-    assert device.served == [[a], [b], [c], [b]]
-
-
-async def test_nothing_is_remembered_if_so_chosen() -> None:
-    device = Serving()
-    async with serving(device, remember_poison=0) as batcher:
-        for _ in range(2):
-            (error,) = await answers(batcher, [POISON])
-            assert not error.remembered
-    assert len(device.served) == 2
-
-
-async def test_while_nothing_is_remembered_no_fingerprint_is_made() -> None:
-    asked: list[Item] = []
-
-    def fingerprint(item: Item) -> int:
-        asked.append(item)
-        return item[1]
-
-    async with serving(Serving(), fingerprint=fingerprint) as batcher:
-        assert await answers(batcher, [FINE]) == [1]
-        assert asked == []
-        await answers(batcher, [POISON])
-        assert await answers(batcher, [FINE]) == [1]
-        assert asked[-1] == FINE
-        assert kinds(await answers(batcher, [("fine", 2)])) == [accel.PoisonedInputError], "the function decides what is equal"
-
-
-async def test_a_fingerprint_that_raises_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    def fingerprint(item: Item) -> Any:
-        if item == FINE:
-            raise KeyError("no")
-        return [item] if item[1] > 5 else item
-
-    async with serving(Serving(), fingerprint=fingerprint) as batcher:
-        results = await answers(batcher, [POISON, FINE, ("poison", 6)])
-        assert kinds(results) == [accel.PoisonedInputError, 1, accel.PoisonedInputError]
-        assert await answers(batcher, [FINE]) == [1]
-    assert "fingerprint_failed" in caplog.text
-
-
-# -- callers who leave
-
-
-async def test_an_item_whose_caller_has_left_is_tried_to_be_remembered() -> None:
-    device = Serving()
-    async with serving(device) as batcher:
-        device.gate.clear()
-        asked = [task(batcher.submit(item)) for item in (FINE, POISON, ("poison", 3))]
-        await bounded(device.waits.wait())
-        for each in asked:
-            await cancelled(each)
-        device.gate.set()
-        await until(lambda: not batcher.statistics().isolating)
-        assert device.deaths == {POISON: 2, ("poison", 3): 2}
-        results = await answers(batcher, [POISON, ("poison", 3), FINE])
-        assert kinds(results) == [accel.PoisonedInputError, accel.PoisonedInputError, 1]
-        assert results[0].remembered
-        assert (batcher.statistics().abandoned, batcher.statistics().poisoned, batcher.statistics().failed) == (3, 2, 0)
-
-
-async def test_it_is_tried_if_the_caller_left_before_the_fault() -> None:
-    device = Serving()
-    async with serving(device) as batcher:
-        asked = task(batcher.submit(POISON))
-        await until(lambda: device.served)
-        await cancelled(asked)
-        await until(lambda: batcher.statistics().poisoned == 1)
-        assert device.deaths == {POISON: 2}
-
-
-async def test_a_trial_without_a_caller_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.patterns.isolation._UNWANTED", 0.01)
-    device = Serving(faults=1)
-    async with serving(device) as batcher:
-        device.gate.clear()
-        asked = task(batcher.submit(FINE))
-        await bounded(device.waits.wait())
-        await cancelled(asked)
-        await until(lambda: not batcher.statistics().isolating)
-        assert device.twins[0].state is accel.DeviceState.CLOSED, "it may hang"
-        device.gate.set()
-        assert kinds(await answers(batcher, [POISON, FINE])) == [accel.PoisonedInputError, 1]
-
-
-async def test_callers_who_gave_up_are_left_out_if_nothing_is_remembered() -> None:
-    device = Serving()
-    async with serving(device, remember_poison=0) as batcher:
-        device.gate.clear()
-        first, gone, late, poison = [
-            task(batcher.submit(item, timeout=timeout))
-            for item, timeout in ((FINE, None), (("fine", 7), None), (("fine", 8), 0.001), (POISON, None))
-        ]
-        await bounded(device.waits.wait())
-        await cancelled(gone)
-        with pytest.raises(accel.DeadlineExceededError):
-            await bounded(late)
-        device.gate.set()
-        assert await bounded(first) == 1
-        with pytest.raises(accel.PoisonedInputError):
-            await bounded(poison)
-        assert device.tried == [FINE, POISON, POISON]
-        assert batcher.statistics().abandoned == 2
-
-
-async def test_a_trial_ends_with_its_caller_if_nothing_is_remembered() -> None:
-    device = Serving(faults=1)
-    async with serving(device, remember_poison=0) as batcher:
-        device.gate.clear()
-        asked = task(batcher.submit(FINE))
-        await bounded(device.waits.wait())
-        await cancelled(asked)
-        await until(lambda: device.twins[0].state is accel.DeviceState.CLOSED)
-        assert await answers(batcher, [("fine", 5)]) == [5]
-
-
 # -- the quarantine
 
 
@@ -371,16 +265,16 @@ async def test_it_stays_open_for_the_next_poison() -> None:
             assert kinds(await answers(batcher, [("poison", number), FINE])) == [accel.PoisonedInputError, 1]
         assert len(device.twins) == 1
         assert device.twins[0].state is accel.DeviceState.READY
-    assert device.deaths == {("poison", number): 2 for number in range(10)}
+    assert device.deaths == {("poison", number): 1 for number in range(10)}
 
 
 async def test_it_is_ready_before_the_next_poison_comes() -> None:
     device = Serving()
     async with serving(device) as batcher:
         assert kinds(await answers(batcher, [POISON])) == [accel.PoisonedInputError]
-        await until(lambda: device.starts == 3)
+        await until(lambda: device.starts == 2)
         assert kinds(await answers(batcher, [("poison", 3)])) == [accel.PoisonedInputError]
-        await until(lambda: device.starts == 5)
+        await until(lambda: device.starts == 3)
         assert len(device.twins) == 1
 
 
@@ -454,7 +348,7 @@ async def test_one_that_was_lost_while_idle_is_replaced() -> None:
         assert [twin.state for twin in device.twins] == [accel.DeviceState.CLOSED, accel.DeviceState.READY]
 
 
-@pytest.mark.parametrize("made", [accel.OutOfMemoryError("no room"), "nothing", died()], ids=["raises", "is no function", "faults"])
+@pytest.mark.parametrize("made", [accel.OutOfMemoryError("no room"), "nothing", crashed()], ids=["raises", "is no function", "faults"])
 async def test_without_one_that_works_items_fail_with_their_fault(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     starts = 0
 
@@ -485,6 +379,82 @@ async def test_one_that_is_lost_during_a_trial_ends_all_trials() -> None:
         assert device.twins[0].state is accel.DeviceState.CLOSED
         assert kinds(await answers(batcher, [POISON])) == [accel.PoisonedInputError]
         assert len(device.twins) == 2
+
+
+async def test_the_quarantine_waits_for_the_end_of_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel.patterns.quarantine._SHORT", 0.0)
+    device, refused = Serving(faults=1), 0
+
+    async def make(twin: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused < 5:
+            raise cannot_start(OSError(errno.EMFILE, "Too many open files"))
+        return await device.make(twin)
+
+    async with serving(device, quarantine=make) as batcher:
+        assert await answers(batcher, [FINE]) == [1]
+    assert refused == 5
+
+
+async def test_work_that_had_not_run_is_retried_after_each_death_and_is_no_suspect() -> None:
+    class Dying(Serving):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attributions: set[Attribution] = set()
+            self.charged = 0
+
+        def attribution(self) -> Attribution:
+            return Attribution(self.attributions)
+
+        def charge(self) -> None:
+            self.charged += 1
+
+        async def handler(self, items: list[Item]) -> list[int | Exception]:
+            self.served.append(items)
+            if len(self.served) <= 6:
+                attribute(self.attributions, self.charge)
+                raise accel.ContextPoisonedError("before it ran", executed="no") if len(self.served) % 2 else accel.StaleRefError("old")
+            return [number for _, number in items]
+
+    device = Dying()
+    async with serving(device) as batcher:
+        assert await answers(batcher, [FINE]) == [1]
+        assert (len(device.served), batcher.statistics().isolated, device.attributions) == (7, 0, set())
+        assert device.charged == 6, "nothing was found"
+
+
+async def test_an_item_that_was_alone_at_a_death_does_not_keep_the_others_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(Serving):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attributions: set[Attribution] = set()
+
+        def attribution(self) -> Attribution:
+            return Attribution(self.attributions)
+
+        async def handler(self, items: list[Item]) -> list[int | Exception]:
+            try:
+                return await super().handler(items)
+            except accel.ContextPoisonedError:
+                attribute(self.attributions, lambda: None)
+                raise
+
+    device = Dying()
+    async with serving(device) as batcher:
+        device.gate.clear()
+        alone = [("poison", n) for n in range(10, 13)]
+        asked = [task(batcher.submit(alone[0]))]
+        await bounded(device.waits.wait())
+        for n, item in enumerate(alone[1:], 2):
+            asked.append(task(batcher.submit(item)))
+            await until(partial(lambda n: batcher.statistics().isolating == n, n))
+        asked += [task(batcher.submit(item)) for item in (POISON, FINE)]
+        await until(lambda: batcher.statistics().isolating == 5)
+        device.gate.set()
+        results = await bounded(asyncio.gather(*asked, return_exceptions=True))
+        assert kinds(results) == [accel.PoisonedInputError] * 4 + [1]
+        assert device.trials == [[alone[0]], [POISON], [FINE], [alone[1]], [alone[2]]]
 
 
 async def test_too_many_suspects_are_not_tried() -> None:
