@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBackend", "CpuDevice", "CpuSlab"]
 
+_MANY_OPS = 64
+"""Ops of a graph that are enqueued on the loop's thread."""
+
 
 class CpuBackend:
     """The processor of this machine, as one device.
@@ -135,8 +138,8 @@ class CpuDevice:
         return {} if part is None else part.kernels
 
     def may_block(self, lane: Any, op: Any) -> bool:
-        """Return ``False``: what takes long runs on the stream's own thread."""
-        return False
+        """Return whether the op is a graph of many small ones, each of which may run as it is enqueued. What takes long runs on the stream's own thread."""
+        return op.library == "graph" and len(op.program.ops) > _MANY_OPS
 
     def create_slab(self, nbytes: int) -> CpuSlab:
         """Take a slab of at least ``nbytes``; it belongs to the caller, and outlives the context.

@@ -63,23 +63,22 @@ class Batch(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
-        core, sent = self._core, self._ops
+        core, sent, is_over = self._core, self._ops, False
         submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), self._generation)
         submission.name = self._name
-        if error is not None:
-            submission.void(0)
-            return
-        if not sent.ops:
-            return
         try:
-            self._sender.guard()
-            await self._sender.run(None, self._timeout, submission)
+            if error is not None:
+                submission.void(0)
+            elif sent.ops:
+                self._sender.guard()
+                await self._sender.run(None, self._timeout, submission)
+            is_over = True
         except AccelError as failed:
             if not submission.launched:
                 submission.void_unsound()
             failed.op_index = sent.number(failed.op_index)
             raise
         finally:
-            sent.clear()
             # An error's traceback holds this frame, and the submission's future holds the error.
             del submission
+            await self._forget(is_over=is_over)

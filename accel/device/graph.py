@@ -91,14 +91,13 @@ class Graph(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
-        core = self._core
-        recorded = self._ops
-        program = Program(core, recorded.ops, recorded.plans, recorded.outputs, self._generation)
-        submission = GraphSubmission(program, core.loop.create_future(), self._generation)
-        recorded.clear()
+        core, recorded, generation = self._core, self._ops, self._generation
         self._program: Program | None = None
+        program = submission = None
         try:
             if error is None:
+                program = await Program.of(core, recorded.ops, recorded.plans, recorded.outputs, generation)
+                submission = GraphSubmission(program, core.loop.create_future(), generation)
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
@@ -107,12 +106,13 @@ class Graph(Recorder):
             raise
         finally:
             if self._program is None:
-                for ref in program.made:
+                for ref in [ref for refs in recorded.outputs for ref in refs] if program is None else program.made:
                     if not ref.is_freed:
                         ref.is_freed = True
                         ref.owner.dropped.append(ref.buffer)
             # An error's traceback holds this frame, and the submission's future holds the error.
-            del submission, program
+            submission = program = None
+            await self._forget(is_over=self._program is not None)
 
     async def replay(self, *, timeout: float | None = None) -> None:
         """Run the recorded ops; returns when they have ended.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 from accel import ops
+from accel.actors.turns import EVERY, Turn, release
 from accel.device.compiler import Launches
 from accel.device.families import BuiltInFamilies
 from accel.device.hints import RECORDER_HINTS
@@ -145,12 +146,38 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             setattr(self, name, namespace(self._submitter))
         return self
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether the block has begun and not ended."""
+        return self._state == "recording"
+
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
         self._submitter = None
         for name in self._families:
             vars(self).pop(name, None)
-        for refs in self._ops.outputs:
-            for ref in refs:
-                self._core.refs.recording.pop(ref.buffer, None)
+
+    async def _forget(self, *, is_over: bool) -> None:
+        """Let go of the ops, and of what is known of the refs that they make, in turns. After the sending: the order is that of the blocks' ends.
+
+        Parameters
+        ----------
+        is_over
+            Whether the device has no use for the refs any more.
+        """
+        recording, turn, sent = self._core.refs.recording, Turn(), self._ops
+        ops, plans, outputs = sent.ops, sent.plans, sent.outputs
+        sent.clear()
+        left = iter(outputs)
+        try:
+            for number, refs in enumerate(left, 1):
+                for ref in refs:
+                    recording.pop(ref.buffer, None)
+                if not number % EVERY and turn.is_over:
+                    await turn.next()
+            await release(ops, plans, outputs if is_over else [])
+        finally:  # also where it is cancelled
+            for refs in left:
+                for ref in refs:
+                    recording.pop(ref.buffer, None)

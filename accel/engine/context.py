@@ -50,6 +50,9 @@ __all__ = ["Context", "ContextSharing"]
 
 logger = get_logger()
 
+_CHUNK = 128
+"""Ops of a batch that are sent in one turn of the loop, some milliseconds."""
+
 
 class ContextSharing(JoinsUses, Protocol):
     """What a context needs of what shares its memory with other libraries; see :class:`accel.sharing.sharing.Sharing`."""
@@ -120,7 +123,7 @@ class Context(ContextBase):
             self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
         self._open_port = open_port
         self._withdraw = withdraw
-        self._chunk = max(1, self.limit // 2)
+        self._chunk = max(1, min(_CHUNK, self.limit // 2))
         self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
@@ -221,6 +224,7 @@ class Context(ContextBase):
             Also where a fault surfaces here, in making a stream or taking memory, before anything that runs tells of it.
         """
         try:
+            await self.apply_many_frees()
             await self._dispatch(submission)
         except AccelError as error:
             if self.fault is not None or not error.is_fault:
@@ -482,9 +486,9 @@ class Context(ContextBase):
         if not self.buffers.settle():
             self.after_retire = None
 
-    def apply_frees(self) -> None:
-        """Give the memory of dropped refs back."""
-        self.buffers.apply_frees()
+    def apply_frees(self, most: int | None = None) -> None:
+        """Give the memory of dropped refs back, of ``most`` at most."""
+        self.buffers.apply_frees(most)
 
     def unfinished(self) -> list[int]:
         """Return the durable buffers that are being written: by work that was sent to a stream and is not known to have ended."""

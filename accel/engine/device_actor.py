@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from accel.actors import Actor, ActorContext
+from accel.engine.in_flight import MANY_FREES
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import GraphSubmission
@@ -68,6 +69,7 @@ class DeviceActor(Actor[Submission, None]):
             or day.fault is not None
             or day.commands >= day.limit
             or message.future.done()
+            or len(core.refs.dropped) > MANY_FREES
             or (self._moving and self._in_the_way(message))
         ):
             return False

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accel.actors.turns import EVERY, Turn
 from accel.engine.stall import StallWatch
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
 
-__all__ = ["ContextBase", "ContextOwner", "fault_behind"]
+__all__ = ["MANY_FREES", "ContextBase", "ContextOwner", "fault_behind"]
+
+MANY_FREES = 1024
+"""Dropped refs whose memory is given back in one turn of the loop; more take several."""
 
 
 class ContextOwner(Protocol):
@@ -146,6 +150,18 @@ class ContextBase(ABC):
         for room in self._rooms:
             if not room.done():
                 room.set_result(None)
+
+    @abstractmethod
+    def apply_frees(self, most: int | None = None) -> None:
+        """Give the memory of dropped refs back, of ``most`` at most."""
+
+    async def apply_many_frees(self) -> None:
+        """Do that in turns, until they are few."""
+        turn = Turn()
+        while len(self.core.refs.dropped) > MANY_FREES:
+            self.apply_frees(EVERY)
+            if turn.is_over:
+                await turn.next()
 
     def must_wait(self, submission: Submission) -> bool:
         """Whether a submission must wait for something that other submissions need not wait for, unless they use the same buffers."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
+from accel.actors.turns import EVERY, Turn
 from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
 from accel.errors import AccelError, UnsupportedError
@@ -103,11 +104,22 @@ class Program:
         self._statuses = _placed_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
-        own = {ref.buffer for ref in self.made}
+        self.plan = _NOTHING
+        """What a replay does to memory: its own buffers count as the handle."""
+
+    @classmethod
+    async def of(
+        cls, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
+    ) -> Self:
+        """Return the program of recorded ops. Long ones are made in turns."""
+        program, turn = cls(core, ops, plans, outputs, generation), Turn()
+        own = {ref.buffer for ref in program.made}
         read: dict[int, AccelRef] = {}
         written: dict[int, AccelRef] = {}
         renewed: set[int] = set(own)  # nothing that was there before is left
-        for plan in plans:
+        for number, plan in enumerate(plans, 1):
+            if not number % EVERY and turn.is_over:
+                await turn.next()
             for ref in plan.reads + plan.writes if plan.updates else plan.reads:
                 if ref.buffer not in renewed:
                     read.setdefault(ref.buffer, ref)
@@ -117,17 +129,19 @@ class Program:
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     renewed.add(ref.buffer)
         status = None
-        if self._statuses:
-            last = self._statuses[-1]
+        if program._statuses:
+            last = program._statuses[-1]
             check = _GraphCheck(
-                self._statuses, [{ref.buffer for ref in (*each.writes, *mine)} for each, mine in zip(plans, outputs, strict=True)]
+                program._statuses, [{ref.buffer for ref in (*each.writes, *mine)} for each, mine in zip(plans, outputs, strict=True)]
             )
             status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), check)
-        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status)
-        """What a replay does to memory: its own buffers count as the handle."""
+        program.plan = Plan(
+            tuple(read.values()), (program.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status
+        )
+        return program
 
-    def bind(self, context: _GraphContext) -> None:
-        """Find the kernels and the memory of all ops; the program's own buffers have theirs.
+    async def bind(self, context: _GraphContext) -> None:
+        """Find the kernels and the memory of all ops, in turns; the program's own buffers have theirs.
 
         Raises
         ------
@@ -136,27 +150,22 @@ class Program:
         StaleRefError
             If a buffer is gone.
         """
-        if context.device.kernels(Capture.library):
-            self._check_own(context)
+        turn, libraries = Turn(), context.scratch.libraries
+        is_captured = bool(context.device.kernels(Capture.library))
         self.own = [context.own[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.own]
         address = context.buffers.address
         work = [] if self._scratch is None else [address(self._scratch)]
         if self._status is not None:
             self._status_address = address(self._status)
         statuses = {each.place: [self._status_address + each.start] for each in self._statuses}
-        self._launches = [
-            (
-                context.kernel_of(op),
-                op,
-                [address(ref) for ref in plan.reads],
-                [
-                    *map(address, (*plan.writes, *made)),
-                    *statuses.get(index, ()),
-                    *(work if op.library in context.scratch.libraries else ()),
-                ],
-            )
-            for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True))
-        ]
+        for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
+            if not index % EVERY and turn.is_over:
+                await turn.next()
+            if is_captured:
+                self._check_own(context, op)
+            inputs = [address(ref) for ref in plan.reads]
+            outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if op.library in libraries else ())]
+            self._launches.append((context.kernel_of(op), op, inputs, outputs))
 
     def release_operands(self) -> None:
         """Keep nothing but what is the program's own: from now on each :class:`Call` brings what is read. For programs that are one command."""
@@ -174,16 +183,16 @@ class Program:
         self._status = ref
         self.made = (*self.made, ref)
 
-    def _check_own(self, context: _GraphContext) -> None:
-        """Refuse libraries whose kernels may use memory that has another owner by the next replay: the results would be wrong without an error."""
-        for op in self.ops:
-            if not context.is_capturable(op):
-                raise UnsupportedError(
-                    f"library {op.library!r} does not say that its kernels can be captured into a graph",
-                    library=op.library,
-                    op=op.kind,
-                    remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
-                )
+    @staticmethod
+    def _check_own(context: _GraphContext, op: KernelOp) -> None:
+        """Refuse a library whose kernels may use memory that has another owner by the next replay: the results would be wrong without an error."""
+        if not context.is_capturable(op):
+            raise UnsupportedError(
+                f"library {op.library!r} does not say that its kernels can be captured into a graph",
+                library=op.library,
+                op=op.kind,
+                remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
+            )
 
     def enqueue(self, lane: Lane) -> None:
         """Enqueue all ops. What one of them raises ends it."""
@@ -370,20 +379,25 @@ class GraphSubmission(OpSubmission):
 
     async def place(self, context: _GraphContext, lane: Lane) -> None:
         """Give the program its memory and its kernels. What it raises is the caller's business."""
-        buffers, program = context.buffers, self.program
-        for op in program.ops:  # first: the kernels of a family bring what tells of its scratch memory
+        buffers, program, turn = context.buffers, self.program, Turn()
+        for number, op in enumerate(program.ops, 1):  # first: the kernels of a family bring what tells of its scratch memory
             context.kernel_of(op)
-        scratch = await context.scratch.specs(program.ops)
-        for ref in context.core.refs.make(scratch, self.generation):
+            if not number % EVERY and turn.is_over:
+                await turn.next()
+        for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
             program.work_in(ref)
         status = () if program.plan.status is None else (program.plan.status.spec,)
         for ref in context.core.refs.make(status, self.generation):
             program.report_in(ref)
-        specs = [spec for plan in program.plans for spec in plan.creates]
-        while not self.is_settled and not buffers.place(program.made, lane):
-            await buffers.provide((*specs, *scratch, *status), lane)
+        made = program.made
+        for start in range(0, len(made), EVERY):
+            some = made[start : start + EVERY]
+            while not self.is_settled and not buffers.place(some, lane):
+                await buffers.provide([Spec(ref.shape, ref.dtype) for ref in some], lane)
+            if turn.is_over:
+                await turn.next()
         if not self.is_settled:
-            program.bind(context)
+            await program.bind(context)
 
     def complete(self) -> None:
         """Take note that the program is there; called once."""

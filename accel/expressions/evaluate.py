@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from accel.actors.turns import EVERY, Turn, release
 from accel.compute import BinaryOp, ComputeBackend, UnaryOp
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, StaleRefError
@@ -36,6 +37,9 @@ _BIASED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64
 """Dtypes of products that a library adds a bias to."""
 
 _NUMBER = attrgetter("number")
+
+Order: TypeAlias = "dict[Array, tuple[Any, tuple[Any, ...], tuple[Any, ...]]]"
+"""What is to be computed, each array behind those that it is computed from: its step, inputs and arguments, which it loses if another task computes it."""
 
 _OFFERED = ComputeBackend.CAPABILITIES
 _UNARY = {op.value: (op, _OFFERED[f"unary.{op.value}"]) for op in UnaryOp}
@@ -92,15 +96,14 @@ async def _compute(roots: list[Array]) -> None:
                 for root, result in zip(roots, found, strict=True):
                     root.settle(result)
                 return
-        order = _order(roots)
-        while (cut := next((each for each in order if type(each.step) is Cut), None)) is not None:
+        order = await _order(roots)
+        while (cut := next((each for each, (step, *_) in order.items() if type(step) is Cut), None)) is not None:
             # It is the first one: what it is computed from has none.
-            operands = [each for each in cut.inputs if each.result is None]
-            await _send(device, operands, _order(operands))
-            step = cut.step
-            assert isinstance(step, Cut)
-            cut.settle(await step.run(device, *[each.result for each in cut.inputs], *cut.arguments))
-            order = _order(roots)
+            step, inputs, arguments = order[cut]
+            operands = [each for each in inputs if each.result is None]
+            await _send(device, operands, await _order(operands))
+            cut.settle(await step.run(device, *[each.result for each in inputs], *arguments))
+            order = await _order(roots)
         await _send(device, roots, order, known)
     finally:
         for each in roots:
@@ -108,16 +111,27 @@ async def _compute(roots: list[Array]) -> None:
         done.set_result(None)
 
 
-def _order(roots: Sequence[Array]) -> list[Array]:
-    """Return what is not computed yet, each array behind those that it is computed from."""
-    found = {root for root in roots if root.result is None}
-    stack = list(found)
-    while stack:
-        for i in stack.pop().inputs:
-            if isinstance(i, Array) and i.result is None and i not in found:
-                found.add(i)
-                stack.append(i)
-    return sorted(found, key=_NUMBER)
+async def _order(roots: Sequence[Array]) -> Order:
+    """Return what is not computed yet."""
+    turn = Turn()
+    found = [root for root in dict.fromkeys(roots) if root.result is None]
+    known = set(found)
+    for number, each in enumerate(found, 1):  # which grows
+        if not number % EVERY and turn.is_over:
+            await turn.next()
+        for i in each.inputs:
+            if isinstance(i, Array) and i.result is None and i not in known:
+                known.add(i)
+                found.append(i)
+    found.reverse()  # about in order: sorting takes less time
+    found.sort(key=_NUMBER)
+    order: Order = {}
+    for number, each in enumerate(found, 1):
+        if not number % EVERY and turn.is_over:
+            await turn.next()
+        if each.result is None:  # else another task has computed it meanwhile
+            order[each] = each.step, each.inputs, each.arguments
+    return order
 
 
 class _Group:
@@ -135,28 +149,29 @@ class _Group:
 
     __slots__ = ("arrays", "bias", "operands", "product")
 
-    def __init__(self, result: Array) -> None:
+    def __init__(self, result: Array, inputs: tuple[Any, ...]) -> None:
         self.arrays = [result]
         self.product: Array | None = None
         self.bias: Array | None = None
-        self.operands = {id(each) for each in result.inputs}
+        self.operands = {id(each) for each in inputs}
 
 
-async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array], known: Any = None) -> None:
+async def _send(device: Any, roots: Sequence[Array], order: Order, known: Any = None) -> None:
     """Compute what ``order`` has as one batch, and let ``roots`` keep their results. It may be recorded then, if its structure is ``known``."""
     if not order:
         return
     async with device.batch() as batch:
-        found = record(batch, roots, order, {})
+        found = await record(batch, roots, order, {})
     if known is not None:
         await roots[0].xp.recordings.learn(known, roots, order, record)
     for root in roots:
         if root.result is None:
             root.settle(found[root])
+    await release(found, order)
 
 
-def record(recorder: Any, roots: Sequence[Array], order: Sequence[Array], refs: dict[Array, Any]) -> dict[Array, Any]:
-    """Record the ops of ``order`` in a batch or graph, and return their results.
+async def record(recorder: Any, roots: Sequence[Array], order: Order, refs: dict[Array, Any]) -> dict[Array, Any]:
+    """Record the ops of ``order`` in a batch or graph, and return their results. Long work is done in turns.
 
     Parameters
     ----------
@@ -165,93 +180,102 @@ def record(recorder: Any, roots: Sequence[Array], order: Sequence[Array], refs: 
     roots
         What is awaited; nothing else of ``order`` is kept.
     order
-        What is to be computed, each array behind those that it is computed from.
+        What is to be computed.
     refs
         What stands for arrays that are computed already; their own results where it has none.
     """
-    groups = _grouped(order, roots)
+    turn = Turn()
+    groups = await _grouped(order, roots, turn)
     absorbed = {group.product for group in groups.values()}
-    for each in order:
-        step = each.step
+    for number, (each, (step, inputs, arguments)) in enumerate(order.items(), 1):
+        if not number % EVERY and turn.is_over:
+            await turn.next()
         if each in absorbed:
             continue
         if not isinstance(step, str):
             assert callable(step)  # cuts are computed
-            refs[each] = step(recorder, *[_value(i, refs) for i in each.inputs], *each.arguments)
+            refs[each] = step(recorder, *[_value(i, refs) for i in inputs], *arguments)
         elif (group := groups.get(each)) is None:
             continue
         elif group.product is not None:
-            a, b, bias = (_value(i, refs) for i in (*group.product.inputs, group.bias))
+            a, b, bias = (_value(i, refs) for i in (*order[group.product][1], group.bias))
             refs[each] = product(recorder, a, b, bias, _ACTIVATIONS.get(step))
         else:
-            refs[each] = recorder.run(_op_of(group, refs))
+            refs[each] = recorder.run(_op_of(group, order, refs))
     return refs
 
 
-def _grouped(order: Sequence[Array], roots: Sequence[Array]) -> dict[Array, _Group]:
+async def _grouped(order: Order, roots: Sequence[Array], turn: Turn) -> dict[Array, _Group]:
     """Return the ops of functions of elements, by their results.
 
     A function joins the op that uses its result, if nothing else does, it has the op's shape, and the op does not get too large.
     """
     groups: dict[Array, _Group] = {}
     users: dict[Array, _Group | None] = dict.fromkeys(roots)  # None: used by several ops, or kept
-    for each in reversed(order):
+    for number, (each, (step, inputs, _)) in enumerate(reversed(order.items()), 1):
+        if not number % EVERY and turn.is_over:
+            await turn.next()
         group = None
-        if isinstance(each.step, str):
+        if isinstance(step, str):
             group = users.get(each)
             if group is not None and (each.shape != group.arrays[0].shape or len(group.arrays) == _INSTRUCTIONS):
                 group = None
-            operands = set() if group is None else group.operands | {id(i) for i in each.inputs}
+            operands = set() if group is None else group.operands | {id(i) for i in inputs}
             operands.discard(id(each))
             if group is None or len(operands) > OPERANDS:
-                group = groups[each] = _Group(each)
+                group = groups[each] = _Group(each, inputs)
             else:
                 group.arrays.append(each)
                 group.operands = operands
-        for i in each.inputs:
-            if isinstance(i, Array) and i.result is None and users.setdefault(i, group) is not group:
+        for i in inputs:
+            if isinstance(i, Array) and i in order and users.setdefault(i, group) is not group:
                 users[i] = None
     for group in groups.values():
-        if group.arrays[-1].step == "add":
-            _join_product(group, users)
+        if order[group.arrays[-1]][0] == "add":
+            _join_product(group, order, users)
     return groups
 
 
-def _join_product(group: _Group, users: dict[Array, _Group | None]) -> None:
+def _join_product(group: _Group, order: Order, users: dict[Array, _Group | None]) -> None:
     """Let a product of matrices compute the op, if it can: a bias that is added to each row, and an activation."""
     first, last = group.arrays[-1], group.arrays[0]
-    if len(group.arrays) > 2 or (last is not first and last.step not in _ACTIVATIONS) or first.dtype not in _BIASED:
+    if len(group.arrays) > 2 or (last is not first and order[last][0] not in _ACTIVATIONS) or first.dtype not in _BIASED:
         return
-    for made, bias in (first.inputs, first.inputs[::-1]):
+    inputs = order[first][1]
+    for made, bias in (inputs, inputs[::-1]):
         if (
             isinstance(made, Array)
             and isinstance(bias, Array)
-            and made.step is product
+            and made in order
+            and order[made][0] is product
             and users.get(made) is group
             and made.shape == first.shape
             and bias.shape == made.shape[-1:] != (None,)
-            and made.inputs[0].shape[-1]  # sums of no products take no bias
+            and order[made][1][0].shape[-1]  # sums of no products take no bias
         ):
             group.product, group.bias = made, bias
             return
 
 
-def _op_of(group: _Group, refs: dict[Array, Any]) -> FamilyOp:
+def _op_of(group: _Group, order: Order, refs: dict[Array, Any]) -> FamilyOp:
     """Return the op of a group: of one function the op that there is for it, else a fused one."""
     members = group.arrays
-    if len(members) == 1 and (single := _single(members[0], [_value(i, refs) for i in members[0].inputs])) is not None:
-        return single
+    if len(members) == 1:
+        step, inputs, _ = order[members[0]]
+        if (single := _single(step, [_value(i, refs) for i in inputs])) is not None:
+            return single
     # By identity: arrays compare elements, and numbers that are equal may differ in sign.
     places = {id(each): -1 for each in members}
     operands: list[Any] = []
     for each in members:
-        for i in each.inputs:
+        for i in order[each][1]:
             if id(i) not in places:
                 places[id(i)] = len(operands)
                 operands.append(_value(i, refs))
     program: list[tuple[Any, ...]] = []
     for number, each in enumerate(reversed(members), len(operands)):
-        program.append((each.step, *[places[id(i)] for i in each.inputs]))
+        step, inputs, _ = order[each]
+        program.append((step, *[places[id(i)] for i in inputs]))
         places[id(each)] = number
     return Fused(tuple(program), tuple(operands))
 
@@ -264,10 +288,8 @@ def _value(value: Any, refs: dict[Array, Any]) -> Any:
     return value.result if found is None else found
 
 
-def _single(each: Array, values: list[Any]) -> FamilyOp | None:
+def _single(name: str, values: list[Any]) -> FamilyOp | None:
     """Return the op that computes one function, if there is one besides a fused one: its kernel need not be compiled for it."""
-    name = each.step
-    assert isinstance(name, str)
     first = values[0]
     if name in CONVERSIONS:
         return Cast(first, CONVERSIONS[name])

@@ -14,7 +14,7 @@ from accel.errors import AccelError, StaleRefError
 from accel.expressions.array import Array, Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
     from accel.ref import AccelRef
 
@@ -25,6 +25,9 @@ _AWAITS: Final = 3
 
 _ATTEMPTS: Final = 3
 """How often a structure is recorded, whose operands turn out to vary more than they did before."""
+
+_MOST_ARRAYS: Final = 1024
+"""Of an expression that is recorded; to compare larger ones would hold the loop."""
 
 _MOST_BYTES: Final = 16 << 20
 """Of all arrays of an expression that is recorded: with more, the device takes longer than the host."""
@@ -149,7 +152,9 @@ class Recordings:
             self._forget(structure)
         return _Known(structure, operands, refs)
 
-    async def learn(self, known: _Known, roots: Sequence[Array], order: Sequence[Array], record: Callable[..., dict[Array, Any]]) -> None:
+    async def learn(
+        self, known: _Known, roots: Sequence[Array], order: Iterable[Array], record: Callable[..., Awaitable[dict[Array, Any]]]
+    ) -> None:
         """Record an expression that was computed by a batch, if it is time. Behind the batch: it reads its operands when it is awaited.
 
         Parameters
@@ -179,7 +184,7 @@ class Recordings:
         try:
             async with self._device.graph() as graph:
                 inputs = [graph.empty(each.shape, each.dtype) for each in varying]
-                made = record(graph, roots, order, dict(zip(varying, inputs, strict=True)))
+                made = await record(graph, roots, order, dict(zip(varying, inputs, strict=True)))
             function = graph.into_function(inputs, [made[root] for root in roots])
         except AccelError as error:
             # Another context may take it; else it has what graphs do not record, or no command of its own.
@@ -223,6 +228,8 @@ def _described(roots: Sequence[Array]) -> tuple[Hashable, list[Array]] | None:
     operands: list[Array] = []
     parts: list[Hashable] = [numbers[root] for root in roots]
     for each in found:  # which grows
+        if len(found) > _MOST_ARRAYS:
+            return None
         step = each.step
         parts.append(step)
         for i in each.inputs:

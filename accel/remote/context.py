@@ -94,6 +94,7 @@ class RemoteContext(RequestContext):
 
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission; see :meth:`accel.engine.context.Context.dispatch`."""
+        await self.apply_many_frees()
         if isinstance(submission, BatchSubmission):
             await self._transfers.send_batch(submission)
             return
@@ -101,7 +102,7 @@ class RemoteContext(RequestContext):
         if isinstance(submission, Unregistration):
             self._withdraw(submission)
         elif isinstance(submission, GraphSubmission):
-            self.send_graph(submission)
+            await self.send_graph(submission)
         elif not submission.is_settled and not self.dispatch_now(submission):
             await self._transfers.send(submission)
 

@@ -6,6 +6,7 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, TypeAlias
 
+from accel.actors.turns import EVERY, Turn
 from accel.engine.in_flight import ContextBase
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import result_of
@@ -24,11 +25,11 @@ from accel.remote.pending_request import PendingRequest, admit, fitting, land, t
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
-    from accel.engine.program import GraphSubmission, Program
+    from accel.engine.program import GraphSubmission
     from accel.engine.submission import Submission
     from accel.ops import KernelLayout, KernelOp, Plan
     from accel.ref import AccelRef
@@ -144,17 +145,23 @@ class RequestContext(ContextBase):
         submission.sent = end
         return cut
 
-    def send_graph(self, submission: GraphSubmission) -> None:
-        """Send the ops of a graph, which the child captures."""
-        program = submission.program
-        for plan in program.plans:
-            self._check(plan, of=program)
+    async def send_graph(self, submission: GraphSubmission) -> None:
+        """Send the ops of a graph, which the child captures. A long one is encoded in turns."""
+        program, turn = submission.program, Turn()
+        own = {ref.buffer for ref in program.made}
+        written: list[WireOp] = []
+        for op, plan in zip(program.ops, program.plans, strict=True):
+            self._check(plan, own)
+            written.append(self._ops.write(op))
+            if not len(written) % EVERY and turn.is_over:
+                await turn.next()
+        if submission.is_settled:
+            return
         self._live[program.handle.buffer] = 0
-        for refs in program.outputs:
-            self._live.update((ref.buffer, ref.nbytes) for ref in refs)
+        self._live.update((ref.buffer, ref.nbytes) for ref in program.made)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
         try:
-            data = pack(number, ids, [self._ops.write(op) for op in program.ops], handle=program.handle.buffer)
+            data = pack(number, ids, written, handle=program.handle.buffer)
             if len(data) > MAX_MESSAGE:
                 what = f"a graph of {len(program.ops)} ops"
                 raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")  # noqa: TRY301
@@ -256,8 +263,8 @@ class RequestContext(ContextBase):
         faults = self.core.options.faults
         return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
 
-    def _check(self, plan: Plan, of: Program | None = None) -> None:
-        live, own = self._live, () if of is None else {ref.buffer for refs in of.outputs for ref in refs}
+    def _check(self, plan: Plan, own: Collection[int] = ()) -> None:
+        live = self._live
         for ref in plan.reads + plan.writes:
             if ref.buffer not in live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
@@ -268,13 +275,10 @@ class RequestContext(ContextBase):
 
     # -- memory
 
-    def apply_frees(self) -> None:
-        """Tell the child of refs that were dropped."""
+    def apply_frees(self, most: int | None = None) -> None:
+        """Tell the child of refs that were dropped, of ``most`` at most."""
         dropped = self.core.refs.dropped
-        buffers = []
-        while dropped:
-            buffers.append(dropped.popleft())
-        self.drop(buffers)
+        self.drop([dropped.popleft() for _ in range(len(dropped) if most is None else min(most, len(dropped)))])
 
     def drop(self, buffers: list[int]) -> None:
         """Have the child free buffers."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from accel.actors import Directive, RestartStrategy
+from accel.actors.turns import EVERY, Turn
 from accel.backend import Injection, PreloadsLibraries
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -273,11 +274,19 @@ class Server:
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, wires = unpack(data)
-        taken = self._take(ids, wires)
-        if taken.refused is not None:
-            self._refuse(number, taken.refused)
-            return
-        program = self._programs[handle] = Program(self._core, taken.ops, taken.plans, taken.made, self.context.generation)
+        taken, turn = _Taken([], [], []), Turn()
+        for start in range(0, len(wires), EVERY):
+            if turn.is_over:
+                await turn.next()
+            some = self._take(ids[start : start + EVERY], wires[start : start + EVERY])
+            if some.refused is not None:
+                self._refuse(number, some.refused.clone(op_index=start + (some.refused.op_index or 0)))
+                return
+            taken.ops += some.ops
+            taken.plans += some.plans
+            taken.made += some.made
+        program = await Program.of(self._core, taken.ops, taken.plans, taken.made, self.context.generation)
+        self._programs[handle] = program
         await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
 
     def _learn(self, data: bytes) -> None:

@@ -267,10 +267,10 @@ class Buffers:
                 last_resort = True
         return block
 
-    def apply_frees(self) -> None:
-        """Give the memory of dropped refs back; its next user waits for streams that still use it."""
+    def apply_frees(self, most: int | None = None) -> None:
+        """Give the memory of dropped refs back, of ``most`` at most; its next user waits for streams that still use it."""
         dropped = self._refs.dropped
-        while dropped:
+        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
             self.free(dropped.popleft())
         if self._resting:
             self._sweep()

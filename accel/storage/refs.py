@@ -30,6 +30,10 @@ class Recording(Protocol):
     what: ClassVar[str]
     """What it is called in errors."""
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether its block has not ended."""
+
 
 class Refs:
     """The owner of a device's refs over all its generations; see :class:`accel.ref.RefOwner`. Used on the loop's thread, but for :attr:`dropped`.
@@ -133,7 +137,7 @@ class Refs:
                 ref.generation = self.live_generation  # a view that was made before the last rebuild
         if self.recording:
             other = self.recording.get(ref.buffer)
-            if other is not None and other is not recording:
+            if other is not None and other is not recording and other.is_recording:
                 raise InvalidArgumentError(
                     f"{ref!r} belongs to a {other.what} that has not ended", remedy=f"Use it after the {other.what}'s block."
                 )

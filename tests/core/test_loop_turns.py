@@ -1,0 +1,181 @@
+"""Large requests give the event loop its turns: what is planned, sent, recorded, replayed and freed takes a few milliseconds at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    """A pass of the garbage collector is in nobody's turn."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@contextlib.asynccontextmanager
+async def cut_in_turns(share: float) -> AsyncIterator[None]:
+    """See that no turn of the loop takes more than a share of the block's time. Times are of this thread's processor: others may use the machine."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    beating = asyncio.ensure_future(beat())
+    await asyncio.sleep(0)
+    longest, began = 0.0, time.thread_time()
+    try:
+        yield
+        total = time.thread_time() - began
+        await asyncio.sleep(0)
+    finally:
+        beating.cancel()
+    assert longest < share * total, f"a turn took {longest * 1e3:.1f} of {total * 1e3:.1f} ms"
+
+
+def chain(recorder: Any, ref: accel.AccelRef, count: int) -> accel.AccelRef:
+    for _ in range(count):
+        ref = recorder.elementwise.unary("neg", ref)
+    return ref
+
+
+async def test_expression_is_planned_and_sent_in_turns(rng: np.random.Generator) -> None:
+    values = rng.standard_normal(4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        x = device.xp.asarray(values)
+        parts = [x * (number + 1) for number in range(3000)]
+        total = parts[0]
+        for each in parts[1:]:
+            total = total + each
+        async with cut_in_turns(0.2):
+            await total
+        np.testing.assert_allclose(await total.numpy(), values * (3000 * 3001 / 2))
+
+
+async def test_parts_of_an_expression_may_be_computed_while_it_is_planned(rng: np.random.Generator) -> None:
+    values = rng.standard_normal(4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        x = device.xp.asarray(values)
+        parts = [x * (number + 1) for number in range(1500)]
+        sums = [parts[0]]
+        for each in parts[1:]:
+            sums.append(sums[-1] + each)
+        running = asyncio.ensure_future(accel.evaluate(sums[-1]))
+        for number in rng.permutation(len(sums))[:40]:
+            np.testing.assert_allclose(await sums[number].numpy(), values * ((number + 1) * (number + 2) / 2))
+        await running
+        np.testing.assert_allclose(await sums[-1].numpy(), values * (1500 * 1501 / 2))
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_graph_is_recorded_and_replayed_in_turns(host: Any, rng: np.random.Generator) -> None:
+    values = rng.standard_normal(4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x = await device.put(values)
+        async with device.graph() as graph:
+            y = chain(graph, x, 4001)
+            watched = cut_in_turns(0.3)
+            await watched.__aenter__()
+        await watched.__aexit__(None, None, None)
+        async with cut_in_turns(0.5) if host == "inline" else contextlib.nullcontext():
+            await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), -values)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_many_dropped_refs_are_freed_in_turns(host: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x = await device.zeros(4)
+        used = device.info().memory.used
+        async with device.batch() as batch:
+            refs: list[accel.AccelRef] = [batch.elementwise.unary("neg", x) for _ in range(8000)]
+        async with cut_in_turns(0.5):
+            while refs:  # that they end is no work of the device's
+                del refs[-500:]
+                await asyncio.sleep(0)
+            await device.get(x)
+        assert device.info().memory.used == used
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_batch_leaves_in_turns_and_in_the_order_of_the_ends_of_blocks(host: Any, rng: np.random.Generator) -> None:
+    values = rng.standard_normal(4)
+    recorded = asyncio.Event()
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        y = await device.put(values)
+
+        async def large() -> None:
+            async with device.batch() as batch:
+                for _ in range(4000):
+                    batch.elementwise.unary("neg", y, out=y)
+                await watched.__aenter__()
+                recorded.set()
+            await watched.__aexit__(None, None, None)
+
+        async def small() -> None:
+            await recorded.wait()
+            await device.elementwise.binary("add", y, 1.0, out=y)
+            await device.elementwise.binary("mul", y, 2.0, out=y)
+
+        watched = cut_in_turns(0.3)  # what records it is one turn
+        await asyncio.gather(large(), small())
+        np.testing.assert_allclose(await device.get(y), (values + 1) * 2)
+
+
+async def test_cancelled_end_of_a_large_batch_forgets_its_refs(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        x = await device.zeros(4)
+        used = device.info().memory.used
+        seen = set()
+        for _ in range(5):
+            made: list[accel.AccelRef] = []
+            recorded = asyncio.Event()
+
+            async def large(made: list[accel.AccelRef], recorded: asyncio.Event) -> None:
+                async with device.batch() as batch:
+                    made.append(chain(batch, x, 3000))
+                    recorded.set()
+
+            task = asyncio.ensure_future(large(made, recorded))
+            await recorded.wait()
+            for _ in range(int(rng.integers(60))):
+                await asyncio.sleep(0)
+            task.cancel()
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            seen.add(type(outcome))
+            if outcome is None:
+                np.testing.assert_array_equal(await device.get(made[0]), np.zeros(4))
+            else:
+                # It is of no block any more: it is there, or it is gone.
+                with contextlib.suppress(accel.StaleRefError):
+                    await device.copy(made[0], await device.zeros(4))
+            del made, task, outcome
+        assert seen <= {type(None), asyncio.CancelledError}
+        gc.collect()  # what a cancelled task had in hand
+        await device.get(x)
+        assert device.info().memory.used == used
