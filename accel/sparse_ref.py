@@ -16,6 +16,7 @@ __all__ = [
     "FORMATS",
     "OUT_OF_ORDER",
     "OUT_OF_RANGE",
+    "UNSORTED",
     "SparseField",
     "SparseFormat",
     "SparseRef",
@@ -36,8 +37,8 @@ ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.C
 
 _INDICES = (DType.INT32, DType.INT64)
 
-OUT_OF_RANGE, OUT_OF_ORDER = 1, 2
-"""What can be wrong with the indices of a matrix: one is no row or column, or indptr does not rise from 0 to the number of elements."""
+OUT_OF_RANGE, OUT_OF_ORDER, UNSORTED = 1, 2, 3
+"""What can be wrong: an index is no row or column, indptr does not rise from 0 to the number of elements, or the indices of a row do not rise."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,7 +47,7 @@ class SparseRef:
 
     Rows (of csc columns) are in order, and so are the elements of each; no element is there twice. ``device.sparse.csr`` and its like bring host arrays into
     that form. Of refs the contents are on the device: an op that reads them raises :class:`InvalidArgumentError` if an index is out of range, or ``indptr``
-    does not rise from 0 to the number of elements; of the order of indices within a row nothing is checked.
+    does not rise from 0 to the number of elements. The order within a row is checked by ``add`` and ``solve``, whose libraries rely on it.
 
     Parameters
     ----------
@@ -199,14 +200,15 @@ def parts_of(name: str, value: SparseField) -> tuple[Any, ...]:
     return (matrix.format, *matrix.refs, matrix.shape)
 
 
-def structure_fault(a: SparseRef, indices: Array, indptr: Array) -> tuple[int, int]:
-    """Look whether the indices of a matrix, on the host, lie within it; one pass over them.
+def structure_fault(a: SparseRef, indices: Array, indptr: Array, *, is_sorted: bool = False) -> tuple[int, int]:
+    """Look whether the indices of a matrix, on the host, lie within it; and, of csr and csc, ``is_sorted``: whether they rise in each row or column.
 
     Returns
     -------
     code, number
         0 and 0 if they do. :data:`OUT_OF_RANGE` and the first index that does not. :data:`OUT_OF_ORDER` and the first place of ``indptr`` that is less than the
-        one before; or the first or last place, where it does not begin with 0 or does not end with the number of elements.
+        one before; or the first or last place, where it does not begin with 0 or does not end with the number of elements. :data:`UNSORTED` and the first
+        place of ``indices`` that is not more than the one before in its row.
     """
     columns = a.blocksize[1]
     minor = a.shape[0] if a.format == "csc" else a.shape[1] // columns
@@ -226,4 +228,9 @@ def structure_fault(a: SparseRef, indices: Array, indptr: Array) -> tuple[int, i
         for place, is_wrong in ((0, indptr[0] != 0), (a.major, indptr[-1] != indices.size)):
             if is_wrong:
                 return OUT_OF_ORDER, place
+    if is_sorted:
+        places = 1 + np.flatnonzero(indices[1:] <= indices[:-1])
+        within = places[indptr[np.searchsorted(indptr, places)] != places]  # no row begins there
+        if within.size:
+            return UNSORTED, int(within[0])
     return 0, 0

@@ -8,7 +8,7 @@ from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Shape, Spec, Status, factor
-from accel.sparse_ref import OUT_OF_RANGE
+from accel.sparse_ref import OUT_OF_RANGE, UNSORTED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,11 @@ def structure_error(status: np.ndarray[Any, Any]) -> AccelError | None:
         return None
     if code == OUT_OF_RANGE:
         return index_out_of_range(number)
+    if code == UNSORTED:
+        return InvalidArgumentError(
+            f"element {number} of the indices of a sparse matrix is out of order in its row",
+            remedy="Let the indices of each row (of csc, column) rise, none twice: device.sparse.csr(host arrays) brings them into order.",
+        )
     return InvalidArgumentError(
         f"element {number} of the indptr of a sparse matrix is out of order",
         remedy="Let it rise from 0 to the number of elements (of coo, rows rise); trim what a batch has made: matrix.trimmed(number).",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["copy_structure", "is_sound", "structure_nbytes"]
 
 _BLOCK, _MOST_BLOCKS, _ALIGNED = 256, 4096, 256
+_SORTED = ("add", "solve")
+"""Ops whose libraries rely on the order of indices in each row: ``csrgeam2``, and cuDSS."""
 _INFO = 16
 """Where the info of a system is in its status."""
 
@@ -53,8 +55,9 @@ def copy_structure(stream: CudaStream, op: Any, inputs: Sequence[int], outputs: 
         scratch = copies[1] + _aligned(indptr.nbytes)
         if max(count, marks):
             blocks, sizes = min(-(-max(count, marks) // _BLOCK), _MOST_BLOCKS), (count, marks, major, minor, int(is_coo))
+            is_sorted = int(op.kind in _SORTED)
             check, replace = (stream.functions[f"sparse_{step}_{width}"] for step in ("check", "replace"))
-            stream.launch(check, blocks, _BLOCK, taken[first + 1], taken[first + 2], *copies, status, *sizes)
+            stream.launch(check, blocks, _BLOCK, taken[first + 1], taken[first + 2], *copies, status, *sizes, is_sorted)
             stream.launch(replace, blocks, _BLOCK, *copies, status, *sizes)
         taken[first + 1], taken[first + 2] = copies
     if getattr(op, "check", False):

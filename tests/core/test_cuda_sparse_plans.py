@@ -161,7 +161,7 @@ def test_a_plan_is_made_once_and_pointed_to_each_ops_operands(fake: FakeSparse, 
     ((descriptor, *first), (_, *second)) = fake.calls("csr_set_pointers")
     assert (first, second) == ([MARKS, SAFE, DATA], [MARKS, SAFE, DATA + 64])
     assert lane.checks[:2] == [
-        ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 5, 5, 4, 6, 0),
+        ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 5, 5, 4, 6, 0, 0),
         ("sparse_replace_4", 1, 256, SAFE, MARKS, STATUS, 5, 5, 4, 6, 0),
     ]
     x, y = [values for _, values in fake.calls("dn_vec_set_values")][:2]
@@ -280,6 +280,7 @@ def test_a_sum_that_is_larger_than_its_room_is_made_beside_it(fake: FakeSparse, 
         context.driver.called.clear()
         op = ops.Add(a, b, size=size)
         run(library, lane, op, inputs, outputs)
+        assert {check[-1] for check in lane.checks if check[0] == "sparse_check_4"} == {1}, "csrgeam2 merges rows that are in order"
         first = fake.calls("xcsrgeam2nnz")[0]
         assert first[1:3] == [6, 4], "csc is csr of the transpose"
         assert [first[i] for i in (4, 5, 6, 8, 9, 10, 12, 13, 14)] == [
@@ -420,7 +421,7 @@ def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: An
     assert not library.may_block(lane, op)
     made = fake.calls("create_bsr")
     assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 2, MARKS, SAFE, DATA]] * 2
-    assert lane.checks[0] == ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 2, 4, 3, 4, 0), "in blocks"
+    assert lane.checks[0] == ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 2, 4, 3, 4, 0, 0), "in blocks"
     assert {each[-1] for each in made} == {2}, "rows of a block are one after the other"
     assert len(fake.calls("sp_mv_buffer_size")) == 1
     assert len({call[3] for call in fake.calls("sp_mv")}) == 2

@@ -446,6 +446,19 @@ async def test_indices_on_the_device_are_checked_before_they_are_used(device: ac
     np.testing.assert_array_equal(await device.get(await device.sparse.spmv(a, x, out=out)), dense @ np.arange(6.0))
 
 
+@pytest.mark.parametrize("indices", [[1, 0, 2, 0], [0, 0, 2, 1], [0, 1, 1, 0]])
+async def test_ops_that_rely_on_the_order_in_a_row_check_it(device: accel.Device, indices: list[int]) -> None:
+    marks, good = await device.put(np.array([0, 3, 3, 4], np.int32)), [0, 1, 2, 0]
+    data, b = await device.put(np.ones(4)), await device.put(np.ones(3))
+    a = accel.SparseRef("csr", data, await device.put(np.array(indices, np.int32)), marks, (3, 3))
+    for call in (device.sparse.add(a, a), device.sparse.add(a.T, a.T), device.sparse.solve(a, b)):
+        assert "of the indices of a sparse matrix is out of order" in str(await failure(call, accel.InvalidArgumentError))
+    y = await device.get(await device.sparse.spmv(a, b))
+    assert y.tolist() == [3, 0, 1], "a product needs no order"
+    await device.put(np.array(good, np.int32), out=a.indices)
+    assert (await device.sparse.add(a, a)).nnz == 4, "the next row may begin with a smaller index"
+
+
 async def test_indices_are_checked_in_batches_and_where_nothing_else_is(device: accel.Device) -> None:
     data, indices, indptr, wrong = [await device.put(np.array(each, kind)) for each, kind in (([2.0, 2], "f8"), ([0, 1], "i4"), ([0, 1, 2], "i4"), ([0, 7], "i4"))]  # fmt: skip  # noqa: E501
     good, bad = (accel.SparseRef("csr", data, each, indptr, (2, 2)) for each in (indices, wrong))

@@ -212,7 +212,7 @@ def _launch_check(stream: Any, memory: Memory, arrays: tuple[Any, Any], numbers:
             memory.write(pointer, array)
         stream.fill(status, bytes(1), 16)
         blocks = -(-max(indices.size, indptr.size) // 256)
-        stream.launch(stream.functions[f"sparse_check_{width}"], blocks, 256, *given, out, out_marks, status, *sizes)
+        stream.launch(stream.functions[f"sparse_check_{width}"], blocks, 256, *given, out, out_marks, status, *sizes, 1)
         stream.launch(stream.functions[f"sparse_replace_{width}"], blocks, 256, out, out_marks, status, *sizes)
 
 

@@ -49,3 +49,22 @@ async def test_a_replay_checks_the_indices_that_are_there_then(rng: np.random.Ge
             np.testing.assert_allclose(await device.get(y), expected, rtol=1e-10, atol=1e-10)
         assert device.generation == 1
         await graph.aclose()
+
+
+async def test_a_sum_of_rows_that_are_out_of_order_is_refused(rng: np.random.Generator) -> None:
+    n = 5000
+    indptr = np.arange(0, 4 * n + 1, 4, dtype=np.int32)
+    indices = np.sort(np.argsort(rng.random((n, 64)), axis=1)[:, :4], axis=1).astype(np.int32)
+    wrong = indices.copy()
+    wrong[n // 2, 1:3] = wrong[n // 2, 2], wrong[n // 2, 1]
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host="process", memory_limit=1 << 30)
+        data, marks = await device.put(rng.standard_normal(4 * n)), await device.put(indptr)
+        good, bad = [accel.SparseRef("csr", data, await device.put(each.ravel()), marks, (n, 64)) for each in (indices, wrong)]
+        for a, b in ((good, bad), (bad, good), (good.T, bad.T)):
+            with pytest.raises(
+                accel.InvalidArgumentError, match=f"element {4 * (n // 2) + 2} of the indices of a sparse matrix is out of order"
+            ):
+                await device.sparse.add(a, b)
+        assert (await device.sparse.add(good, good)).nnz == 4 * n
+        assert device.generation == 1

@@ -55,13 +55,15 @@ def _arrays(a: SparseRef, addresses: Sequence[int]) -> tuple[Array, Array, Array
     return data, indices, indptr
 
 
-def _checked(status: int, work: Callable[[], None], *matrices: tuple[SparseRef, tuple[Array, Array, Array]]) -> Callable[[], None]:
-    """Return work that is done if the indices of its matrices lie within them; else the status says what is wrong."""
+def _checked(
+    status: int, work: Callable[[], None], *matrices: tuple[SparseRef, tuple[Array, Array, Array]], is_sorted: bool = False
+) -> Callable[[], None]:
+    """Return work that is done if the indices of its matrices lie within them, and are sorted where asked; else the status says what is wrong."""
     told = array(status, (2,), _INT64)
 
     def checked() -> None:
         for a, (_, indices, indptr) in matrices:
-            fault = structure_fault(a, indices, indptr)
+            fault = structure_fault(a, indices, indptr, is_sorted=is_sorted)
             if fault[0]:
                 told[...] = fault
                 return
@@ -200,7 +202,7 @@ def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
         indptr[...] = np.searchsorted(major[starts], np.arange(indptr.size))
         count[...] = starts.size
 
-    _enqueue(lane, 10 * (a.nnz + b.nnz), _checked(outputs[4], work, (a, parts_a), (b, parts_b)))
+    _enqueue(lane, 10 * (a.nnz + b.nnz), _checked(outputs[4], work, (a, parts_a), (b, parts_b), is_sorted=True))
 
 
 def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -311,7 +313,7 @@ def _direct(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
             info[...] = 1
 
     cost = 100 * (a.nnz + a.shape[0]) * max(1, math.prod(b.shape[1:]))
-    _enqueue(lane, cost, _checked(status, work, (a, parts)), by_scipy=True)
+    _enqueue(lane, cost, _checked(status, work, (a, parts), is_sorted=True), by_scipy=True)
 
 
 PART = BackendPart(

@@ -11,16 +11,28 @@ DEVICE void tell(i64* status, i64 code, i64 number) {
   if (!atomicCAS((u64*)status, 0ull, (u64)code)) status[1] = number;
 }
 
+// Whether a row (of csc, a column) begins at element t. Whatever indptr says, nothing else is read.
+template <class I> DEVICE bool begins(const I* indptr, i64 marks, i64 t) {
+  i64 first = 0, last = marks;
+  while (first < last) {
+    const i64 middle = first + (last - first) / 2;
+    if (indptr[middle] < t) first = middle + 1;
+    else last = middle;
+  }
+  return first < marks && indptr[first] == t;
+}
+
 // Copies indices and indptr (of coo, which has a row for each element, rows). The status, which was 0, gets a code and a number if one of them is out of range, or
-// out of order: accel.ops.sparse_operands says which. `major` and `minor` are how many rows and columns there are; of csc, columns and rows.
+// out of order: accel.sparse_ref says which. `major` and `minor` are how many rows and columns there are; of csc, columns and rows.
 template <class I>
 DEVICE void check(const I* indices, const I* indptr, I* out_indices, I* out_indptr, i64* status, i64 count, i64 marks, i64 major, i64 minor,
-                  i64 is_coo) {
+                  i64 is_coo, i64 is_sorted) {
   const i64 most = max(count, marks);
   for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < most; t += (i64)gridDim.x * blockDim.x) {
     if (t < count) {
       const I index = indices[t];
       if (index < 0 || index >= minor) tell(status, 1, index);
+      else if (is_sorted && t && index <= indices[t - 1] && !begins(indptr, marks, t)) tell(status, 3, t);
       out_indices[t] = index;
     }
     if (t >= marks) continue;
@@ -32,20 +44,21 @@ DEVICE void check(const I* indices, const I* indptr, I* out_indices, I* out_indp
   }
 }
 
-// Where the status tells of something, all elements come to lie in the last row.
+// Where the status tells of something, elements fill rows one after the other; the last row takes what is left.
 template <class I> DEVICE void replace(I* indices, I* indptr, const i64* status, i64 count, i64 marks, i64 major, i64 minor, i64 is_coo) {
   if (!*status) return;
-  const i64 most = max(count, marks);
+  const i64 most = max(count, marks), each = max((i64)1, min(minor, count)), filled = (count + each - 1) / each;
   for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < most; t += (i64)gridDim.x * blockDim.x) {
-    if (t < count) indices[t] = (I)min(t, minor - 1);
-    if (t < marks) indptr[t] = (I)(is_coo ? major - 1 : t == marks - 1 ? count : 0);
+    const i64 row = min(t / each, major - 1);
+    if (t < count) indices[t] = (I)min(t - row * each, minor - 1);
+    if (t < marks) indptr[t] = (I)(is_coo ? row : t == marks - 1 || t >= filled ? count : t * each);
   }
 }
 
 #define CHECKED(I, bytes)                                                                                                         \
   KERNEL(sparse_check_##bytes)(const I* indices, const I* indptr, I* out_indices, I* out_indptr, i64* status, i64 count,           \
-                               i64 marks, i64 major, i64 minor, i64 is_coo) {                                                     \
-    check(indices, indptr, out_indices, out_indptr, status, count, marks, major, minor, is_coo);                                  \
+                               i64 marks, i64 major, i64 minor, i64 is_coo, i64 is_sorted) {                                      \
+    check(indices, indptr, out_indices, out_indptr, status, count, marks, major, minor, is_coo, is_sorted);                       \
   }                                                                                                                               \
   KERNEL(sparse_replace_##bytes)(I* indices, I* indptr, const i64* status, i64 count, i64 marks, i64 major, i64 minor,             \
                                  i64 is_coo) {                                                                                    \
