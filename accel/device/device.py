@@ -256,6 +256,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         graphs: Literal["auto", "off"] = "auto",
         options: Mapping[str, Any] | None = None,
         imports: Sequence[str] = (),
+        outputs: Sequence[str] | None = None,
+        batch_axis: int | Mapping[str, int | None] | None = None,
         on_progress: Callable[[int, int], object] | None = None,
     ) -> Model:
         """Load a model and return it, ready: it has run once on every bucket.
@@ -281,13 +283,19 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         imports
             Modules that the model imports only when it is built or run, such as ``"transformers.models.bert.modeling_bert"``. Spare children and quarantines
             are forked from a process that has imported them (and the module of ``target``).
+        outputs
+            Names of the outputs that are wanted, of a tuple their places; ``None``: all.
+        batch_axis
+            Dimension along which outputs are split among requests: of all, or by name; ``None`` for one says that it is common to all. What is not named
+            here is found out by runs at several batch sizes, which a model of one batch size cannot do.
         on_progress
             Called on the loop with the bytes of the weights that are on the device, and with their sum.
 
         Raises
         ------
         InvalidArgumentError
-            The target, the weights, the inputs or the buckets mean nothing, or do not go together.
+            The target, the weights, the inputs or the buckets mean nothing, or do not go together. Or an output can neither be split among the requests
+            of a batch nor given to each: the message names it.
         BackendUnavailableError
             The framework is not installed in the process where the model lives.
         LibraryError
@@ -311,6 +319,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             graphs=graphs,
             options=options,
             imports=imports,
+            outputs=outputs,
+            batch_axis=batch_axis,
             on_progress=on_progress,
             system=self._core.system,
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from accel.dtype import DType
     from accel.models import Buckets, OutputSpecs
+    from accel.models.outputs import Dim
     from accel.models.tensor_spec import Sizes
 
 __all__ = ["add_model"]
@@ -181,7 +182,7 @@ def _item(title: str, buckets: Buckets) -> dict[str, Any]:
     return _object(
         title,
         {
-            name: {**_nested_schema(spec.shape[1:], spec.dtype, longest), "description": _said(spec.shape[1:], spec.dtype)}
+            name: {**_nested_schema(spec.item_shape, spec.dtype, longest), "description": _said(spec.item_shape, spec.dtype)}
             for name, spec in buckets.inputs.items()
         },
     )
@@ -205,8 +206,8 @@ def _nested_schema(shape: tuple[int | str, ...], dtype: DType, longest: Sizes) -
 def _answer(title: str, outputs: OutputSpecs) -> type[BaseModel]:
     """Return the schema of the answer to an item. It is written and not checked: the encoder takes arrays as they are."""
     types = [
-        (_nested(shape[1:], _number_or_null(dtype)), _said(shape[1:], dtype))
-        for shape, dtype in zip(outputs.shapes, outputs.dtypes, strict=True)
+        (_nested(shape, _number_or_null(dtype)), _said(shape, dtype))
+        for shape, dtype in zip(outputs.item_shapes, outputs.dtypes, strict=True)
     ]
     if outputs.structure == "tuple":
         return create_model(title, outputs=(tuple[tuple(kind for kind, _ in types)], ...))  # type: ignore[arg-type, misc]
@@ -218,10 +219,10 @@ def _answer(title: str, outputs: OutputSpecs) -> type[BaseModel]:
     return create_model(title, **definitions)
 
 
-def _nested(shape: tuple[int | str, ...], number: Any) -> Any:
+def _nested(shape: tuple[Dim, ...], number: Any) -> Any:
     """Return the type of lists of a shape."""
     for dim in reversed(shape):
-        low, high = (1, None) if isinstance(dim, str) else (dim, dim)
+        low, high = (dim, dim) if isinstance(dim, int) else (int(isinstance(dim, str)), None)
         number = Annotated[list[number], Field(min_length=low, max_length=high)]
     return number
 
@@ -233,5 +234,5 @@ def _number_or_null(dtype: DType) -> Any:
     return Annotated[int, Field(ge=int(limits.min), le=int(limits.max))]
 
 
-def _said(shape: tuple[int | str, ...], dtype: DType) -> str:
+def _said(shape: tuple[Dim, ...], dtype: DType) -> str:
     return f"{dtype.value} of shape ({', '.join(map(str, shape))})" if shape else dtype.value

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from accel.models.adapters.base import Adapter, ModelSource
+    from accel.models.examples import Fill
 
 __all__ = ["Describe", "Forward", "InitialLibrary", "ModelLibrary"]
 
@@ -111,7 +112,7 @@ class ModelLibrary(KernelLibrary):
     weights
         By name: memory that outlives the context, only read.
     warm
-        For each bucket, shape, dtype and padding of each input: one forward is run for it when the library is opened.
+        For each bucket, shape, dtype and filling of each input: one forward is run for it when the library is opened.
     """
 
     name: ClassVar[str] = "model"
@@ -123,7 +124,7 @@ class ModelLibrary(KernelLibrary):
         source: ModelSource,
         inputs: tuple[str, ...],
         weights: Mapping[str, Operand],
-        warm: Sequence[Mapping[str, tuple[Spec, float]]],
+        warm: Sequence[Mapping[str, tuple[Spec, Fill]]],
     ) -> None:
         self._source = source
         self._inputs = inputs
@@ -152,7 +153,7 @@ class ModelLibrary(KernelLibrary):
         """Enqueue a forward."""
 
         def work() -> None:
-            structure, names, results = flattened(self._run(stream, inputs))
+            structure, names, results = flattened(self._run(stream, inputs), self._source.outputs)
             given = [(name, tuple(result.shape), dtype_of(result)) for name, result in zip(names, results, strict=True)]
             wanted = [(name, output.shape, output.dtype) for name, output in zip(op.names, outputs, strict=True)]
             if given != wanted:
@@ -172,7 +173,7 @@ class ModelLibrary(KernelLibrary):
         _enqueue(self, stream, lambda: self._adapter.store(self._described(stream, inputs), outputs[0]))
 
     def _described(self, stream: Any, inputs: Sequence[Operand]) -> Any:
-        return encoded(self._run(stream, inputs), is_captured=self._adapter.is_captured)
+        return encoded(self._run(stream, inputs), self._source.outputs, is_captured=self._adapter.is_captured)
 
     def _run(self, stream: Any, inputs: Sequence[Operand]) -> Any:
         return self._adapter.run(dict(zip(self._inputs, inputs, strict=True)))

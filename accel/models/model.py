@@ -16,6 +16,7 @@ from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFini
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
+from accel.models.relations import check_batch_axis
 from accel.models.runner import deadline_of, left
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
 from accel.models.version import VersionLoader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from accel.actors.system import ActorSystem
     from accel.models.outputs import OutputSpecs
+    from accel.models.relations import BatchAxis
     from accel.models.runner import ModelDevice
     from accel.models.tensor_spec import Inputs, Sizes
     from accel.models.version import Version
@@ -72,11 +74,14 @@ class Model:
         graphs: Literal["auto", "off"],
         options: Mapping[str, Any] | None,
         imports: Sequence[str],
+        outputs: Sequence[str] | None,
+        batch_axis: BatchAxis,
         on_progress: Progress | None,
         system: ActorSystem,
     ) -> Model:
         """See :meth:`accel.Device.load_model`."""
-        source = source_of(target, options, graphs=graphs, imports=imports)
+        check_batch_axis(batch_axis)
+        source = source_of(target, options, graphs=graphs, imports=imports, outputs=outputs)
         file = source.target if isinstance(source.target, Path) else None
         if weights is None:
             weights = () if file is None else file
@@ -92,7 +97,7 @@ class Model:
             said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
             inputs = input_specs(said[file])
         checked = Buckets(inputs, buckets)
-        versions = Versions(device, VersionLoader(device, source, checked, system), system.close_timeout)
+        versions = Versions(device, VersionLoader(device, source, checked, system, batch_axis), system.close_timeout)
         async with versions.coming(collected, on_progress):
             pass
         return cls(source.name, device, checked, versions)
@@ -286,8 +291,7 @@ class Model:
             deadline = deadline_of(timeout)
             parts = []
             for start in range(0, rows, most):
-                is_split = {name: spec.shape[:1] == (BATCH,) for name, spec in buckets.inputs.items()}
-                part = {name: each[start : start + most] if is_split[name] else each for name, each in arrays.items()}
+                part = buckets.part(arrays, start, start + most)
                 some = {**sizes, BATCH: min(most, rows - start)}
                 parts.append(await self._part(version, part, some, left(deadline), to_host=to_host))
             return version.outputs.joined(await self._together(version, parts, left(deadline), to_host=to_host))
@@ -295,13 +299,13 @@ class Model:
     async def _together(self, version: Version, parts: list[list[Any]], timeout: float | None, *, to_host: bool) -> list[Any]:
         """Return the outputs of a batch whose parts were run one after another."""
         together = []
-        for name, shape, pieces in zip(version.outputs.names, version.outputs.shapes, zip(*parts, strict=True), strict=True):
-            if shape[:1] != (BATCH,):
-                raise InvalidArgumentError(
-                    f"output {name!r} of the model has no batch dimension, and the batch is larger than a bucket",
-                    remedy="Give fewer rows at once, or a larger bucket.",
-                )
-            together.append(np.concatenate(pieces) if to_host else await self._device.arrays.concatenate(pieces, axis=0, timeout=timeout))
+        for axis, pieces in zip(version.outputs.batch_axes, zip(*parts, strict=True), strict=True):
+            if axis is None:
+                together.append(pieces[0])
+            elif to_host:
+                together.append(np.concatenate(pieces, axis))
+            else:
+                together.append(await self._device.arrays.concatenate(pieces, axis=axis, timeout=timeout))
         return together
 
     async def _part(self, version: Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
@@ -346,6 +350,8 @@ class Model:
         ------
         OutOfMemoryError
             There is no room for both versions. If that is known before anything is read, nothing was changed.
+        InvalidArgumentError
+            With these weights the model returns other arrays, dtypes or shapes than it serves. The old weights serve as before.
         LibraryError
             A canary was not answered well, or :meth:`rollback` came before the end. The old weights serve as before, and the new ones are gone.
         ClosedError, DeviceLostError
@@ -364,6 +370,7 @@ class Model:
             self._check_room(old)
             await self.release()
             async with self._versions.coming(weights, on_progress) as new:
+                new.outputs.check_serves_for(old.outputs)
                 await self._check_canaries(old, new, items, compare)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
         return new.number
@@ -403,7 +410,7 @@ class Model:
         with version:
             arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
         versions = self._versions.elsewhere(device)
-        async with versions.coming(arrays):
+        async with versions.coming(arrays, like=version):
             pass
         return Model(self._name, device, self._buckets, versions)
 

@@ -1,18 +1,18 @@
-"""What a model returns: its arrays in order, and how they are put together again."""
+"""What a model returns: its arrays in order, how they are split among requests, and how they are put together again."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.models.tensor_spec import cut
+from accel.models.tensor_spec import BATCH
 from accel.ops import Spec
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from accel.models.tensor_spec import Sizes
 
-__all__ = ["OutputSpecs", "Structure", "encoded", "flattened"]
+__all__ = ["Dim", "Follows", "OutputSpecs", "Structure", "encoded", "flattened"]
 
 Structure = Literal["array", "tuple", "dict"]
 
@@ -28,31 +28,69 @@ DESCRIPTION_NBYTES = 1 << 18
 """Bytes of the buffer in which a model describes its outputs."""
 
 
-def flattened(result: Any) -> tuple[Structure, tuple[str, ...], list[Any]]:
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """A length of an output that is ``(times * n + plus) // over`` for a length n of a named dimension of the inputs."""
+
+    dim: str
+    times: int = 1
+    plus: int = 0
+    over: int = 1
+
+    def __str__(self) -> str:
+        text = (f"{self.times}*" if self.times != 1 else "") + self.dim + (f"{self.plus:+d}" if self.plus else "")
+        if self.over == 1:
+            return text
+        return f"({text})//{self.over}" if self.plus else f"{text}//{self.over}"
+
+    def of(self, length: int) -> int:
+        """Return the length for one of the inputs' dimension."""
+        return max((self.times * length + self.plus) // self.over, 0)
+
+
+Dim: TypeAlias = int | str | Follows | None
+"""Length of an output's dimension: a number, that of the inputs' dimension of the name, one made of it; ``None``: only a run on inputs of a size tells."""
+
+
+def flattened(result: Any, wanted: Sequence[str] | None = None) -> tuple[Structure, tuple[str, ...], list[Any]]:
     """Return how a model's result is put together, the names of its arrays, and the arrays.
 
     A mapping, a dataclass (its fields that are not ``None``), a tuple, a list or one array.
 
+    Parameters
+    ----------
+    result
+        What the model returned.
+    wanted
+        Names of the arrays to return, of a tuple their places; ``None``: all.
+
     Raises
     ------
     InvalidArgumentError
-        If there is anything but arrays in it.
+        If there is anything but arrays in what is wanted, or it is not there.
     """
     if dataclasses.is_dataclass(result) and not isinstance(result, (type, Mapping)):
-        result = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        result = {each.name: getattr(result, each.name) for each in dataclasses.fields(result)}
     if isinstance(result, Mapping):
-        result = {str(name): value for name, value in result.items() if value is not None}
-        structure, names, arrays = "dict", tuple(result), list(result.values())
+        structure, named = "dict", {str(name): value for name, value in result.items() if value is not None}
     elif isinstance(result, (tuple, list)):
-        structure, names, arrays = "tuple", tuple(map(str, range(len(result)))), list(result)
+        structure, named = "tuple", {str(place): value for place, value in enumerate(result)}
     else:
-        structure, names, arrays = "array", ("0",), [result]
-    for name, array in zip(names, arrays, strict=True):
+        structure, named = "array", {"0": result}
+    if wanted is not None:
+        missing = [name for name in wanted if name not in named]
+        if missing:
+            raise InvalidArgumentError(
+                f"the model returns no output {missing[0]!r}", argument="outputs", remedy=f"It returns {', '.join(named) or 'nothing'}."
+            )
+        named = {name: named[name] for name in wanted}
+    for name, array in named.items():
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
             raise InvalidArgumentError(
-                f"output {name!r} of the model is a {type(array).__name__}", remedy="Return an array, or a tuple or dict of arrays."
+                f"output {name!r} of the model is a {type(array).__name__}",
+                remedy="Return an array, or a tuple or dict of arrays; load_model(outputs=) names those that are wanted.",
             )
-    return structure, names, arrays  # type: ignore[return-value]
+    return structure, tuple(named), list(named.values())  # type: ignore[return-value]
 
 
 def dtype_of(array: Any) -> DType:
@@ -60,13 +98,13 @@ def dtype_of(array: Any) -> DType:
     return DType.of(str(array.dtype).removeprefix("torch."))
 
 
-def encoded(result: Any, *, is_captured: bool = False) -> np.ndarray[Any, Any]:
+def encoded(result: Any, wanted: Sequence[str] | None = None, *, is_captured: bool = False) -> np.ndarray[Any, Any]:
     """Return the description of a model's result, for :meth:`OutputSpecs.decoded`, as an array of bytes.
 
     Parameters
     ----------
-    result
-        What the model returned.
+    result, wanted
+        As of :func:`flattened`.
     is_captured
         Whether it replays CUDA graphs.
 
@@ -75,7 +113,7 @@ def encoded(result: Any, *, is_captured: bool = False) -> np.ndarray[Any, Any]:
     InvalidArgumentError
         If the result is none, or has very many arrays.
     """
-    structure, names, arrays = flattened(result)
+    structure, names, arrays = flattened(result, wanted)
     outputs = [[name, [int(n) for n in array.shape], dtype_of(array).value] for name, array in zip(names, arrays, strict=True)]
     text = json.dumps([structure, outputs, is_captured]).encode()
     if len(text) > DESCRIPTION_NBYTES:
@@ -94,18 +132,29 @@ class OutputSpecs:
     names
         Of the arrays; their places in a tuple.
     shapes
-        Of the arrays; a dimension that follows one of the inputs' has its name.
+        Of the arrays. A dimension that follows one of the inputs' has its name, or is a :class:`Follows`; ``None`` follows in no way that is known.
     dtypes
         Of the arrays.
     is_captured
         Whether the model makes them by replaying CUDA graphs.
+    batch_axes
+        The dimension of each array along which it is split among requests; ``None``: each gets it whole.
+    item_shapes
+        The shapes of the arrays in the answer to one request.
     """
 
     structure: Structure
     names: tuple[str, ...]
-    shapes: tuple[tuple[int | str, ...], ...]
+    shapes: tuple[tuple[Dim, ...], ...]
     dtypes: tuple[DType, ...]
-    is_captured: bool = False
+    is_captured: bool = field(default=False, compare=False)
+    batch_axes: tuple[int | None, ...] = field(init=False, compare=False, repr=False)
+    item_shapes: tuple[tuple[Dim, ...], ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # A frozen class that finds them once: they are needed for each batch.
+        object.__setattr__(self, "batch_axes", tuple(map(_batch_axis, self.shapes)))
+        object.__setattr__(self, "item_shapes", tuple(map(_item_shape, self.shapes, self.batch_axes)))
 
     @classmethod
     def decoded(cls, data: np.ndarray[Any, Any]) -> OutputSpecs:
@@ -114,44 +163,68 @@ class OutputSpecs:
         names, shapes, dtypes = zip(*outputs, strict=True) if outputs else ((), (), ())
         return cls(structure, tuple(names), tuple(map(tuple, shapes)), tuple(map(DType.of, dtypes)), is_captured)
 
-    def named(self, sizes: Sizes, other: OutputSpecs, other_sizes: Sizes) -> OutputSpecs:
-        """Return the specs with names where the outputs for two sizes of inputs differ as these do.
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What does not depend on the sizes of the inputs."""
+        return self.structure, self.names, self.dtypes, tuple(map(len, self.shapes))
+
+    def specs(self, sizes: Sizes) -> tuple[Spec, ...]:
+        """Return shapes and dtypes for inputs of ``sizes``, which tell them."""
+        return tuple(
+            [Spec(tuple([_length(dim, sizes) for dim in shape]), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+        )
+
+    def admits(self, found: OutputSpecs, sizes: Sizes) -> bool:
+        """Return whether these are the outputs that a run on inputs of ``sizes`` returned."""
+        return self.form == found.form and all(
+            dim is None or _length(dim, sizes) == length
+            for shape, lengths in zip(self.shapes, found.shapes, strict=True)
+            for dim, length in zip(shape, lengths, strict=True)
+        )
+
+    def check_serves_for(self, old: OutputSpecs) -> None:
+        """Raise unless a model that returns these can take the place of one that returned ``old``.
 
         Raises
         ------
         InvalidArgumentError
-            If the two have not the same arrays.
+            Names, order, dtypes or shapes differ.
         """
-        mine, others = [(each.structure, each.names, each.dtypes, tuple(map(len, each.shapes))) for each in (self, other)]
-        if mine != others:
-            raise InvalidArgumentError(f"the model returns {mine} for inputs of {dict(sizes)}, and {others} for {dict(other_sizes)}")
-        changed = [dim for dim in sizes if sizes[dim] != other_sizes[dim]]
-        shapes = [
-            tuple([_name(length, then, changed, sizes, other_sizes) for length, then in zip(shape, shape_then, strict=True)])
-            for shape, shape_then in zip(self.shapes, other.shapes, strict=True)
-        ]
-        return dataclasses.replace(self, shapes=tuple(shapes))
-
-    def specs(self, sizes: Sizes) -> tuple[Spec, ...]:
-        """Return shapes and dtypes for inputs of ``sizes``."""
-        return tuple(
-            [
-                Spec(tuple([sizes[dim] if isinstance(dim, str) else dim for dim in shape]), dtype)
-                for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-            ]
+        if self == old:
+            return
+        texts = [each.described() for each in (self, old)]
+        raise InvalidArgumentError(
+            f"with these weights the model returns {texts[0]}, and it serves {texts[1]}",
+            argument="weights",
+            remedy="Load them as another model: what a service answers must not change its form.",
         )
+
+    def described(self) -> str:
+        """Return structure, names, dtypes and shapes in a line."""
+        each = [
+            f"{name}: {dtype.value}({', '.join(map(str, shape))})"
+            for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True)
+        ]
+        return f"{self.structure} of {', '.join(each)}"
+
+    def leading(self, rows: int) -> list[int | None]:
+        """Return how much of the first dimension of each array belongs to the first rows of a batch; ``None``: all."""
+        return [_length(shape[0], {BATCH: rows}) if axis == 0 else None for shape, axis in zip(self.shapes, self.batch_axes, strict=True)]
 
     def cut(self, arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
         """Return the parts of the arrays, or refs, that belong to inputs of ``sizes``."""
-        return [cut(array, shape, sizes) for array, shape in zip(arrays, self.shapes, strict=True)]
+        return [_cut(array, shape, sizes) for array, shape in zip(arrays, self.shapes, strict=True)]
 
     def rows(self, arrays: Sequence[Any], sizes: Sequence[Sizes]) -> list[Any]:
-        """Return what a model gives for each row of a batch; ``sizes`` are those of the rows' other dimensions."""
+        """Return what a model gives for each row of a batch; ``sizes`` are those of the rows' other dimensions.
+
+        An array that is common to all is given to each, and cannot be written.
+        """
         found = []
-        for array, shape in zip(arrays, self.shapes, strict=True):
-            inner = shape[1:]
-            is_cut = any(isinstance(dim, str) for dim in inner)
-            found.append([cut(array[place], inner, each) if is_cut else array[place] for place, each in enumerate(sizes)])
+        for array, shape, inner, axis in zip(arrays, self.shapes, self.item_shapes, self.batch_axes, strict=True):
+            parts = _parts(array, shape[axis], axis, len(sizes)) if axis is not None else [_frozen(array)] * len(sizes)
+            is_cut = any(isinstance(dim, (str, Follows)) for dim in inner)
+            found.append([_cut(part, inner, each) for part, each in zip(parts, sizes, strict=True)] if is_cut else parts)
         return found[0] if self.structure == "array" else [self.joined([each[place] for each in found]) for place in range(len(sizes))]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
@@ -161,8 +234,47 @@ class OutputSpecs:
         return tuple(arrays) if self.structure == "tuple" else dict(zip(self.names, arrays, strict=True))
 
 
-def _name(length: int | str, then: int | str, changed: Sequence[str], sizes: Sizes, other_sizes: Sizes) -> int | str:
-    """Return the dimension that a length follows, or the length as it is."""
-    if isinstance(length, str) or length == then:
-        return length
-    return next((dim for dim in changed if (sizes[dim], other_sizes[dim]) == (length, then)), length)
+def is_of_batch(dim: Dim) -> bool:
+    """Return whether a dimension of an output follows the batch."""
+    return dim == BATCH or (isinstance(dim, Follows) and dim.dim == BATCH)
+
+
+def _batch_axis(shape: Sequence[Dim]) -> int | None:
+    return next((axis for axis, dim in enumerate(shape) if is_of_batch(dim)), None)
+
+
+def _item_shape(shape: tuple[Dim, ...], axis: int | None) -> tuple[Dim, ...]:
+    """Return a shape without its batch dimension, or, if a row has several places there, with as many."""
+    if axis is None:
+        return shape
+    dim = shape[axis]
+    return (*shape[:axis], *([dim.times] if isinstance(dim, Follows) else []), *shape[axis + 1 :])
+
+
+def _length(dim: Dim, sizes: Sizes) -> int:
+    if isinstance(dim, Follows):
+        return dim.of(sizes[dim.dim])
+    if dim is None:
+        raise AssertionError("a run must tell this length")
+    return sizes[dim] if isinstance(dim, str) else dim
+
+
+def _parts(array: Any, dim: Dim, axis: int, rows: int) -> list[Any]:
+    """Return the part of an array that belongs to each row: one place of its batch dimension, or as many as follow each other for a row."""
+    before = (slice(None),) * axis
+    if isinstance(dim, Follows):
+        return [array[(*before, slice(place * dim.times, (place + 1) * dim.times))] for place in range(rows)]
+    return [array[(*before, place)] for place in range(rows)]
+
+
+def _frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _cut(array: Any, shape: Sequence[Dim], sizes: Sizes) -> Any:
+    """Return the part of an output, an array or a ref, that belongs to inputs of ``sizes``; dimensions that follow none of these stay."""
+    stops = [_length(dim, sizes) if (dim.dim if isinstance(dim, Follows) else dim) in sizes else None for dim in shape]
+    if all(stop is None or stop == length for stop, length in zip(stops, array.shape, strict=True)):
+        return array
+    return array[tuple([slice(stop) for stop in stops])]

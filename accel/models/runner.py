@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError, LibraryError
+from accel.models.examples import Fill, expanded, fill_of
 from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
 from accel.models.outputs import OutputSpecs, flattened
 from accel.models.weights import WeightsDevice
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
 
-__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "left"]
+__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "filled", "left"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Array | AccelRef
@@ -49,7 +50,7 @@ class ModelDevice(WeightsDevice, Protocol):
     async def put(self, array: Any, *, out: AccelRef | None = None, timeout: float | None = None) -> AccelRef:
         """See :meth:`accel.Device.put`."""
 
-    async def full(self, shape: Any, value: Any, dtype: DTypeLike = "float32") -> AccelRef:
+    async def full(self, shape: Any, value: Any, dtype: DTypeLike = "float32", *, timeout: float | None = None) -> AccelRef:
         """See :meth:`accel.Device.full`."""
 
     async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
@@ -83,7 +84,7 @@ class Runner(Protocol):
     async def open(self, weights: dict[str, AccelRef]) -> None:
         """Make the model ready with its weights, in every bucket. The dict is the caller's, who empties it when the weights are to go."""
 
-    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """Run the model, and return what it returns for these inputs."""
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
@@ -137,9 +138,11 @@ class LibraryRunner:
         self._registered.append(name)
         await self._device.register_as(name, library, *arguments)
 
-    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`Runner`."""
-        found = OutputSpecs.decoded(await self._device.get(await self._device.run(Describe(self._library, operands))))
+        deadline = deadline_of(timeout)
+        made = await self._device.run(Describe(self._library, operands), timeout=timeout)
+        found = OutputSpecs.decoded(await self._device.get(made, timeout=left(deadline)))
         self._outputs = found.names
         return found
 
@@ -177,6 +180,7 @@ class FunctionRunner:
         self._function = source.target
         self._name = source.name
         self._options = source.options
+        self._wanted = source.outputs
         self._buckets = buckets
         self._weights: Mapping[str, AccelRef] | None = None
         self._outputs: tuple[str, ...] = ()  # names, in their order
@@ -211,11 +215,11 @@ class FunctionRunner:
                 remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
             ) from None
         for inputs in _warm(self._buckets):
-            await self._called(tuple([await self._device.full(spec.shape, pad, spec.dtype) for spec, pad in inputs.values()]), None)
+            await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None)
 
-    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`Runner`."""
-        structure, names, refs = flattened(await self._called(operands, None))
+        structure, names, refs = flattened(await self._called(operands, timeout), self._wanted)
         for name, ref in zip(names, refs, strict=True):
             if not isinstance(ref, AccelRef):
                 raise InvalidArgumentError(
@@ -228,7 +232,7 @@ class FunctionRunner:
         """See :class:`Runner`."""
         deadline = deadline_of(timeout)
         put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
-        _, names, refs = flattened(await self._called(tuple(put), left(deadline)))
+        _, names, refs = flattened(await self._called(tuple(put), left(deadline)), self._wanted)
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
         wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
@@ -271,6 +275,13 @@ class FunctionRunner:
         return {**self._options, **weights, **inputs}
 
 
+async def filled(device: ModelDevice, spec: Spec, fill: Fill, timeout: float | None) -> AccelRef:
+    """Return a ref that is filled. A number is written by the device, whose limit bounds it, not this process's memory."""
+    if isinstance(fill, np.ndarray):
+        return await device.put(expanded(fill, spec.shape, spec.dtype), timeout=timeout)
+    return await device.full(spec.shape, fill, spec.dtype, timeout=timeout)
+
+
 def deadline_of(timeout: float | None) -> float | None:
     """Return the loop's time at which a timeout that begins now ends."""
     return None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -285,6 +296,8 @@ def _first(ref: AccelRef, count: int | None) -> AccelRef:
     return ref if count is None or count == ref.shape[0] else ref[:count]
 
 
-def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, float]]]:
-    """Return shape, dtype and padding of each input in each bucket."""
-    return [{name: (Spec(spec.of_size(sizes), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for sizes in buckets.all()]
+def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, Fill]]]:
+    """Return shape, dtype and filling of each input in each bucket."""
+    return [
+        {name: (Spec(spec.of_size(sizes), spec.dtype), fill_of(spec)) for name, spec in buckets.inputs.items()} for sizes in buckets.all()
+    ]

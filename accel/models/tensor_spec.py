@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,36 +38,52 @@ class TensorSpec:
     ----------
     shape
         A length or a name for each dimension, such as ``("batch", "length", 3)``. Dimensions of one name have one length in all inputs. ``"batch"`` is
-        the one along which requests are put together; it comes first.
+        the one along which requests are put together, wherever it is.
     dtype
         Of the elements: a :class:`~accel.DType` or its name.
     pad
         What fills an input up to the size of its bucket: a number that the dtype can hold.
+    example
+        Values that the model can be run on before there are requests: a number for all elements, or an array of one item, without the batch dimension,
+        or of several, with it. It is repeated, or cut, to the size that is needed. Without it the model is run on ones, random numbers from 0.5 to 1.5,
+        and, of ints and bools, also zeros.
 
     Raises
     ------
     InvalidArgumentError
-        If a dimension is neither a positive length nor a name, ``"batch"`` does not come first, or ``pad`` is no number of the dtype.
+        If a dimension is neither a positive length nor a name, ``"batch"`` is there twice, or ``pad`` or ``example`` is not of the dtype or shape.
     """
 
     shape: tuple[int | str, ...]
     dtype: DType
     pad: float = 0
+    example: Array | None = field(default=None, compare=False)
 
-    def __init__(self, shape: Sequence[int | str], dtype: Any = "float32", *, pad: float = 0) -> None:
+    def __init__(self, shape: Sequence[int | str], dtype: Any = "float32", *, pad: float = 0, example: Any = None) -> None:
         dims = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
         for place, dim in enumerate(dims):
             is_length = isinstance(dim, int) and not isinstance(dim, bool) and dim > 0
-            if not (is_length or (isinstance(dim, str) and dim.isidentifier())) or (dim == BATCH and place):
-                raise InvalidArgumentError(
-                    f"dimension {place} of a TensorSpec is {dim!r}", remedy=f"Give positive lengths and names; {BATCH!r} comes first."
-                )
+            if not (is_length or (isinstance(dim, str) and dim.isidentifier())):
+                raise InvalidArgumentError(f"dimension {place} of a TensorSpec is {dim!r}", remedy="Give positive lengths and names.")
+        if dims.count(BATCH) > 1:
+            raise InvalidArgumentError(f"a TensorSpec has the shape {dims}", remedy=f"Call one dimension {BATCH!r}.")
         of, filling = DType.of(dtype), number("pad", pad)
-        converted("pad", filling, of)
+        converted("pad", filling, of, argument="pad")
         # A frozen class that converts what it is given.
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", of)
         object.__setattr__(self, "pad", filling)
+        object.__setattr__(self, "example", None if example is None else _checked_example(example, self))
+
+    @property
+    def batch_axis(self) -> int | None:
+        """The dimension along which requests are put together."""
+        return self.shape.index(BATCH) if BATCH in self.shape else None
+
+    @property
+    def item_shape(self) -> tuple[int | str, ...]:
+        """The shape of one request: without the batch dimension."""
+        return tuple([dim for dim in self.shape if dim != BATCH])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +132,7 @@ class Buckets:
     @property
     def is_batched(self) -> bool:
         """Whether every input has a batch dimension: requests can be put together."""
-        return all(spec.shape[:1] == (BATCH,) for spec in self.inputs.values())
+        return all(BATCH in spec.shape for spec in self.inputs.values())
 
     @property
     def most(self) -> int | None:
@@ -174,7 +190,7 @@ class Buckets:
         if not isinstance(value, AccelRef):
             return converted(f"input {name!r}", value, spec.dtype, copy=is_item, finite=finite, argument=name)
         if is_item or value.dtype is not spec.dtype:
-            shape = spec.shape[1:] if is_item else spec.shape
+            shape = spec.item_shape if is_item else spec.shape
             raise InvalidArgumentError(
                 f"input {name!r} is {value!r}", argument=name, remedy=f"Give {spec.dtype.value} of shape ({', '.join(map(str, shape))})."
             )
@@ -199,18 +215,13 @@ class Buckets:
         """
         found: dict[str, int] = {}
         for name, spec in self.inputs.items():
-            expected = spec.shape[1:] if is_item else spec.shape
+            expected = spec.item_shape if is_item else spec.shape
             shape = shapes[name]
             fits = len(shape) == len(expected)
             for dim, length in zip(expected, shape, strict=False):
                 fits = fits and length > 0 and length == (found.setdefault(dim, length) if isinstance(dim, str) else dim)
             if not fits:
-                said = "".join(f", and {dim!r} is {found[dim]} so far" for dim in expected if isinstance(dim, str) and dim in found)
-                raise InvalidArgumentError(
-                    f"input {name!r} has shape {shape}, not {expected}{said}",
-                    argument=name,
-                    remedy="Give every named dimension one length of 1 or more.",
-                )
+                raise _misfit(name, shape, expected, found)
         return found
 
     def item_sizes(self, item: Mapping[str, Array]) -> Sizes:
@@ -238,24 +249,60 @@ class Buckets:
         """Return one array an input, of the sizes of a bucket, that has the items, without a batch dimension, as its first rows."""
         return {name: _stacked(spec, spec.of_size(bucket), [item[name] for item in items]) for name, spec in self.inputs.items()}
 
+    def part(self, arrays: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+        """Return rows of a batch: arrays, or refs, of which those that have a batch dimension are cut along it."""
+        found = {}
+        for name, each in arrays.items():
+            axis = self.inputs[name].batch_axis
+            found[name] = each if axis is None else each[(*[slice(None)] * axis, slice(start, stop))]
+        return found
 
-def cut(array: Any, shape: Sequence[int | str], sizes: Sizes) -> Any:
-    """Return the part of an output, an array or a ref, that belongs to inputs of ``sizes``; dimensions that ``shape`` does not name stay."""
-    index = tuple([slice(sizes[dim]) if isinstance(dim, str) and dim in sizes else slice(None) for dim in shape])
-    lengths = [each.stop for each in index]
-    return array if all(stop is None or stop == length for stop, length in zip(lengths, array.shape, strict=True)) else array[index]
+
+def _checked_example(example: Any, spec: TensorSpec) -> Array:
+    """Return an example with as many dimensions as the shape."""
+    array = converted("example", example, spec.dtype, copy=True, argument="example")
+    if array.ndim == 0:
+        array = array.reshape((1,) * len(spec.shape))
+    elif array.ndim == len(spec.shape) - 1 and spec.batch_axis is not None:
+        array = np.expand_dims(array, spec.batch_axis)
+    fits = array.ndim == len(spec.shape) and array.size > 0
+    if not fits or any(isinstance(dim, int) and length not in (1, dim) for dim, length in zip(spec.shape, array.shape, strict=True)):
+        raise InvalidArgumentError(
+            f"example has the shape {array.shape}",
+            argument="example",
+            remedy=f"Give a number, or one item or several, of shape ({', '.join(map(str, spec.item_shape))}).",
+        )
+    return array
+
+
+def _misfit(name: str, shape: tuple[int, ...], expected: tuple[int | str, ...], found: Sizes) -> InvalidArgumentError:
+    """Return the error of an input whose shape does not fit, with what is wrong."""
+    text, remedy = f"input {name!r} has shape {shape}, not {expected}", f"Give an array of {len(expected)} dimensions."
+    if len(shape) == len(expected):
+        for place, (dim, length) in enumerate(zip(expected, shape, strict=True)):
+            wanted = found.get(dim, length) if isinstance(dim, str) else dim
+            if length != wanted:
+                said = f", and {dim!r} is {wanted} so far" if isinstance(dim, str) else ""
+                text, remedy = text + said, f"Give dimension {place} the length {wanted}."
+                break
+            if length < 1:
+                remedy = f"Give dimension {place} a length of 1 or more."
+                break
+    return InvalidArgumentError(text, argument=name, remedy=remedy)
 
 
 def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:
-    if len(shape) > 1 and len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
+    axis = spec.batch_axis or 0
+    if not axis and len(shape) > 1 and len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
         return np.concatenate(rows).reshape(shape)  # np.stack takes three times as long
-    return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)])
+    return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)], axis)
 
 
-def _filled(spec: TensorSpec, shape: tuple[int, ...], parts: Iterable[tuple[tuple[int, ...], Array]]) -> Array:
-    """Return an array of padding with each part at the begin of the place that it is given with."""
+def _filled(spec: TensorSpec, shape: tuple[int, ...], parts: Iterable[tuple[tuple[int, ...], Array]], axis: int = 0) -> Array:
+    """Return an array of padding with each part at the begin of the place, in dimension ``axis``, that it is given with."""
     result = np.full(shape, spec.pad, spec.dtype.numpy)
     for place, part in parts:
-        index: Any = (*place, *[slice(length) for length in part.shape])
+        ends = [slice(length) for length in part.shape]
+        index: Any = (*ends[:axis], *place, *ends[axis:])
         result[index] = part
     return result

@@ -10,6 +10,7 @@ import numpy as np
 
 from accel.errors import ClosedError, ContextPoisonedError, DeviceLostError, MailboxFullError, OutOfMemoryError
 from accel.memory import memory_size
+from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
 from accel.models.tensor_spec import BATCH
 from accel.models.weights import load_weights
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from accel.actors.system import ActorSystem
     from accel.models.adapters.base import ModelSource
     from accel.models.outputs import OutputSpecs
+    from accel.models.relations import BatchAxis
     from accel.models.runner import ModelDevice, Operand, Runner
     from accel.models.tensor_spec import Buckets, Sizes
     from accel.models.weights import Progress
@@ -31,9 +33,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 _PAUSE = 0.05
 """Seconds until a device that has faulted is asked again."""
-
-_TRIED = 16
-"""Length of a dimension without buckets on which a model is tried."""
 
 
 class Version:
@@ -48,17 +47,17 @@ class Version:
     runner : Runner
     weights : dict of str to AccelRef
         Durable.
-    outputs : OutputSpecs
-        What the model returns.
+    relations : Relations
+        What its outputs have to do with its inputs.
     """
 
-    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner) -> None:
+    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, batch_axis: BatchAxis) -> None:
         self._device = device
         self._buckets = buckets
         self.number = number
         self.runner = runner
         self.weights: dict[str, AccelRef] = {}
-        self.outputs: OutputSpecs
+        self.relations = Relations(device, runner, buckets, batch_axis)
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -77,16 +76,29 @@ class Version:
         """Of its weights, each counted once."""
         return sum({ref.buffer: ref.nbytes for ref in self.weights.values()}.values())
 
+    @property
+    def outputs(self) -> OutputSpecs:
+        """What the model returns."""
+        return self.relations.outputs
+
     async def forward(
         self, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
     ) -> Sequence[Any]:
-        """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them."""
-        deadline, outputs = deadline_of(timeout), self.outputs
+        """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The outputs are not what was established when the model was loaded.
+        """
+        deadline = deadline_of(timeout)
+        known = await self.relations.known(bucket, timeout)
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
         if not to_host:
-            return await self.runner.run(operands, outputs.specs(bucket), left(deadline))
-        rows = [sizes[BATCH] if shape[:1] == (BATCH,) else None for shape in outputs.shapes]
-        return await self.runner.fetch(operands, outputs.specs(bucket), rows, left(deadline))
+            return await self.runner.run(operands, known.specs, left(deadline))
+        found = await self.runner.fetch(operands, known.specs, self.outputs.leading(sizes.get(BATCH, 0)), left(deadline))
+        self.relations.check_common(found, known)
+        return found
 
     async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:
         """Return an input of the size of a bucket."""
@@ -127,53 +139,45 @@ class VersionLoader:
         The model's inputs.
     system
         Runs what blocks.
+    batch_axis
+        What the user says of outputs.
     """
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
+    def __init__(
+        self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem, batch_axis: BatchAxis = None
+    ) -> None:
         self._device = device
         self._source = source
         self._buckets = buckets
         self._system = system
+        self._batch_axis = batch_axis
 
     def elsewhere(self, device: ModelDevice) -> VersionLoader:
         """Return a loader of the same model on another device."""
-        return VersionLoader(device, self._source, self._buckets, self._system)
+        return VersionLoader(device, self._source, self._buckets, self._system, self._batch_axis)
 
     def begin(self, number: int) -> Version:
         """Return a version that has nothing yet."""
         make = LibraryRunner if self._source.function is None else FunctionRunner
-        return Version(self._device, self._buckets, number, make(self._device, self._source, self._buckets))
+        return Version(self._device, self._buckets, number, make(self._device, self._source, self._buckets), self._batch_axis)
 
-    async def load(self, version: Version, weights: Any, on_progress: Progress | None = None) -> None:
-        """Put weights on the device, build the model around them, and see what it returns. After an error the version is to be unloaded."""
+    async def load(self, version: Version, weights: Any, on_progress: Progress | None = None, *, like: Version | None = None) -> None:
+        """Put weights on the device, build the model around them, and see what it returns: with the weights of ``like`` the same.
+
+        After an error the version is to be unloaded.
+        """
         device, runner, system = self._device, version.runner, self._system
         self._check_room()
         given = () if weights is None else weights
         version.weights |= await load_weights(device, given, system=system, on_progress=on_progress)
         version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
         await runner.open(version.weights)
-        version.outputs = await self._described(runner)
-
-    async def _described(self, runner: Runner) -> OutputSpecs:
-        """Return what the model returns. It is run on two lengths of each dimension: what is different between the outputs follows that dimension."""
-        buckets = self._buckets
-        lengths = {dim: _two_lengths(dim, buckets.lengths.get(dim)) for dim in buckets.dims}
-        sizes = {dim: length for dim, (length, _) in lengths.items()}
-        found = await self._describe(runner, sizes)
-        for dim, (_, other) in lengths.items():
-            changed = {**sizes, dim: other}
-            found = found.named(sizes, await self._describe(runner, changed), changed)
-        return found
-
-    async def _describe(self, runner: Runner, sizes: Sizes) -> OutputSpecs:
-        # Made on the device: its limit bounds them, not this process's memory.
-        inputs = [await self._device.full(spec.of_size(sizes), spec.pad, spec.dtype) for spec in self._buckets.inputs.values()]
-        return await runner.describe(tuple(inputs))
+        await (version.relations.establish() if like is None else version.relations.adopt(like.relations))
 
     def _check_room(self) -> None:
         """Refuse inputs, of which a file says the shapes, that the device has no room for: before they are made."""
         buckets, limit = self._buckets, self._device.info().memory.limit or memory_size()
-        sizes = {dim: max(_two_lengths(dim, buckets.lengths.get(dim))) for dim in buckets.dims}
+        sizes = {dim: max(tried_lengths(dim, buckets)) for dim in buckets.dims}
         sizes |= {dim: lengths[-1] for dim, lengths in buckets.lengths.items()}
         needed = sum([math.prod(spec.of_size(sizes)) * spec.dtype.itemsize for spec in buckets.inputs.values()])
         if limit and needed > limit:
@@ -184,12 +188,3 @@ class VersionLoader:
                 device=self._device.name,
                 remedy="Look at the shapes that the file declares, give smaller buckets, or open the device with a larger memory_limit.",
             )
-
-
-def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return two lengths of a dimension on which to try a model: of its buckets, if it has two."""
-    if lengths is None:
-        return (1, 2) if dim == BATCH else (_TRIED, _TRIED + 1)
-    if len(lengths) > 1:
-        return lengths[0], lengths[1]
-    return lengths[0], lengths[0] - 1 or 2

@@ -84,8 +84,8 @@ class Versions:
         return sum(version.nbytes for version in (self.kept, *self._leaving) if version is not None)
 
     @contextlib.asynccontextmanager
-    async def coming(self, weights: Any, on_progress: Progress | None = None) -> AsyncIterator[Version]:
-        """Load the next version; it serves when the block ends. One block at a time.
+    async def coming(self, weights: Any, on_progress: Progress | None = None, *, like: Version | None = None) -> AsyncIterator[Version]:
+        """Load the next version; it serves when the block ends. One block at a time. ``like`` has the same weights, on another device.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class Versions:
         try:
             try:
                 async with coming.ended_early(self._device):
-                    await self._loader.load(version, weights, on_progress)
+                    await self._loader.load(version, weights, on_progress, like=like)
                     yield version
                 coming.check()
             finally:

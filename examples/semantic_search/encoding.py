@@ -68,8 +68,9 @@ class TextEncoder:
     @property
     def dimensions(self) -> int:
         """Numbers in a vector."""
-        _, found = self.model.outputs.shapes[0]
-        return int(found)
+        (found,) = self.model.outputs.item_shapes[0]
+        assert isinstance(found, int)
+        return found
 
 
 async def load_encoder(device: accel.Device, folder: Path | None = None) -> TextEncoder:

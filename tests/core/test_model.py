@@ -147,7 +147,7 @@ async def test_a_model_is_there_again_when_the_device_is(
     log = tmp_path / "opens"
     monkeypatch.setenv("ACCEL_TEST_OPENS", str(log))
     weights, source = affine(rng), tmp_path / "w.npz"
-    plan = FaultPlan().poison_at(3, op="forward")  # the first tells which arrays there are beside the weights
+    plan = FaultPlan().poison_at(6, op="forward")  # four are of the loading
     async with accel.System() as system:
         device = await system.open_device("cpu", host=host, faults=plan)
         model = await loaded(device, weights)
@@ -318,7 +318,7 @@ async def test_weights_that_fail_in_service_are_rolled_back(rng: np.random.Gener
 
 
 async def test_a_model_of_a_lost_device_closes(rng: np.random.Generator) -> None:
-    plan = FaultPlan().poison_at(2, op="forward")
+    plan = FaultPlan().poison_at(5, op="forward")  # four are of the loading
     async with accel.System() as system:
         device = await system.open_device("cpu", faults=plan, restart=accel.RestartStrategy(max_restarts=0))
         model = await loaded(device, affine(rng))

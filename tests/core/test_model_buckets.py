@@ -10,7 +10,8 @@ import pytest
 import accel
 from accel import InvalidArgumentError
 from accel.models import Buckets, OutputSpecs, TensorSpec
-from accel.models.outputs import encoded, flattened
+from accel.models.examples import example_rows
+from accel.models.outputs import Follows, encoded, flattened
 
 TOKENS = {
     "ids": TensorSpec(("batch", "length"), "int64", pad=7),
@@ -19,7 +20,7 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize("shape", [("length", "batch"), (0,), (-1,), (True,), ("two words",), (1.5,), ("",)])
+@pytest.mark.parametrize("shape", [("batch", 3, "batch"), (0,), (-1,), (True,), ("two words",), (1.5,), ("",)])
 def test_a_spec_refuses_what_is_no_dimension(shape: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         TensorSpec(shape, "float32")
@@ -125,39 +126,118 @@ def test_numbers_take_the_dtype_of_the_input() -> None:
         buckets.check_names({"x": 1, "y": 2, "b": 3, "z": 4})
 
 
-def outputs(sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-    batch, length = sizes["batch"], sizes["length"]
-    return {
-        "vector": np.zeros((batch, 16), np.float32),
-        "scores": np.zeros((batch, 2, length, length), np.float16),
-        "twice": np.zeros((2 * length,)),
-        "odd": np.zeros((length, batch), np.int8),
-    }
+def test_a_batch_dimension_may_be_anywhere(rng: np.random.Generator) -> None:
+    spec = TensorSpec(("length", "batch", 2), "float32", pad=9)
+    buckets = Buckets({"x": spec})
+    assert buckets.is_batched
+    assert (spec.batch_axis, spec.item_shape) == (1, ("length", 2))
+    items = [{"x": rng.standard_normal((n, 2)).astype(np.float32)} for n in (3, 1)]
+    stacked = buckets.stacked(items, {"length": 4, "batch": 3})["x"]
+    assert stacked.shape == (4, 3, 2)
+    np.testing.assert_array_equal(stacked[:3, 0], items[0]["x"])
+    np.testing.assert_array_equal(stacked[:1, 1], items[1]["x"])
+    assert (stacked[3:, 0] == 9).all()
+    assert (stacked[1:, 1] == 9).all()
+    assert (stacked[:, 2] == 9).all()
+    np.testing.assert_array_equal(buckets.part({"x": stacked}, 1, 3)["x"], stacked[:, 1:3])
+    assert buckets.item_sizes(items[0]) == {"length": 3}
 
 
-@pytest.mark.parametrize("sizes", [{"batch": 4, "length": 8}, {"batch": 8, "length": 8}, {"batch": 16, "length": 2}])
-def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(sizes: dict[str, int], rng: np.random.Generator) -> None:
-    found = OutputSpecs.decoded(encoded(outputs(sizes)))
-    for dim in sizes:
-        other = {**sizes, dim: sizes[dim] + 1}
-        found = found.named(sizes, OutputSpecs.decoded(encoded(outputs(other))), other)
-    assert found.shapes == (("batch", 16), ("batch", 2, "length", "length"), (2 * sizes["length"],), ("length", "batch"))
-    assert [spec.dtype.value for spec in found.specs(sizes)] == ["float32", "float16", "float64", "int8"]
-    arrays = [rng.standard_normal(spec.shape).astype(spec.dtype.numpy) for spec in found.specs({"batch": 5, "length": 9})]
-    cut = found.joined(found.cut(arrays, {"batch": 3, "length": 7}))
-    np.testing.assert_array_equal(cut["scores"], arrays[1][:3, :, :7, :7])
-    np.testing.assert_array_equal(cut["odd"], arrays[3][:7, :3])
-    row = found.rows(arrays, [{"length": 4}] * 3)[2]
-    np.testing.assert_array_equal(row["scores"], arrays[1][2, :, :4, :4])
-    np.testing.assert_array_equal(row["vector"], arrays[0][2])
-    assert OutputSpecs("dict", (), (), ()).rows([], [{}] * 3) == [{}] * 3
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("int64", [0, -1, 2.0, np.int8(3), -(1 << 63)], [0.5, np.nan, np.inf, 1 << 63, None, "0", 1j, [1]]),
+        ("uint8", [0, 255, True], [-1, 256, 0.5]),
+        ("bool", [True, False, 0, 1], [2, 0.5, None]),
+        ("float16", [0.1, np.nan, -np.inf, 65504], [1e6, None, 1j]),
+        ("bfloat16", [3e38], [10**40, "x"]),
+        ("float32", [1 << 70], [1e39, 1 << 200, 10**400]),
+        ("complex64", [1j, 2], [1e39, "1"]),
+    ],
+)
+def test_padding_is_checked_by_its_value(dtype: str, good: list[Any], bad: list[Any]) -> None:
+    for pad in good:
+        spec = TensorSpec(("batch",), dtype, pad=pad)
+        padded = Buckets({"x": spec}).padded("x", np.zeros(1, spec.dtype.numpy), {"batch": 2})
+        np.testing.assert_array_equal(padded[1], np.full((), pad, spec.dtype.numpy))
+    for pad in bad:
+        with pytest.raises(InvalidArgumentError, match="pad is"):
+            TensorSpec(("batch",), dtype, pad=pad)
 
 
-def test_outputs_that_change_their_kind_are_refused() -> None:
-    one = OutputSpecs.decoded(encoded((np.zeros(3), np.zeros(2))))
-    for other in (np.zeros(3), (np.zeros(3),), (np.zeros(3), np.zeros((2, 1))), (np.zeros(3), np.zeros(2, np.int8))):
+def test_an_example_has_the_form_of_an_item_or_of_several() -> None:
+    shape = ("length", "batch", 2)
+    for example in (3, [[1, 2], [3, 4]], np.ones((1, 4, 2)), np.ones((1, 2)), [[[5, 5]]]):
+        spec = TensorSpec(shape, "float32", example=example)
+        assert example_rows(spec, {"length": 3, "batch": 5}, 0).shape == (3, 5, 2)
+    spec = TensorSpec(("batch", "n"), "int64", example=[[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(example_rows(spec, {"batch": 3, "n": 4}, 0), [[1, 2, 3, 1], [4, 5, 6, 4], [1, 2, 3, 1]])
+    np.testing.assert_array_equal(example_rows(spec, {"batch": 2, "n": 1}, 1), [[4], [1]])
+    assert spec == TensorSpec(("batch", "n"), "int64")
+    wrong: Any
+    for wrong in (0.5, "x", [1, 2], np.ones((2, 3, 3), int), np.ones((0, 3), int), [[1 << 70]]):
         with pytest.raises(InvalidArgumentError):
-            one.named({"batch": 3}, OutputSpecs.decoded(encoded(other)), {"batch": 4})
+            TensorSpec(("batch", "n", 2), "int64", example=wrong)
+
+
+def test_examples_that_are_made_are_finite_and_no_row_is_that_of_the_seed_before() -> None:
+    for dtype in accel.DType:
+        spec = TensorSpec(("batch", 3), dtype)
+        one, other = (np.asarray(example_rows(spec, {"batch": 4}, seed), complex) for seed in (0, 1))
+        assert np.isfinite(one).all()
+        assert (abs(one) <= 2.2).all()
+        if not spec.dtype.is_floating or spec.dtype.itemsize > 1:
+            assert (one != other).any(axis=1).all(), dtype
+        if spec.dtype.is_integer:
+            assert (example_rows(spec, {"batch": 4}, 0, is_varied=False) == 1).all()
+            assert set(one.real.flat) == {0, 1}
+
+
+def test_a_wrong_shape_is_told_with_what_is_wrong() -> None:
+    buckets = Buckets({"x": TensorSpec(("batch", "n", 3), "float32"), "y": TensorSpec(("n",), "float32")})
+    cases: list[tuple[dict[str, tuple[int, ...]], str]] = [
+        ({"x": (2, 5, 4), "y": (5,)}, "Give dimension 2 the length 3."),
+        ({"x": (2, 5), "y": (5,)}, "Give an array of 3 dimensions."),
+        ({"x": (2, 5, 3), "y": (4,)}, "Give dimension 0 the length 5."),
+        ({"x": (2, 0, 3), "y": (0,)}, "Give dimension 1 a length of 1 or more."),
+    ]
+    for shapes, remedy in cases:
+        with pytest.raises(InvalidArgumentError) as caught:
+            buckets.sizes(shapes)
+        assert caught.value.remedy == remedy
+
+
+def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(rng: np.random.Generator) -> None:
+    shapes: Any = (
+        ("batch", 16),
+        ("batch", 2, "length", "length"),
+        ("length", "batch"),
+        (Follows("batch", 3), Follows("length", 2)),
+        (2, "batch", Follows("length", 1, 1, 2)),
+        (4, Follows("length", 1, 1)),
+    )
+    specs = OutputSpecs("tuple", tuple("012345"), shapes, (accel.DType.FLOAT32,) * 6)
+    assert specs.batch_axes == (0, 0, 1, 0, 1, None)
+    assert [str(dim) for dim in shapes[3] + shapes[4]] == ["3*batch", "2*length", "2", "batch", "(length+1)//2"]
+    wanted = ((16,), (2, "length", "length"), ("length",), (3, Follows("length", 2)), (2, Follows("length", 1, 1, 2)), shapes[5])
+    assert specs.item_shapes == wanted
+    assert specs.leading(2) == [2, 2, None, 6, None, None]
+    arrays = [rng.standard_normal(each.shape).astype(np.float32) for each in specs.specs({"batch": 5, "length": 9})]
+    assert [each.shape for each in arrays] == [(5, 16), (5, 2, 9, 9), (9, 5), (15, 18), (2, 5, 5), (4, 10)]
+    cut = specs.cut(arrays, {"batch": 3, "length": 6})
+    index: Any
+    for found, array, index in zip(
+        cut, arrays, [np.s_[:3], np.s_[:3, :, :6, :6], np.s_[:6, :3], np.s_[:9, :12], np.s_[:, :3, :3], np.s_[:, :7]], strict=True
+    ):
+        np.testing.assert_array_equal(found, array[index])
+    row = specs.rows(arrays, [{"length": 4}, {"length": 9}, {"length": 3}])[2]
+    for found, array, index in zip(
+        row, arrays, [np.s_[2], np.s_[2, :, :3, :3], np.s_[:3, 2], np.s_[6:9, :6], np.s_[:, 2, :2], np.s_[:, :4]], strict=True
+    ):
+        np.testing.assert_array_equal(found, array[index])
+    with pytest.raises(ValueError, match="read-only"):
+        row[5][0] = 0
+    assert OutputSpecs("dict", (), (), ()).rows([], [{}] * 3) == [{}] * 3
 
 
 def test_results_are_put_together_as_the_model_returns_them() -> None:
@@ -170,6 +250,12 @@ def test_results_are_put_together_as_the_model_returns_them() -> None:
         assert len(names) == len(arrays)
     assert flattened([x, y])[0] == "tuple"
     assert flattened({"a": x, "none": None})[1] == ("a",)
+    assert flattened({"a": x, "b": "text"}, ("a",)) == ("dict", ("a",), [x])
+    assert flattened((x, [y], y), ("2", "0")) == ("tuple", ("2", "0"), [y, x])
+    absent: list[Any] = [{"a": x}, (x,)]
+    for result in absent:
+        with pytest.raises(InvalidArgumentError, match="'b'"):
+            flattened(result, ("b",))
     for wrong in ("text", {"a": 3.0}, (x, [y])):
         with pytest.raises(InvalidArgumentError):
             flattened(wrong)

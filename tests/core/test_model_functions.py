@@ -105,7 +105,7 @@ async def test_a_function_serves_on_after_a_fault_with_the_same_weights(host: An
         device = await system.open_device("cpu", host=host, faults=plan)
         model = await loaded(device, weights)
         x = rows(rng, 6)
-        ran = 5  # once in each bucket, and twice to see what it returns
+        ran = 8  # once in each bucket, and five times to see what it returns
         plan.poison_at(ran + 1, op="gemm")
         await failure(model.numpy(x), accel.ContextPoisonedError)
         await generation(device, 2)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from accel.backend import DeviceDescription
+    from accel.models.examples import Fill
     from accel.ops import Spec
 
 __all__ = ["Adapter", "ModelSource", "source_of"]
@@ -66,8 +67,10 @@ class Adapter(Protocol):
         The default copies what numpy can read, on the CPU.
         """
 
-    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
-        """Run once with inputs of these shapes and dtypes, filled with a number, so that the first request waits for no kernel to be made ready.
+    def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
+        """Run once with inputs of these shapes and dtypes, so that the first request waits for no kernel to be made ready.
+
+        They are filled with a number, or an array of as many dimensions, which is repeated or cut in each of them.
 
         The default does so on the CPU.
         """
@@ -96,12 +99,15 @@ class ModelSource:
         Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
     imports : tuple of str
         Modules that the model imports when it is built or run.
+    outputs : tuple of str, optional
+        Names of the outputs that are wanted; all, if it is ``None``.
     """
 
     target: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     graphs: Literal["auto", "off"] = "auto"
     imports: tuple[str, ...] = ()
+    outputs: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -171,7 +177,12 @@ class ModelSource:
 
 
 def source_of(
-    model: Any, options: Mapping[str, Any] | None = None, *, graphs: Literal["auto", "off"] = "auto", imports: Sequence[str] = ()
+    model: Any,
+    options: Mapping[str, Any] | None = None,
+    *,
+    graphs: Literal["auto", "off"] = "auto",
+    imports: Sequence[str] = (),
+    outputs: Sequence[str] | None = None,
 ) -> ModelSource:
     """Return the source of a model. Imports nothing, and reads no file.
 
@@ -186,12 +197,18 @@ def source_of(
         Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
     imports
         Names of modules that the model imports when it is built or run.
+    outputs
+        Names of the outputs that are wanted.
 
     Raises
     ------
     InvalidArgumentError
         It is none of these.
     """
+    if outputs is not None and (isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs)):
+        raise InvalidArgumentError(
+            f"outputs is {outputs!r}", argument="outputs", remedy='Give names of outputs, of a tuple their places: ("scores",).'
+        )
     if not isinstance(imports, (tuple, list)) or not all(isinstance(name, str) and name for name in imports):
         raise InvalidArgumentError(f"imports is {imports!r}", argument="imports", remedy='Give names of modules: ("transformers",).')
     if imports and inspect.iscoroutinefunction(model):
@@ -203,13 +220,14 @@ def source_of(
     if graphs not in ("auto", "off"):
         raise InvalidArgumentError(f"graphs is {graphs!r}", argument="graphs", remedy="Give 'auto' or 'off'.")
     given = {} if options is None else dict(options)
+    rest = (given, graphs, tuple(imports), None if outputs is None else tuple(dict.fromkeys(outputs)))
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if isinstance(text, str) and text.endswith(".onnx"):
-            return ModelSource(Path(text).absolute(), given, graphs, tuple(imports))
+            return ModelSource(Path(text).absolute(), *rest)
         parts = text.split(":") if isinstance(model, str) else []
         if len(parts) == 2 and all(part.replace(".", "_").isidentifier() for part in parts):
-            return ModelSource(model, given, graphs, tuple(imports))
+            return ModelSource(model, *rest)
         raise InvalidArgumentError(f"{model!r} names no model", remedy="Give 'package.module:function', or a path that ends in .onnx.")
     if any(each.__module__ == "torch.nn.modules.module" for each in type(model).__mro__):
         raise InvalidArgumentError(
@@ -220,7 +238,7 @@ def source_of(
         raise InvalidArgumentError(
             f"model is a {type(model).__name__}", remedy="Give a function that returns a torch.nn.Module, or an object with open and run."
         )
-    return ModelSource(model, given, graphs, tuple(imports))
+    return ModelSource(model, *rest)
 
 
 class _WithDefaults:
@@ -252,7 +270,7 @@ class _WithDefaults:
             )
         host.store(result, output)
 
-    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+    def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         if hasattr(self._adapter, "warm"):
             self._adapter.warm(inputs)
         elif self._backend == "cpu":

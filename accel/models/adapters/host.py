@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.errors import InvalidArgumentError
+from accel.models.examples import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from accel.engine.kernel_library import Operand
+    from accel.models.examples import Fill
     from accel.ops import Spec
 
 __all__ = ["filled", "store"]
 
 
-def filled(inputs: Mapping[str, tuple[Spec, float]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return an array of each shape and dtype, filled with its number."""
-    return {name: np.full(spec.shape, value, spec.dtype.numpy) for name, (spec, value) in inputs.items()}
+def filled(inputs: Mapping[str, tuple[Spec, Fill]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return an array of each shape and dtype, filled."""
+    return {name: expanded(fill, spec.shape, spec.dtype) for name, (spec, fill) in inputs.items()}
 
 
 def store(result: Any, output: Operand) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription
     from accel.engine.kernel_library import Operand
+    from accel.models.examples import Fill
     from accel.ops import Spec
 
 __all__ = ["OnnxAdapter"]
@@ -82,6 +83,7 @@ class OnnxAdapter:
         self._threads = threads
         self._memory_limit = memory_limit
         self._session: Any = None
+        self._inputs: set[str] = set()
         self._outputs: list[str] = []
 
     def initial(self, given: Collection[str]) -> dict[str, Array]:
@@ -120,13 +122,14 @@ class OnnxAdapter:
         self._session = session(np.asarray(weights[_FILE]).tobytes(), self._path, self._threads)
         for each in (*self._session.get_inputs(), *self._session.get_outputs()):
             dtype_of(each.name, each.type)
+        self._inputs = {each.name for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Operand]) -> Array | dict[str, Array]:
         """Compute, and return the outputs. Inputs are read where they are."""
         return self._computed({name: np.asarray(operand) for name, operand in inputs.items()})
 
-    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+    def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         """Compute once with inputs of these shapes."""
         self._computed(host.filled(inputs))
 
@@ -139,6 +142,12 @@ class OnnxAdapter:
         self._session = None
 
     def _computed(self, arrays: dict[str, Array]) -> Array | dict[str, Array]:
+        if arrays.keys() != self._inputs:
+            raise InvalidArgumentError(
+                f"the inputs are {', '.join(arrays)}, and those of the ONNX model {', '.join(sorted(self._inputs))}",
+                argument="inputs",
+                remedy="Call them as the file does, or leave inputs out.",
+            )
         results: list[Array] = self._session.run(self._outputs, arrays)
         return results[0] if len(results) == 1 else dict(zip(self._outputs, results, strict=True))
 

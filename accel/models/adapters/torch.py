@@ -16,6 +16,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.models.adapters.torch_graph import CapturedForward
 from accel.models.adapters.torch_state import assign, built, state_of
+from accel.models.examples import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription
     from accel.engine.kernel_library import Operand
+    from accel.models.examples import Fill
     from accel.ops import Spec
 
 __all__ = ["TorchAdapter"]
@@ -138,13 +140,10 @@ class TorchAdapter:
             captured = self._graphs.get(tuple([each.shape for each in inputs.values()]))
             return self._forward(tensors) if captured is None else captured.replay(tensors)
 
-    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+    def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         """Run once with inputs of these shapes, on the stream that it was opened with, and capture that into a graph if there are to be any."""
         with _working_in(self._device, self._stream):
-            tensors = {
-                name: torch.full(spec.shape, pad, dtype=getattr(torch, spec.dtype.value), device=self._device)
-                for name, (spec, pad) in inputs.items()
-            }
+            tensors = {name: _filled(spec, fill, self._device) for name, (spec, fill) in inputs.items()}
             self._forward(tensors)
             if self._pool is not None:
                 self._capture(tensors)
@@ -244,6 +243,15 @@ def _external(device: torch.device, stream: Any) -> Any:
     """Return a stream of the device's as torch knows it."""
     external: Any = torch.cuda.ExternalStream
     return external(stream.handle, device=device)
+
+
+def _filled(spec: Spec, fill: Fill, device: torch.device) -> torch.Tensor:
+    """Return a tensor that is filled with a number, or with an array that is repeated."""
+    dtype = getattr(torch, spec.dtype.value)
+    if not isinstance(fill, np.ndarray):
+        return torch.full(spec.shape, fill, dtype=dtype, device=device)
+    array = expanded(fill, spec.shape, spec.dtype)
+    return torch.from_numpy(array.astype(np.float32) if spec.dtype.is_extended else array).to(device, dtype)
 
 
 def _tensor(operand: Operand) -> torch.Tensor:

@@ -1,0 +1,359 @@
+"""Outputs of models: each request gets its own part, whatever form they have; what belongs to no request alone is refused when the model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import InvalidArgumentError
+from accel.models.outputs import Follows
+from tests.device_support import bounded, failure, used
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Array = np.ndarray[Any, Any]
+
+
+class Computing:
+    """What a function of arrays by name returns; it counts its runs, and keeps the shapes of the first input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.shapes: list[tuple[int, ...]] = []
+
+    def open(self, *_: Any) -> None:
+        """Has no weights."""
+
+    def run(self, inputs: Any) -> Any:
+        arrays = {name: np.array(each) for name, each in inputs.items()}
+        self.shapes.append(next(iter(arrays.values())).shape)
+        return self.function(**arrays)
+
+
+class Product:
+    """``x @ w``."""
+
+    def open(self, weights: Any, *_: Any) -> None:
+        self.w = np.array(weights["w"])
+
+    def run(self, inputs: Any) -> Any:
+        return {"y": np.array(inputs["x"]) @ self.w}
+
+
+VECTORS = {"x": accel.TensorSpec(("batch", 2), "float64")}
+SEQUENCES = {"x": accel.TensorSpec(("batch", "length"), "float64")}
+
+
+async def loaded(device: accel.Device, function: Any, inputs: Any = None, **options: Any) -> accel.Model:
+    return await device.load_model(Computing(function), inputs=inputs or VECTORS, **options)
+
+
+async def served(model: accel.Model, items: list[Any]) -> list[Any]:
+    """Return the answers to items that are asked for at once."""
+    async with accel.serve(model, max_delay=0.2, max_items=len(items)) as service:
+        return await bounded(asyncio.gather(*[service.submit(item) for item in items]))
+
+
+def check(found: Any, expected: Any) -> None:
+    """Compare answers, arrays or dicts or tuples of them."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = tuple(found.values()), tuple(expected.values())
+    for mine, other in zip(*[each if isinstance(each, tuple) else (each,) for each in (found, expected)], strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def state(x: Array) -> dict[str, Array]:
+    """Return what a recurrent network does: a sequence, and a state with the batch in the middle."""
+    return {"sequence": np.cumsum(x, 1), "state": np.stack([x.sum(1, keepdims=True), 10 * x, -x][1:])}
+
+
+SEPARABLE: dict[str, tuple[Any, Any, Any]] = {
+    "rows": (lambda x: x * 2, lambda x: x * 2, ("batch", 2)),
+    "batch in the middle": (lambda x: np.stack([x, 10 * x]), lambda x: np.stack([x, 10 * x]), (2, "batch", 2)),
+    "batch last": (lambda x: x.T.copy(), lambda x: x, (2, "batch")),
+    "three places a row": (lambda x: np.repeat(x, 3, 0), lambda x: np.repeat(x[None], 3, 0), (Follows("batch", 3), 2)),
+    "two places, last": (lambda x: np.repeat(x.T, 2, 1), lambda x: np.repeat(x[:, None], 2, 1), (2, Follows("batch", 2))),
+    "a row of one number": (lambda x: x.sum(1), lambda x: x.sum(), ("batch",)),
+    "a table": (lambda x: np.arange(6.0).reshape(3, 2), lambda x: np.arange(6.0).reshape(3, 2), (3, 2)),
+    "a number": (lambda x: np.array(7), lambda x: np.array(7), ()),
+    "none": (lambda x: (x, np.zeros((0, 3)))[1], lambda x: np.zeros((0, 3)), (0, 3)),
+}
+
+
+@pytest.mark.parametrize("buckets", [None, {"batch": (1, 8)}, {"batch": (4, 8)}, {"batch": (5,)}], ids=str)
+@pytest.mark.parametrize("name", SEPARABLE)
+async def test_each_request_gets_its_own_part(name: str, buckets: Any, rng: np.random.Generator) -> None:
+    function, expected, shape = SEPARABLE[name]
+    async with accel.System() as system:
+        model = await loaded(await system.open_device("cpu"), lambda x: {"y": function(x), "x": x}, buckets=buckets)
+        assert model.outputs.shapes == (shape, ("batch", 2))
+        x = rng.standard_normal((5, 2))
+        for item, answer in zip(x, await served(model, list(x)), strict=True):
+            check(answer, {"y": expected(item), "x": item})
+        for rows in (1, 3, 5, 13):
+            x = rng.standard_normal((rows, 2))
+            check((await model.numpy(x))["y"], function(x))
+            refs = await model(await model.device.put(x))
+            check(await model.device.get(refs["y"]), function(x))
+            del refs
+
+
+INSEPARABLE: dict[str, Any] = {
+    "total": lambda x: x.sum(),
+    "mean of the batch": lambda x: x.mean(0),
+    "the last row": lambda x: x[-1],
+    "the first row": lambda x: x[0] + 0,
+    "how many rows": lambda x: np.array(len(x)),
+    "one row more": lambda x: np.concatenate([x, x[:1]]),
+    "every other row": lambda x: x[::2].copy(),
+    "all pairs": lambda x: x @ x.T,
+    "rows that are normalized by the others": lambda x: x - x.mean(0),
+    "rows in another order": lambda x: x[::-1].copy(),
+    "running sums": lambda x: np.cumsum(x, 0),
+    "running sums from the end": lambda x: np.cumsum(x[::-1], 0)[::-1].copy(),
+    "places of one kind after another": lambda x: np.concatenate([x, 10 * x]),
+    "rows and their numbers": lambda x: x.reshape(-1),
+    "as many as are large": lambda x: np.full(len(x) * len(x), 1.0),
+}
+
+
+@pytest.mark.parametrize("buckets", [None, {"batch": (2, 8)}, {"batch": (4,)}], ids=str)
+@pytest.mark.parametrize("name", INSEPARABLE)
+async def test_what_cannot_be_split_is_refused_by_name_when_it_is_loaded(name: str, buckets: Any) -> None:
+    def function(x: Array) -> Any:
+        return {"good": x, "bad": INSEPARABLE[name](x)}
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        before = used(device)
+        if name == "rows and their numbers":  # two places a row, one after another
+            assert (await loaded(device, function, buckets=buckets)).outputs.shapes[1] == (Follows("batch", 2),)
+            return
+        error = await failure(loaded(device, function, buckets=buckets), InvalidArgumentError)
+        assert "'bad'" in error.message
+        assert "outputs=" in (error.remedy or "")
+        del error
+        gc.collect()  # what pytest has kept of it
+        assert used(device) == before
+        model = await loaded(device, function, buckets=buckets, outputs=("good",))
+        x = np.ones(2)
+        one, two = await served(model, [x, 2 * x])
+        check(one, {"good": x})
+        check(two, {"good": 2 * x})
+
+
+async def test_what_is_common_is_held_against_what_it_was(rng: np.random.Generator) -> None:
+    """An output that looked the same for all rows, and then shows what was in one of them."""
+
+    def function(x: Array) -> Any:
+        return {"y": x, "alarms": np.array((x > 5).sum())}
+
+    async with accel.System() as system:
+        model = await loaded(await system.open_device("cpu"), function, buckets={"batch": (4,)})
+        async with accel.serve(model) as service:
+            check(await service.submit([1.0, 2.0]), {"y": [1, 2], "alarms": 0})
+            error = await failure(service.submit([1.0, 9.0]), InvalidArgumentError)
+            assert "'alarms'" in error.message
+            check(await service.submit([1.0, 2.0]), {"y": [1, 2], "alarms": 0})
+
+
+async def test_a_run_of_another_form_is_an_error_and_no_wrong_split(rng: np.random.Generator) -> None:
+    def function(x: Array) -> Any:
+        return np.repeat(x, 2 if (x < 0).any() else 1, 0)
+
+    async with accel.System() as system:
+        model = await loaded(await system.open_device("cpu"), function, buckets={"batch": (4,)})
+        async with accel.serve(model) as service:
+            await failure(service.submit([-1.0, 2.0]), InvalidArgumentError)
+            check(await service.submit([1.0, 2.0]), np.array([1.0, 2.0]))
+
+
+LENGTHS: dict[str, Any] = {
+    "as long": (lambda x: 2 * x, "length"),
+    "twice as long": (lambda x: np.repeat(x, 2, 1), Follows("length", 2)),
+    "one longer": (lambda x: np.concatenate([0 * x[:, :1], x], 1), Follows("length", 1, 1)),
+    "two shorter": (lambda x: x[:, 2:] + x[:, :-2], Follows("length", 1, -2)),
+    "every other": (lambda x: x[:, ::2].copy(), Follows("length", 1, 1, 2)),
+    "pairs": (lambda x: x[:, : x.shape[1] // 2 * 2].reshape(len(x), -1, 2).sum(2), Follows("length", 1, 0, 2)),
+    "every fourth": (lambda x: x[:, ::4].copy(), Follows("length", 1, 3, 4)),
+    "a table": (lambda x: np.arange(3.0), 3),
+    "positions": (lambda x: np.arange(float(x.shape[1])), "length"),
+}
+
+
+@pytest.mark.parametrize(
+    "buckets", [None, {"batch": (1, 4), "length": (8, 16, 24)}, {"batch": (4,), "length": (24,)}], ids=["free", "three", "one"]
+)
+@pytest.mark.parametrize("name", LENGTHS)
+async def test_outputs_of_another_length_are_right_for_every_length(name: str, buckets: Any, rng: np.random.Generator) -> None:
+    function, dim = LENGTHS[name]
+    async with accel.System() as system:
+        model = await loaded(await system.open_device("cpu"), function, SEQUENCES, buckets=buckets)
+        assert model.outputs.shapes[0][-1] == dim
+        for length in (4, 7, 8, 9, 16, 17, 24):
+            x = rng.standard_normal((3, length))
+            found, expected = await model.numpy(x), function(x)
+            check(found[..., : expected.shape[-1]], expected)
+            assert found.shape[-1] <= expected.shape[-1]
+        items = [rng.standard_normal(n) for n in (5, 24, 8, 11)]
+        for item, answer in zip(items, await served(model, items), strict=True):
+            expected = function(item[None])
+            expected = expected[0] if expected.ndim == 2 else expected
+            check(answer[: len(expected)], expected)
+            assert len(answer) <= len(expected)
+
+
+async def test_an_output_whose_length_follows_in_no_way_is_asked_of_a_run(rng: np.random.Generator) -> None:
+    """Up to the next multiple of 8, and of two dimensions at once."""
+    inputs = {"x": accel.TensorSpec(("batch", "length"), "float64"), "y": accel.TensorSpec(("batch", "width"), "float64")}
+
+    def function(x: Array, y: Array) -> Any:
+        more = -x.shape[1] % 8
+        return np.pad(x, ((0, 0), (0, more))), np.concatenate([x, y], 1)
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for buckets in (None, {"batch": (4,), "length": (5, 9, 20), "width": (3, 6)}):
+            computing = Computing(function)
+            model = await device.load_model(computing, inputs=inputs, buckets=buckets)
+            assert model.outputs.shapes == (("batch", None), ("batch", None))
+            for length, width in ((5, 3), (9, 6), (20, 3), (9, 6)):
+                x, y = rng.standard_normal((3, length)), rng.standard_normal((3, width))
+                check(await model.numpy(x, y), function(x, y))
+            runs = len(computing.shapes)
+            await model.numpy(x, y)
+            assert len(computing.shapes) == runs + 1, "what was told is remembered"
+            items = [{"x": x[0], "y": y[0]}, {"x": x[1], "y": y[1]}]
+            for place, answer in enumerate(await served(model, items)):
+                check(answer, tuple(each[place] for each in function(x, y)))
+            await failure(model.numpy(x, y, timeout=1e-9), accel.DeadlineExceededError)
+
+
+async def test_a_batch_axis_that_is_named_is_taken_where_no_run_can_show_it(rng: np.random.Generator) -> None:
+    def fixed(x: Array) -> Any:
+        if len(x) != 4:
+            raise ArithmeticError("only four")
+        return {"y": x, "state": np.stack([x, -x, x])}
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        buckets = {"batch": (4,)}
+        error = await failure(loaded(device, fixed, buckets=buckets), InvalidArgumentError)
+        assert error.argument == "batch_axis"
+        assert "'y'" in error.message or "y, state" in error.message
+        model = await loaded(device, fixed, buckets=buckets, batch_axis={"y": 0, "state": -2})
+        assert model.outputs.shapes == (("batch", 2), (3, "batch", 2))
+        x = rng.standard_normal((3, 2))
+        for item, answer in zip(x, await served(model, list(x)), strict=True):
+            check(answer, {"y": item, "state": np.stack([item, -item, item])})
+        wrong: list[Any] = [{"y": 1, "state": 1}, {"y": 0, "state": 3}, {"z": 0}, {"y": True}, 0.5, {"y": None, "state": 1}]
+        for batch_axis in wrong:
+            await failure(loaded(device, fixed, buckets=buckets, batch_axis=batch_axis), InvalidArgumentError)
+        model = await loaded(device, lambda x: x - x.mean(0), batch_axis=0)
+        assert model.outputs.shapes == (("batch", 2),), "its rows follow the others, and the user says that they may"
+        for outputs in ((), "y", ("z",), (1,)):
+            error = await failure(loaded(device, fixed, buckets=buckets, outputs=outputs), InvalidArgumentError)
+            assert error.argument == "outputs"
+
+
+async def test_inputs_with_the_batch_elsewhere_are_stacked_and_split_there(rng: np.random.Generator) -> None:
+    inputs = {"x": accel.TensorSpec(("length", "batch"), "float64", pad=-1), "by": accel.TensorSpec(("batch",), "float64")}
+
+    def function(x: Array, by: Array) -> Any:
+        return x * by, (x * by).max(0)
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for buckets in (None, {"batch": (2, 4), "length": (3, 6)}):
+            model = await device.load_model(Computing(function), inputs=inputs, buckets=buckets)
+            assert model.outputs.shapes == (("length", "batch"), ("batch",))
+            x, by = rng.random((6, 9)), rng.random(9) + 1
+            check(await model.numpy(x, by), function(x, by))
+            refs = await model(await device.put(x), await device.put(by))
+            check(await device.get(refs[0]), x * by)
+            del refs
+            items = [{"x": rng.random(n), "by": np.array(2.0)} for n in (3, 6, 2)]
+            for item, answer in zip(items, await served(model, items), strict=True):
+                check(answer, (2 * item["x"], 2 * item["x"].max()))
+
+
+async def test_a_model_is_tried_on_values_that_are_valid_for_it() -> None:
+    """Divisors and lengths that cannot be 0, a shape, an axis, few token ids; and examples where these are not enough."""
+
+    def picky(ids: Array, divisor: Array, length: Array, shape: Array) -> Any:
+        assert ((ids >= 0) & (ids < 2)).all()
+        if not (divisor.all() and length.all() and (length <= ids.shape[1]).all()):
+            raise ArithmeticError("zero")
+        return 12 // divisor, ids.reshape(-1, *shape)[:, 0]
+
+    def far(x: Array) -> Any:
+        if (x < 100).any():
+            raise ArithmeticError("too small")
+        return x - 100
+
+    inputs = {
+        "ids": accel.TensorSpec(("batch", "length"), "int64"),
+        "divisor": accel.TensorSpec(("batch",), "int32"),
+        "length": accel.TensorSpec(("batch",), "uint8"),
+        "shape": accel.TensorSpec((1,), "int64"),
+    }
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await device.load_model(Computing(picky), inputs=inputs, outputs=("0",))
+        assert model.outputs.shapes == (("batch",),)
+        raised = await failure(loaded(device, far), accel.LibraryError)
+        assert "example=" in (raised.remedy or "")
+        for example in (100, [[100, 200]], [[100, 200], [300, 400]]):
+            computing = Computing(far)
+            spec = accel.TensorSpec(("batch", 2), "float64", example=example)
+            model = await device.load_model(computing, inputs={"x": spec}, buckets={"batch": (2, 4)})
+            assert model.outputs.shapes == (("batch", 2),)
+        table: dict[str, Any] = {"y": far, "table": lambda x: np.array(1.0)}
+
+        def function(x: Array) -> Any:
+            return {name: each(x) for name, each in table.items()}
+
+        one, two = (accel.TensorSpec(("batch", 2), "float64", example=each) for each in ([[100, 200]], [[100, 200], [300, 400]]))
+        error = await failure(device.load_model(Computing(function), inputs={"x": one}), InvalidArgumentError)
+        assert "'table'" in error.message
+        model = await device.load_model(Computing(function), inputs={"x": two})
+        assert model.outputs.batch_axes == (0, None)
+
+
+async def test_outputs_of_the_loaded_weights_are_those_of_a_swap(rng: np.random.Generator) -> None:
+    w = rng.standard_normal((2, 3))
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await device.load_model(Product, weights={"w": w}, inputs=VECTORS, buckets={"batch": (1, 4)})
+        before = used(device)
+        for other in (w[:, :2], w.astype("complex128"), w.astype("float32").astype("complex64"), w[None]):
+            await failure(model.swap({"w": other}), InvalidArgumentError)
+            gc.collect()  # what pytest has kept of the error
+            assert (model.version, used(device)) == (1, before)
+        x = rng.standard_normal((1, 2))
+        np.testing.assert_allclose((await model.numpy(x))["y"], x @ w)
+        assert await model.swap({"w": 2 * w}) == 2
+
+
+async def test_few_runs_show_what_the_outputs_are() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for function, buckets, runs in (
+            (lambda x: x, None, [(1, 16), (2, 16), (1, 31), (2, 16), (2, 16), (2, 16)]),
+            (lambda x: x, {"batch": (1, 8, 64), "length": (32, 128)}, [(1, 32), (8, 32), (1, 128), (8, 32), (8, 32), (8, 32)]),
+            (lambda x: (x, np.ones(3)), {"batch": (8,), "length": (32,)}, [(8, 32), (7, 32), (8, 16), (8, 32), (8, 32), (8, 32), (7, 32)]),
+        ):
+            computing = Computing(function)
+            model = await device.load_model(computing, inputs=SEQUENCES, buckets=buckets)
+            warmed = 0 if buckets is None else len(model.buckets.all())
+            assert computing.shapes[warmed:] == runs
+            await model.aclose()
