@@ -196,8 +196,10 @@ class _Conversion:
         if self.dtype not in _WITHOUT_INFINITY and is_finite.all():
             return result
         beyond = ~is_finite if self.finite else ~is_finite & np.isfinite(wide)
-        if self.dtype in _WITHOUT_INFINITY:  # float4 has no NaN either, and stays finite
-            beyond |= (abs(wide) > self._largest) | (np.isnan(wide) & ~np.isnan(result))
+        if self.dtype in _WITHOUT_INFINITY:
+            beyond |= np.isinf(wide)
+        if self.dtype is DType.FLOAT4_E2M1FN:  # it has no NaN either, and its conversion stays finite
+            beyond |= ~(abs(wide) <= self._largest)
         if beyond.any():
             self._refuse_where(beyond, wide)
         return result

@@ -12,7 +12,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import number
+from accel.values import converted, number
 
 __all__ = ["Parameter", "packed", "parse_parameter"]
 
@@ -86,18 +86,7 @@ class Parameter:
         return whole & _MASK
 
     def _converted(self, name: str, value: object, dtype: DType) -> tuple[int, ...]:
-        given = number(name, value)
-        if isinstance(given, complex) and not dtype.is_complex:
-            raise InvalidArgumentError(f"{name} is {given}, and the parameter is {self}", remedy="Give a real number.")
-        with np.errstate(all="ignore"):
-            try:
-                result = np.asarray(given, np.complex128 if dtype.is_complex else np.float64).astype(dtype.numpy)
-                exceeds = bool(np.isfinite(given)) and not bool(np.isfinite(result.astype(np.complex128)))
-            except OverflowError:
-                raise self._beyond(name, value) from None
-        if exceeds:
-            raise self._beyond(name, value)
-        return _words(result.tobytes())
+        return _words(converted(name, number(name, value), dtype).tobytes())
 
     def _beyond(self, name: str, value: object) -> InvalidArgumentError:
         return InvalidArgumentError(
