@@ -64,8 +64,12 @@ def make_app(
             yield
 
     app = FastAPI(title=f"accel serve {' '.join(target.name for target in targets)}", lifespan=lifespan(setup, device=device, **options))
-    has_metrics = importlib.util.find_spec("prometheus_client") is not None
-    install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, metrics="/metrics" if has_metrics else None)
+    metrics: dict[str, Any] = {}
+    if importlib.util.find_spec("prometheus_client") is not None:
+        from prometheus_client import REGISTRY
+
+        metrics = {"metrics": "/metrics", "metrics_registry": REGISTRY}  # it has the metrics of the process
+    install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, **metrics)
     return app
 
 

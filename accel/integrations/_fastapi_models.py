@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field, create_model
+from starlette.routing import Mount
 
 from accel.errors import InvalidArgumentError
 from accel.integrations._bodies import check_limits, parsed
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from accel.dtype import DType
+    from accel.integrations.metrics import Metrics
     from accel.models import Buckets, OutputSpecs
     from accel.models.outputs import Dim
     from accel.models.tensor_spec import Sizes
 
-__all__ = ["add_model"]
+__all__ = ["add_model", "show_mounted"]
+
+
+Served: TypeAlias = "dict[str, tuple[ModelRoute, ModelService]]"
+"""The models of an application, by their paths."""
 
 
 class ErrorAnswer(BaseModel):
@@ -112,36 +118,47 @@ def add_model(
     check_limits(body_limit, body_timeout)
     check_json(service)
     route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
+    served: Served | None = getattr(app.state, "accel_models", None)
+    if served is None:
+        served = app.state.accel_models = {}
+    before = served[path][1].model if path in served else None
+    if before is not None and (before.inputs, before.outputs) != (service.model.inputs, service.model.outputs):
+        raise InvalidArgumentError(f"{path} serves {before!r} already", remedy="Choose another path for another model.")
+    served[path] = (route, service)
     metrics = getattr(app.state, "accel_metrics", None)
     if metrics is not None:
-        metrics.add(route.name, service)
-    served: dict[str, ModelService] | None = getattr(app.state, "accel_services", None)
-    if served is None:
-        served = app.state.accel_services = {}
-    before = served.get(path)
-    if before is not None and (before.model.inputs, before.model.outputs) != (service.model.inputs, service.model.outputs):
-        raise InvalidArgumentError(f"{path} serves {before.model!r} already", remedy="Choose another path for another model.")
-    served[path] = service
+        route.show(metrics, service)
     if before is None:
         _add_routes(app, path, route, served, partial(BodyMiddleware, limit=body_limit, timeout=body_timeout))
 
 
-def _add_routes(
-    app: FastAPI, path: str, route: ModelRoute, served: Mapping[str, ModelService], limited: Callable[[Any], BodyMiddleware]
-) -> None:
+def show_mounted(app: FastAPI, metrics: Metrics) -> None:
+    """Show the models of applications that are mounted in this one, and have no metrics of their own, in its metrics."""
+    for mount in app.routes:
+        part = mount.app if isinstance(mount, Mount) else None
+        if isinstance(part, FastAPI) and getattr(part.state, "accel_metrics", metrics) is metrics:
+            part.state.accel_metrics = metrics  # of what is added later
+            for route, service in getattr(part.state, "accel_models", {}).values():
+                route.show(metrics, service)
+            show_mounted(part, metrics)
+
+
+def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Served, limited: Callable[[Any], BodyMiddleware]) -> None:
     """Add the routes, which look for their service at each request: another one of the same model may have taken its place."""
-    model, metrics = served[path].model, getattr(app.state, "accel_metrics", None)
+    model = served[path][1].model
     title = "".join(part.capitalize() for part in route.name.replace("-", "_").replace("/", "_").split("_")) or "Model"
     item, answer = _item(f"{title}Item", model.buckets), _answer(f"{title}Answer", model.outputs)
 
     # The bodies are read here, and not by FastAPI: one conversion serves all frameworks, and answers with one error and not with one for each number.
     async def one(request: Request) -> Response:
         async with cancel_on_disconnect(request):
-            return _json(await route.one(served[path], parsed(await request.body()), metrics))
+            now, service = served[path]
+            return _json(await now.one(service, parsed(await request.body())))
 
     async def many(request: Request) -> Response:
         async with cancel_on_disconnect(request):
-            return _json(await route.many(served[path], parsed(await request.body()), metrics))
+            now, service = served[path]
+            return _json(await now.many(service, parsed(await request.body())))
 
     def add(at: str, endpoint: Any, taken: dict[str, Any], given: type[BaseModel], summary: str) -> None:
         endpoint.__annotations__["request"] = Request  # FastAPI would look the name up in a module that has it for type checkers alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelRoute", "check_json"]
 
 
-@dataclass(frozen=True, slots=True)
 class ModelRoute:
     """What both frameworks do with the body of a request to a model.
 
@@ -33,19 +31,31 @@ class ModelRoute:
         Seconds for an answer; ``None`` waits as long as it takes.
     max_list
         Items that one request may have.
+
+    Attributes
+    ----------
+    metrics : Metrics or None
+        Those of the application, or of the one that this is a part of.
     """
 
-    name: str
-    timeout: float | None
-    max_list: int
+    __slots__ = ("max_list", "metrics", "name", "timeout")
 
-    def __post_init__(self) -> None:
-        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
-            raise InvalidArgumentError(f"timeout is {self.timeout!r}", remedy="Give seconds, or None.")
-        if isinstance(self.max_list, bool) or not isinstance(self.max_list, int) or self.max_list < 0:
-            raise InvalidArgumentError(f"max_list is {self.max_list!r}", remedy="Give how many items a request may have; 0 for no route.")
+    def __init__(self, name: str, timeout: float | None, max_list: int) -> None:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+            raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None.")
+        if isinstance(max_list, bool) or not isinstance(max_list, int) or max_list < 0:
+            raise InvalidArgumentError(f"max_list is {max_list!r}", remedy="Give how many items a request may have; 0 for no route.")
+        self.name = name
+        self.timeout = timeout
+        self.max_list = max_list
+        self.metrics: Metrics | None = None
 
-    async def one(self, service: ModelService, item: Any, metrics: Metrics | None) -> bytes:
+    def show(self, metrics: Metrics, service: ModelService) -> None:
+        """Show the route's requests, and the service, in these metrics."""
+        self.metrics = metrics
+        metrics.add(self.name, service)
+
+    async def one(self, service: ModelService, item: Any) -> bytes:
         """Return the body of the answer to one item, a mapping of the model's inputs.
 
         Raises
@@ -55,9 +65,9 @@ class ModelRoute:
         AccelError
             What the service raised.
         """
-        return await dumps(await self._answered(service, _arrays(service, item), metrics))
+        return await dumps(await self._answered(service, _arrays(service, item)))
 
-    async def many(self, service: ModelService, body: Any, metrics: Metrics | None) -> bytes:
+    async def many(self, service: ModelService, body: Any) -> bytes:
         """Return the body of the answers to ``{"items": [...]}``, in order. If one fails, its error is raised when all have ended.
 
         Raises
@@ -80,13 +90,13 @@ class ModelRoute:
             except InvalidArgumentError as error:
                 where = f"items[{place}]" if not isinstance(item, Mapping) else f"items[{place}].{error.argument}"
                 raise error.clone(argument=where) from error
-        answers = await asyncio.gather(*(self._answered(service, each, metrics) for each in arrays), return_exceptions=True)
+        answers = await asyncio.gather(*(self._answered(service, each) for each in arrays), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
         return await dumps({"items": answers})
 
-    async def _answered(self, service: ModelService, arrays: Mapping[str, Any], metrics: Metrics | None) -> Mapping[str, Any]:
+    async def _answered(self, service: ModelService, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         began, taken = perf_counter(), True
         try:
             answer = await service.submit(arrays, timeout=self.timeout)
@@ -94,8 +104,8 @@ class ModelRoute:
             taken = False  # or its client left: how long that took says nothing of the service
             raise
         finally:
-            if taken and metrics is not None:
-                metrics.observe(self.name, perf_counter() - began)
+            if taken and self.metrics is not None:
+                self.metrics.observe(self.name, perf_counter() - began)
         return _named(service.model.outputs, answer)
 
 

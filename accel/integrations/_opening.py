@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.device import Device
 
-__all__ = ["OnLost", "check_on_lost", "open_system"]
+__all__ = ["OnLost", "check_on_lost", "check_unused", "open_system"]
 
 OnLost: TypeAlias = Literal["stay", "reopen", "exit"]
 
@@ -40,6 +40,18 @@ def check_on_lost(on_lost: OnLost) -> None:
     """
     if on_lost not in ("stay", "reopen", "exit"):
         raise InvalidArgumentError(f"on_lost is {on_lost!r}", remedy="Use 'stay', 'reopen' or 'exit'.")
+
+
+def check_unused(**options: object) -> None:
+    """Raise if an option of metrics is given where there are none.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidArgumentError(f"{name} is given, and metrics is None", remedy='Give a path for them: metrics="/metrics".')
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import LATE, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
-from accel.integrations._opening import OnLost, check_on_lost, open_system
+from accel.integrations._opening import OnLost, check_on_lost, check_unused, open_system
 
 try:
     from aiohttp import web
@@ -32,9 +32,10 @@ except ImportError as missing:
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from aiohttp.typedefs import Middleware
+    from prometheus_client import CollectorRegistry
 
     from accel.integrations.metrics import Metrics
     from accel.patterns import ModelService
@@ -51,6 +52,8 @@ DEVICE: web.AppKey[Device] = web.AppKey("accel_device", Device)
 
 METRICS: web.AppKey[Metrics] = web.AppKey("accel_metrics")
 """``app[METRICS]`` are the metrics, where :func:`install` was given a path for them."""
+
+_MODELS: web.AppKey[list[tuple[ModelRoute, web.AppKey[ModelService]]]] = web.AppKey("accel_models")
 
 
 def cleanup_ctx(
@@ -122,6 +125,8 @@ def install(
     live: str | None = "/healthz",
     ready: str | None = "/readyz",
     metrics: str | None = None,
+    metrics_registry: CollectorRegistry | None = None,
+    metrics_labels: Mapping[str, str] | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
     close_timeout: float = 10.0,
@@ -141,6 +146,11 @@ def install(
     metrics
         Path of the metrics for Prometheus, which need prometheus_client; ``None``: no such route. ``app[METRICS]`` is the
         :class:`~accel.integrations.metrics.Metrics`: it has the device and the models of :func:`add_model`, and other batchers by ``add``.
+        Models of sub-applications, which have none of their own, are in them too.
+    metrics_registry
+        A registry of prometheus_client whose metrics are served with them: ``prometheus_client.REGISTRY`` has those of the application and of the process.
+    metrics_labels
+        Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
@@ -150,7 +160,8 @@ def install(
     Raises
     ------
     InvalidArgumentError
-        ``body_limit`` is not an int of at least 1, or ``body_timeout`` no number of seconds.
+        ``body_limit`` is not an int of at least 1, ``body_timeout`` no number of seconds, or ``metrics_registry`` or ``metrics_labels`` is none, or
+        given without ``metrics``.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -167,7 +178,9 @@ def install(
         if path is not None:
             app.router.add_get(path, _health_route(answer))
     if metrics is not None:
-        _add_metrics(app, metrics)
+        _add_metrics(app, metrics, metrics_registry, metrics_labels)
+    else:
+        check_unused(metrics_registry=metrics_registry, metrics_labels=metrics_labels)
 
 
 def add_model(
@@ -218,19 +231,23 @@ def add_model(
     async def started(app: web.Application) -> None:
         opened = app[service]
         check_json(opened)
-        if METRICS in app:
-            app[METRICS].add(route.name, opened)
+        metrics = app.get(METRICS, route.metrics)
+        if metrics is not None:
+            route.show(metrics, opened)
 
     async def body(request: web.Request) -> Any:
         with _in_time(request, body_timeout):
             return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
 
     async def one(request: web.Request) -> web.Response:
-        return _json(await route.one(app[service], await body(request), app.get(METRICS)))
+        return _json(await route.one(app[service], await body(request)))
 
     async def many(request: web.Request) -> web.Response:
-        return _json(await route.many(app[service], await body(request), app.get(METRICS)))
+        return _json(await route.many(app[service], await body(request)))
 
+    if _MODELS not in app:
+        app[_MODELS] = []
+    app[_MODELS].append((route, service))
     app.on_startup.append(started)  # after the cleanup contexts
     app.router.add_post(path, one)
     if max_list:
@@ -241,16 +258,34 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def _add_metrics(app: web.Application, path: str) -> None:
+def _add_metrics(app: web.Application, path: str, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
-    shown = app[METRICS] = Metrics(lambda: app.get(DEVICE))
+    shown = app[METRICS] = Metrics(lambda: app.get(DEVICE), registry=registry, labels=labels)
+
+    async def show_parts(app: web.Application) -> None:
+        _show_parts(app, shown)
+
+    app.on_startup.append(show_parts)
 
     async def route(request: web.Request) -> web.StreamResponse:
         body, content_type = shown.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
     app.router.add_get(path, route)
+
+
+def _show_parts(app: web.Application, metrics: Metrics) -> None:
+    """Show the models of sub-applications in these metrics: those that have started now, the others as they start."""
+    for resource in app.router.resources():
+        part = resource.get_info().get("app")
+        if part is None or METRICS in part:
+            continue
+        for route, service in part.get(_MODELS, ()):
+            route.metrics = metrics
+            if service in part:
+                route.show(metrics, part[service])
+        _show_parts(part, metrics)
 
 
 class _LateBodyError(TimeoutError):

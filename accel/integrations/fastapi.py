@@ -26,7 +26,7 @@ from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
-from accel.integrations._opening import OnLost, check_on_lost, open_system
+from accel.integrations._opening import OnLost, check_on_lost, check_unused, open_system
 
 try:
     from fastapi import Depends, FastAPI, Request, Response
@@ -37,14 +37,16 @@ try:
 
     from accel.integrations._fastapi_bodies import BodyMiddleware, on_invalid
     from accel.integrations._fastapi_disconnect import cancel_on_disconnect
-    from accel.integrations._fastapi_models import add_model
+    from accel.integrations._fastapi_models import add_model, show_mounted
 except ImportError as missing:
     message = "accel.integrations.fastapi needs FastAPI. In a checkout, run: pip install '.[web]'"
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
+
+    from prometheus_client import CollectorRegistry
 
 __all__ = [
     "AccelState",
@@ -127,6 +129,9 @@ def lifespan(
                 raise _no_context_manager(setup)
             state = await stack.enter_async_context(manager)
             app.state.accel = AccelState(system, opened_device, state)
+            metrics = getattr(app.state, "accel_metrics", None)
+            if metrics is not None:
+                show_mounted(app, metrics)
             yield
 
     return opened
@@ -176,6 +181,8 @@ def install(
     live: str | None = "/healthz",
     ready: str | None = "/readyz",
     metrics: str | None = None,
+    metrics_registry: CollectorRegistry | None = None,
+    metrics_labels: Mapping[str, str] | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
 ) -> None:
@@ -191,6 +198,11 @@ def install(
     metrics
         Path of the metrics for Prometheus, which need prometheus_client; ``None``: no such route. ``app.state.accel_metrics`` is the
         :class:`~accel.integrations.metrics.Metrics`: it has the device and the models of :func:`add_model`, and other batchers by ``add``.
+        Models of mounted applications, which have none of their own, are in them too.
+    metrics_registry
+        A registry of prometheus_client whose metrics are served with them: ``prometheus_client.REGISTRY`` has those of the application and of the process.
+    metrics_labels
+        Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
     body_timeout
@@ -199,7 +211,8 @@ def install(
     Raises
     ------
     InvalidArgumentError
-        ``body_limit`` is not an int of at least 1, or ``body_timeout`` no number of seconds.
+        ``body_limit`` is not an int of at least 1, ``body_timeout`` no number of seconds, or ``metrics_registry`` or ``metrics_labels`` is none, or
+        given without ``metrics``.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -220,17 +233,19 @@ def install(
         if path is not None:
             app.add_api_route(path, _health_route(answer), methods=["GET", "HEAD"], include_in_schema=False)
     if metrics is not None:
-        _add_metrics(app, metrics)
+        _add_metrics(app, metrics, metrics_registry, metrics_labels)
+    else:
+        check_unused(metrics_registry=metrics_registry, metrics_labels=metrics_labels)
 
 
-def _add_metrics(app: FastAPI, path: str) -> None:
+def _add_metrics(app: FastAPI, path: str, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
     def device() -> Device | None:
         found = getattr(app.state, "accel", None)
         return found.device if isinstance(found, AccelState) else None
 
-    shown = app.state.accel_metrics = Metrics(device)
+    shown = app.state.accel_metrics = Metrics(device, registry=registry, labels=labels)
 
     async def route(request: Request) -> Response:
         body, content_type = shown.render(request.headers.get("accept", ""))

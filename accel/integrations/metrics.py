@@ -8,6 +8,8 @@ Needs prometheus_client: ``pip install '.[metrics]'``, in a checkout.
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 from typing import TYPE_CHECKING, Any
 
 from accel.device import DeviceState
@@ -17,12 +19,13 @@ try:
     from prometheus_client import CollectorRegistry, Histogram
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+    from prometheus_client.registry import Collector
 except ImportError as missing:
     message = "accel.integrations.metrics needs prometheus_client. In a checkout, run: pip install '.[metrics]'"
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from accel.device import Device, DeviceInfo
     from accel.patterns import BatcherStatistics, DynamicBatcher
@@ -43,14 +46,29 @@ class Metrics:
     ----------
     device
         Returns the device when asked, or ``None`` while there is none.
+    registry
+        Another registry, whose metrics are rendered with these.
+    labels
+        Labels that every sample gets.
 
     Attributes
     ----------
     registry : prometheus_client.CollectorRegistry
         The application's own; metrics of the application may be added to it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``registry`` is none, or ``labels`` are not names that these metrics have not, each with a text.
     """
 
-    def __init__(self, device: Callable[[], Device | None]) -> None:
+    def __init__(
+        self, device: Callable[[], Device | None], *, registry: CollectorRegistry | None = None, labels: Mapping[str, str] | None = None
+    ) -> None:
+        if registry is not None and not callable(getattr(registry, "collect", None)):
+            raise InvalidArgumentError(f"metrics_registry is {registry!r}", remedy="Give a CollectorRegistry of prometheus_client.")
+        self._other = registry
+        self._constant = _checked(labels)
         self._device = device
         self._services: dict[str, tuple[DynamicBatcher[Any, Any], Any]] = {}
         self.registry = CollectorRegistry()
@@ -90,7 +108,7 @@ class Metrics:
             The request's header: the format may be OpenMetrics.
         """
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(_Rendered(self.registry, self._other, self._constant)), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Yield what can be read now; called by the registry."""
@@ -139,6 +157,40 @@ class Metrics:
                 bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
                 forwards.add_metric((*labels, bucket), count)
         yield from (versions, forwards, replays)
+
+
+_OWN_LABELS = {*_LABELS, "outcome", "bucket", "state", "le", "quantile"}
+
+
+def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(labels or {})
+    for name, value in found.items():
+        if (
+            not isinstance(name, str)
+            or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", name, re.ASCII)
+            or name in _OWN_LABELS
+            or not isinstance(value, str)
+        ):
+            raise InvalidArgumentError(
+                f"metrics_labels has {value!r} for {name!r}",
+                remedy=f"Give texts for names of labels other than {', '.join(sorted(_OWN_LABELS))}.",
+            )
+    return found
+
+
+class _Rendered(Collector):
+    """The metrics of two registries, with labels that all of them get."""
+
+    def __init__(self, own: Collector, other: Collector | None, labels: Mapping[str, str]) -> None:
+        self._parts = (own,) if other is None or other is own else (own, other)
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for part in self._parts:
+            for metric in part.collect():
+                labelled = copy.copy(metric)
+                labelled.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
+                yield labelled
 
 
 _OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected", "refused")

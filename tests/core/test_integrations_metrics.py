@@ -8,23 +8,28 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import httpx
+import numpy as np
 import pytest
+from aiohttp import test_utils, web
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import accel
-from accel.integrations.fastapi import install, lifespan
+from accel.integrations import aiohttp as with_aiohttp
+from accel.integrations.fastapi import add_model, install, lifespan
 from accel.integrations.metrics import Metrics
-from accel.patterns import DynamicBatcher
+from accel.patterns import DynamicBatcher, ModelService
 from accel.testing import FaultPlan
 from tests.device_support import bounded
 from tests.http_support import affine_service, on_aiohttp, on_fastapi, row
 from tests.model_support import affine
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import AsyncIterator
 
 M = {"device": "cpu:0", "model": "m"}
 
@@ -147,6 +152,109 @@ async def test_any_batcher_can_be_shown_and_each_application_has_its_own_metrics
         assert Scrape(texts[1]).families.keys() == {"accel_request_duration_seconds"}
     with pytest.raises(accel.InvalidArgumentError, match="DynamicBatcher"):
         app.state.accel_metrics.add("none", object())
+
+
+def a_part(whole: web.Application) -> web.Application:
+    """Return an application of aiohttp with a model, of which a service opens as it starts."""
+    service = web.AppKey("part", ModelService)
+
+    async def opened(app: web.Application) -> AsyncIterator[None]:
+        async with affine_service(affine(np.random.default_rng(1)))(whole[with_aiohttp.DEVICE]) as app[service]:
+            yield
+
+    part = web.Application()
+    part.cleanup_ctx.append(opened)
+    with_aiohttp.add_model(part, "/m", service, name="part")
+    return part
+
+
+@pytest.mark.parametrize("is_installed_first", [True, False])
+async def test_models_of_a_sub_application_are_in_the_metrics_of_the_whole_on_aiohttp(
+    is_installed_first: bool, rng: np.random.Generator
+) -> None:
+    app, between = web.Application(), web.Application()
+    part = a_part(app)
+
+    def nested() -> None:
+        between.add_subapp("/b", part)
+        app.add_subapp("/a", between)
+
+    if is_installed_first:
+        with_aiohttp.install(app, "cpu", metrics="/metrics")
+        nested()
+    else:
+        nested()
+        with_aiohttp.install(app, "cpu", metrics="/metrics")
+    async with test_utils.TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+        labels = {"device": "cpu:0", "model": "part"}
+        async with session.get("/metrics") as answer:
+            assert Scrape(await answer.read())("accel_requests_total", outcome="answered", **labels) == 0
+        async with session.post("/a/b/m", json={"x": row(rng)}) as answer:
+            assert answer.status == 200
+        async with session.get("/metrics") as answer:
+            scrape = Scrape(await answer.read())
+    assert scrape("accel_requests_total", outcome="answered", **labels) == scrape("accel_request_duration_seconds_count", **labels) == 1
+
+
+async def test_models_of_a_mounted_application_are_in_the_metrics_of_the_whole_on_fastapi(rng: np.random.Generator) -> None:
+    app, part, own = FastAPI(), FastAPI(), FastAPI()
+
+    @contextlib.asynccontextmanager
+    async def setup(device: accel.Device) -> AsyncIterator[None]:
+        async with affine_service(affine(rng))(device) as service, affine_service(affine(rng))(device) as other:
+            add_model(part, "/m", service, name="part")
+            add_model(own, "/m", other, name="own")
+            yield
+
+    app.router.lifespan_context = lifespan(setup, device="cpu")
+    install(app, metrics="/metrics")
+    install(part)
+    install(own, metrics="/metrics")
+    app.mount("/a", part)
+    app.mount("/b", own)
+    labels = {"device": "cpu:0", "model": "part"}
+    for round_ in (1, 2):  # entered again, it has other services
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+        ):
+            for path in ("/a/m", "/b/m"):
+                assert (await client.post(path, json={"x": row(rng)})).status_code == 200
+            scrape = Scrape((await client.get("/metrics")).content)
+            assert scrape("accel_requests_total", outcome="answered", **labels) == 1
+            assert scrape("accel_request_duration_seconds_count", **labels) == round_
+            assert {sample.labels["model"] for sample in scrape.families["accel_requests"].samples} == {"part"}
+            theirs = Scrape((await client.get("/b/metrics")).content)
+            assert {sample.labels["model"] for sample in theirs.families["accel_requests"].samples} == {"own"}
+
+
+def test_metrics_of_the_application_and_of_the_process_are_served_too_with_the_workers_label() -> None:
+    mine, label = CollectorRegistry(), {"worker": "7"}
+    ProcessCollector(registry=mine)
+    Counter("my_requests", "Mine.", ["kind"], registry=mine).labels("a").inc(3)
+    text, _ = Metrics(lambda: None, registry=mine, labels=label).render()
+    scrape = Scrape(text)
+    assert scrape("my_requests_total", kind="a", **label) == 3
+    assert scrape("process_resident_memory_bytes", **label) > 0
+    assert "worker" not in generate_latest(mine).decode(), "the application's own are as they were"
+    parsed = parse_openmetrics(Metrics(lambda: None, registry=mine).render("application/openmetrics-text; version=1.0.0")[0].decode())  # type: ignore[no-untyped-call]
+    assert {"my_requests", "accel_request_duration_seconds"} <= {family.name for family in parsed}
+
+
+WRONG_METRICS: list[dict[str, Any]] = [
+    {"metrics": "/m", "metrics_registry": 3},
+    *({"metrics": "/m", "metrics_labels": each} for each in ({"model": "a"}, {"a-b": "c"}, {"__a": "b"}, {"worker": 3}, {3: "a"})),
+    {"metrics_registry": CollectorRegistry()},
+    {"metrics_labels": {"a": "b"}},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_METRICS, ids=str)
+def test_options_of_metrics_are_honoured_or_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match="metrics_"):
+        install(FastAPI(), **wrong)
+    with pytest.raises(accel.InvalidArgumentError, match="metrics_"):
+        with_aiohttp.install(web.Application(), "cpu", **wrong)
 
 
 def test_without_prometheus_client_the_error_says_what_to_install() -> None:
