@@ -1,6 +1,6 @@
 """Element types: numpy's and ml_dtypes' names, sizes and codecs, one enum.
 
-accel converts nothing itself: the narrow floats are those of the `ml_dtypes <https://github.com/jax-ml/ml_dtypes>`_ package.
+The narrow floats and their conversions are those of the `ml_dtypes <https://github.com/jax-ml/ml_dtypes>`_ package.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DType", "DTypeLike", "check_awaited", "flattened", "is_masked", "native", "placed"]
+__all__ = ["DType", "DTypeLike", "check_awaited", "flattened", "is_masked", "native", "placed", "rounded"]
 
 DTypeLike: TypeAlias = Any
 """Whatever :meth:`DType.of` takes: a :class:`DType`, a name, a numpy dtype, a scalar type."""
 
 Kind: TypeAlias = Literal["float", "integer", "unsigned", "bool", "complex"]
 
+
+_BY_FLOAT32 = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"})
 
 _PREFIXES: tuple[tuple[str, Kind], ...] = (
     ("float", "float"),
@@ -229,6 +231,29 @@ def _refuse_ragged(name: str, level: Sequence[Any], shape: tuple[int, ...]) -> N
 def placed(name: str, place: int, shape: tuple[int, ...]) -> str:
     """Return the text for one element of ``name``, an array of ``shape``; ``place`` counts in C order."""
     return f"{name}[{', '.join(map(str, np.unravel_index(place, shape)))}]" if shape else name
+
+
+def rounded(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return ``array`` converted to ``dtype``, rounded once, to the nearest: ml_dtypes converts wide numbers by way of float32, which rounds twice."""
+    if dtype.name in _BY_FLOAT32 and array.dtype.kind in "fiu" and array.dtype.itemsize >= 4 and array.dtype != np.float32:
+        array = _to_odd(array)
+    return array.astype(dtype, copy=False)
+
+
+def _to_odd(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return float32: of the two next to a number that it cannot hold, the one whose last bit is 1. Rounding that is rounding the number itself."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        # float64 need not hold them: the low bits of large ones become one bit that says whether there are any.
+        high = (array >> 16) | ((array & 0xFFFF) != 0)
+        array = np.where(high >> 16 == array >> 63, array, high << 16)
+    wide = array.astype(np.float64)
+    with np.errstate(over="ignore"):
+        near = np.asarray(wide.astype(np.float32))
+    back, bits = near.astype(np.float64), near.view(np.uint32)
+    is_off = (back != wide) & (wide == wide)
+    bits -= is_off & (abs(back) > abs(wide))
+    bits |= is_off
+    return near
 
 
 def native(array: Any) -> np.ndarray[Any, Any]:

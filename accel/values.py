@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 import ml_dtypes
 import numpy as np
 
-from accel.dtype import DType, check_awaited, flattened, is_masked, placed
+from accel.dtype import DType, check_awaited, flattened, is_masked, placed, rounded
 from accel.errors import AccelError, InvalidArgumentError
 from accel.ref import AccelRef
 
@@ -189,7 +189,7 @@ class _Conversion:
 
     def _as_floats(self, wide: Array) -> Array:
         """Convert to a float or complex dtype."""
-        result = wide.astype(self.dtype.numpy, copy=False)
+        result = rounded(wide, self.dtype.numpy)
         if not self.finite and (self.to_infinity or wide.dtype == result.dtype):
             return result
         is_finite = np.isfinite(result)

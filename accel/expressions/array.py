@@ -510,9 +510,8 @@ def _result(name: str, dtype: DType) -> DType:
 
 
 def floor_divide(x1: Any, x2: Any) -> Array:
-    """Record the largest whole numbers that are not above ``x1 / x2``: of floats the standard's, which infinite ones have too."""
-    dtype = dtype_of(x1, x2)
-    return apply("floor", apply("div", x1, x2)) if dtype in FLOATS else apply("floor_divide", x1, x2)
+    """Record the largest whole numbers that are not above ``x1 / x2``: of infinities the standard's, which Python's need not be."""
+    return apply("floor_divide", x1, x2)
 
 
 def where(condition: Array, x1: Any, x2: Any) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from accel import ops
-from accel.dtype import DType, native
+from accel.dtype import DType, native, rounded
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.expressions.array import Array, cast
 from accel.expressions.elementwise import ElementwiseFunctions
@@ -91,7 +91,7 @@ class CreationFunctions(ElementwiseFunctions):
                 dtype = {DType.FLOAT64: DEFAULT["real floating"], DType.COMPLEX128: DEFAULT["complex floating"]}.get(DType.of(array.dtype))
         if dtype is not None:
             with np.errstate(all="ignore"):
-                array = array.astype(dtype.numpy, copy=False)
+                array = rounded(array, dtype.numpy)
         if is_copied and isinstance(obj, np.ndarray) and np.may_share_memory(array, obj):
             array = array.copy()
         return self.make(array.shape, DType.of(array.dtype), _put, (), (array,))

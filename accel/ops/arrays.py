@@ -331,7 +331,13 @@ class Arange(_Ramp):
     def ramp(self) -> tuple[int, float, float, float | None]:
         """See :meth:`_Ramp.ramp`."""
         start, stop, step = self.start, self.start if self.stop is None else self.stop, self.step
-        count = -(-(stop - start) // step)
+        if all(isinstance(each, int) for each in (start, stop, step)):
+            count: float = -(-(stop - start) // step)
+        else:  # as numpy counts: floor division knows that a step of 0.95 is a little less, and would reach stop itself
+            exact = (stop - start) / step
+            if not math.isfinite(exact):
+                raise InvalidArgumentError(f"a range of {start}, {stop} and {step} has too many numbers", remedy="Give a larger step.")
+            count = math.ceil(exact)
         return max(0, int(count)), start, step, None
 
     def plan(self) -> Plan:

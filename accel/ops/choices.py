@@ -188,6 +188,12 @@ class Choice(Picking):
         """Return how many numbers come from one block of the stream, where elements are drawn; see :class:`accel.ops.Integers`."""
         return 4 if self._length("a") <= 1 << 32 else 2
 
+    def stream(self) -> str:
+        """See :meth:`Draw.stream`."""
+        if self.p is not None:
+            return self.kind
+        return f"integers {self.per_block()}" if self.replace else "permutation"
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         length, count = self.counts()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, resu
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
-__all__ = ["Draw", "Floats", "Generator", "VendorFloats", "at_least_zero", "real", "whole"]
+__all__ = ["Draw", "Floats", "Generator", "VendorFloats", "at_least_zero", "key_of", "real", "whole"]
 
 Generator = Literal["philox", "curand_philox", "curand_mrg32k3a"]
 """Name of a generator: accel's own, see :mod:`accel.ops.rng`; or one of cuRAND's, for numbers that are cuRAND's bit by bit."""
@@ -25,6 +27,16 @@ _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _END = 1 << 64
 _LONGEST = 1 << 62
 _LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
+
+
+def key_of(seed: int, stream: str) -> int:
+    """Return the key of the blocks of words of one of a seed's streams; see :mod:`accel.ops.rng`."""
+    return seed ^ _mark(stream)
+
+
+@lru_cache(maxsize=64)
+def _mark(stream: str) -> int:
+    return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")
 
 
 def whole(name: str, value: object, low: int, high: int) -> int:
@@ -68,6 +80,15 @@ class Draw(FamilyOp):
     offset: int = 0
     generator: Generator = "philox"
     out: AccelRef | None = None
+
+    def stream(self) -> str:
+        """Return the name of the stream, of those of the seed, that numbers are of."""
+        return self.kind
+
+    def key(self) -> int:
+        """Return the key of the stream's blocks of words."""
+        assert self.seed is not None, "it is drawn when the op is made"
+        return key_of(self.seed, self.stream())
 
     def _seeded(self) -> None:
         """Convert what all have, and draw the seed if there is none."""
@@ -119,6 +140,10 @@ class Floats(Draw):
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""
         return 4 if self.dtype is DType.FLOAT32 else 2
+
+    def stream(self) -> str:
+        """See :meth:`Draw.stream`."""
+        return f"{self.kind} {self.per_block()}"
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

@@ -1,8 +1,13 @@
-"""Random numbers: pure functions of a seed and a place in the seed's stream.
+"""Random numbers: pure functions of a seed and a place in a stream of the seed.
 
-The stream of a seed is a sequence of blocks of four 32-bit words w0 w1 w2 w3. Number i of the stream comes from block i // 4 (float32, and integers of
+A seed has a stream for each kind of numbers: ``uniform``, ``normal`` (log-normal too), ``exponential``, ``truncated_normal``, ``gamma``, ``beta`` and
+``integers`` (choice with ``replace`` and without ``p`` too), whose names are followed by a space and how many numbers a block has, 4, 2 or 1;
+``bernoulli``, ``poisson``, ``binomial``; ``permutation`` (choice without either too) and ``choice``. Dropout is of ``uniform 4``. The key of a stream is the
+seed, exclusive-or the first 8 bytes, the lowest first, of the SHA-256 of its name.
+
+A stream is a sequence of blocks of four 32-bit words w0 w1 w2 w3. Number i of the stream comes from block i // 4 (float32, and integers of
 at most 2**32 values) or i // 2 (float64, and integers of more), and from nothing else: so it does not matter in how many pieces, and on how many
-threads, a stream is read. A block is Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011) of the key ``seed`` and the
+threads, a stream is read. A block is Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011) of the key and the
 counter (block's low half, block's high half, attempt, 0), a word each. The attempt is 0 but where numbers are drawn again. What a number is:
 
 - uniform: the upper 24 bits of a word, or 53 bits of w0 + 2**32 * w1, as a fraction u of one; then ``low + u * (high - low)``, below ``high``.
@@ -19,8 +24,9 @@ counter (block's low half, block's high half, attempt, 0), a word each. The atte
   transformed rejection method for generating Poisson random variables*, 1993; *The generation of binomial random variates*, 1993) of the two fractions of a
   block, in which attempts are counted. Number i is of block i alone.
 - permutation, and choice without ``replace``: the elements in the order of keys, which are the pairs w0 + 2**32 * w1 and w2 + 2**32 * w3 of blocks. With
-  weights, keys are the negative logarithms of 52 bits of the pairs as fractions that are not 0, divided by the weights.
-- choice: the elements at random integers; with weights, where their running sums in float64 first exceed a fraction of 53 bits of the whole.
+  weights, keys are the logarithms of the negative logarithms of 52 bits of the pairs as fractions that are not 0, less those of the weights.
+- choice: the elements at random integers; with weights, where their running sums in float64 first exceed a fraction of 53 bits of the whole. Float64 weights
+  are multiplied by a power of 2 before, so that the largest is about 1.
 - sobol: no random numbers; see :mod:`accel.ops.quasi`.
 - integers: ``low`` plus the upper half of the product of a word, or two, with the number of values. Where that would favour some values (Lemire, *Fast
   random integer generation in an interval*, 2019) the word is taken from the next attempt of the same block.
@@ -109,6 +115,10 @@ class Lognormal(Floats):
 
     kind: ClassVar[str] = "lognormal"
 
+    def stream(self) -> str:
+        """See :meth:`Draw.stream`."""
+        return f"normal {self.per_block()}"
+
     _: KW_ONLY
     mean: float = 0.0
     sigma: float = 1.0
@@ -151,6 +161,10 @@ class Integers(Draw):
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""
         return 4 if self.span() <= 1 << 32 else 2
+
+    def stream(self) -> str:
+        """See :meth:`Draw.stream`."""
+        return f"integers {self.per_block()}"
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

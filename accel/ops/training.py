@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.draws import key_of
 from accel.ops.fields import integer, set_fields
 from accel.ops.normalization import (
     GROUPS,
@@ -403,6 +404,10 @@ class Dropout(FamilyOp):
         """Convert ``p``, ``seed`` and ``offset``."""
         share = factor("p", self.p, DType.FLOAT64)
         set_fields(self, p=share, seed=integer("seed", self.seed, "Give an int."), offset=integer("offset", self.offset, "Give an int."))
+
+    def key(self) -> int:
+        """Return the key of the blocks of words that numbers are made of."""
+        return key_of(self.seed, "uniform 4")
 
     def least(self) -> int:
         """Return below which the upper 24 bits of a word drop the element."""

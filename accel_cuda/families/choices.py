@@ -31,8 +31,8 @@ class _Work(NamedTuple):
     algorithm, elements, bits
         What is needed of CUB, for how many elements, and by how many bits.
     offsets
-        Where the parts of the memory begin that the op works in: keys and sorted keys, places and sorted places; or the weights, whose sums take their place;
-        then the places that were chosen, and what CUB works in.
+        Where the parts of the memory begin that the op works in: keys and sorted keys, places and sorted places; or the weights, whose sums take their place,
+        and the largest one; then the places that were chosen, and what CUB works in.
     """
 
     algorithm: RadixSort | RunningOp | None
@@ -45,7 +45,9 @@ def _work(op: Any) -> _Work:
     (length, count), way, width = op.counts(), op.way(), 0 if isinstance(op.source(), int) else 8
     if not count:
         return _Work(None, 0, 0, (0,) * 6)
-    sizes = (8 * length, 8 * length, 4 * length, 4 * length) if way == "ordered" else (8 * length * (way == "weighed"), 0, 0, 0)
+    sizes = (
+        (8 * length, 8 * length, 4 * length, 4 * length) if way == "ordered" else (8 * length, 8, 0, 0) if way == "weighed" else (0,) * 4
+    )
     offsets = [0]
     for nbytes in (*sizes, width * count):
         offsets.append(offsets[-1] + -(-nbytes // _ALIGNED) * _ALIGNED)
@@ -111,10 +113,15 @@ class Choices:
             self._order(stream, op, inputs, outputs, rooms, chosen)
         elif op.way() == "weighed":
             functions, weights, status = stream.functions, rooms[0], outputs[1]
-            name = f"choice_weigh_{_CODES[op.p.dtype]}"
-            stream.launch(functions[name], -(-length // _BLOCK), _BLOCK, weights, length, inputs[-1], status)
+            grid, given = (-(-length // _BLOCK), _BLOCK), (weights, length, inputs[-1], status)
+            if op.p.dtype is DType.FLOAT32:
+                stream.launch(functions["choice_weigh_f32"], *grid, *given)
+            else:
+                stream.fill(rooms[1], bytes(8), 1)
+                stream.launch(functions["choice_largest"], *grid, rooms[1], *given[1:])
+                stream.launch(functions["choice_weigh_f64"], *grid, *given, rooms[1])
             self._cub.run(stream, _SUM, rooms[5], length, weights, weights)
-            arguments = chosen, count, op.seed, op.offset, weights, length, status
+            arguments = chosen, count, op.key(), op.offset, weights, length, status
             stream.launch(functions["choice_search"], -(-count // _BLOCK), _BLOCK, *arguments)
         else:
             self._drawn(stream, op, length, count, chosen)
@@ -131,7 +138,7 @@ class Choices:
         keys, sorted_keys, places, sorted_places = rooms[:4]
         has_weights, blocks = getattr(op, "p", None) is not None, -(-length // _BLOCK)
         status = outputs[1] if has_weights else 0
-        arguments = keys, places, length, op.seed, op.offset
+        arguments = keys, places, length, op.key(), op.offset
         if has_weights:
             stream.launch(stream.functions[f"choice_clocks_{_CODES[op.p.dtype]}"], blocks, _BLOCK, *arguments, inputs[-1], status)
         else:

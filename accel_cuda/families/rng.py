@@ -108,7 +108,7 @@ def _launch(stream: CudaStream, op: Any, size: int, out: int, parameters: Parame
     per_block = op.per_block()
     first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
     function = stream.functions[name]
-    stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.seed, op.offset, *values)
+    stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.key(), op.offset, *values)
 
 
 def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: int) -> None:

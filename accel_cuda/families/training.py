@@ -189,7 +189,7 @@ def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     if not op.x.size:
         return
     lane.stream.ready()
-    sizes = _Dropout(inputs[0], outputs[0], op.x.size, op.seed, op.offset, op.least(), op.scale())
+    sizes = _Dropout(inputs[0], outputs[0], op.x.size, op.key(), op.offset, op.least(), op.scale())
     blocks = -(-(op.offset + op.x.size) // 4) - op.offset // 4
     _launch(lane, "dropout_any", op.x.dtype, -(-blocks // _THREADS), (_THREADS, 1), sizes)
 

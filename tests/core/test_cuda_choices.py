@@ -62,8 +62,8 @@ CALLS: tuple[tuple[Any, list[str]], ...] = (
     (ops.Choice(MANY, 5), ["draws_words_8"]),
     (ops.Choice(1 << 40, 5), ["draws_pairs_8"]),
     (ops.Choice(X, (5, 2), axis=-2), ["draws_words_8", "choice_take_4"]),
-    (ops.Choice(MANY, 5000, p=P), ["choice_weigh_f64", "choice_search"]),
-    (ops.Choice(X, 5000, p=P, axis=1), ["choice_weigh_f64", "choice_search", "choice_take_4"]),
+    (ops.Choice(MANY, 5000, p=P), ["choice_largest", "choice_weigh_f64", "choice_search"]),
+    (ops.Choice(X, 5000, p=P, axis=1), ["choice_largest", "choice_weigh_f64", "choice_search", "choice_take_4"]),
     (ops.Choice(X, 1000, False, P, 1), ["choice_clocks_f64", "choice_places", "choice_take_4"]),
     (ops.Choice(X, 0, False, P, 1), []),
     (ops.Permutation(ref((4, 0), DType.UINT8), 1), []),
@@ -87,7 +87,11 @@ def test_parts_of_memory_lie_apart_and_within_what_was_asked_for(op: Any, kernel
     assert not library.may_block(None, op)
     nbytes = library.scratch_nbytes(op)
     assert nbytes is not None
-    stream = SimpleNamespace(ready=lambda: None, launch=launch, functions=Names())
+
+    def fill(address: int, pattern: bytes, count: int) -> None:
+        assert SCRATCH <= address <= SCRATCH + nbytes - len(pattern) * count
+
+    stream = SimpleNamespace(ready=lambda: None, launch=launch, fill=fill, functions=Names())
     outputs = (1 << 20, 1 << 21, SCRATCH) if op.plan().status is not None else (1 << 20, SCRATCH)
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, (1 << 22, 1 << 23), outputs)
     assert launched == kernels

@@ -37,6 +37,41 @@ async def test_a_stream_is_the_same_in_any_pieces(kind: str, options: dict[str, 
         await check_pieces(device, kind, options, rng)
 
 
+async def test_kinds_of_one_seed_are_independent(rng: np.random.Generator) -> None:
+    seed, n = int(rng.integers(2**63)), 40_000
+    calls: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("uniform", {}),
+        ("uniform", {"dtype": "float64"}),
+        ("normal", {}),
+        ("normal", {"dtype": "float64"}),
+        ("exponential", {}),
+        ("exponential", {"dtype": "float64"}),
+        ("integers", {"low": 0, "high": 1000}),
+        ("integers", {"low": 0, "high": 1 << 40}),
+        ("bernoulli", {}),
+        ("gamma", {"a": 0.5}),
+        ("beta", {"a": 0.5, "b": 0.5}),
+        ("truncated_normal", {}),
+        ("poisson", {"lam": 3.0}),
+        ("poisson", {"lam": 30.0}),
+        ("binomial", {"n": 10, "p": 0.5}),
+    )
+    async with opened() as device:
+        rows = [(await drawn(device, kind, n, seed=seed, **options)).astype(float) for kind, options in calls]
+        rows.append((await device.get(await device.rng.permutation(n, seed=seed))).astype(float))
+        rows.append((await device.get(await device.rng.choice(n, n, p=await device.full(n, 1.0, "float64"), seed=seed))).astype(float))
+    # A word is in number i of one kind, and in number i, 2 i, 2 i + 1, 4 i, ... of another.
+    for i, first in enumerate(rows):
+        for j, second in enumerate(rows):
+            if (i, j) in ((12, 13), (13, 12)):  # poisson is one kind
+                continue
+            for step in (1, 2, 4):
+                for shift in range(step):
+                    a, b = first[: n // step], second[shift::step]
+                    if i != j or step > 1:
+                        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / math.sqrt(n // step), (seed, i, j, step, shift)
+
+
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
 async def test_the_numbers_are_of_their_distribution(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**63))

@@ -71,6 +71,31 @@ async def test_elements_are_chosen_as_often_as_their_weights_say(rng: np.random.
         assert stats.chisquare(counts[weights > 0], weights[weights > 0].astype(float) / weights.sum() * 2000).pvalue > SURE, seed
 
 
+@pytest.mark.parametrize("scale", [1e308, 5e-324, 1e-310, 1.0])
+@pytest.mark.parametrize("replace", [True, False])
+async def test_weights_of_any_scale_are_shares(rng: np.random.Generator, scale: float, replace: bool) -> None:
+    seed, n = int(rng.integers(2**62)), 1000
+    async with opened() as device:
+        p = await device.put(np.array([scale, 0.0, scale, scale]))
+        async with device.batch() as batch:
+            size, calls = (n, 1) if replace else (1, n)
+            refs = [batch.rng.choice(4, size, replace, p, seed=seed + i) for i in range(calls)]
+        counts = np.bincount(np.concatenate([await device.get(each) for each in refs]), minlength=4)
+        assert counts[1] == 0
+        np.testing.assert_allclose(counts[[0, 2, 3]] / n, 1 / 3, atol=0.1, err_msg=str(seed))
+
+
+async def test_elements_of_tiny_weights_are_chosen_last_and_those_without_never(rng: np.random.Generator) -> None:
+    seed, n = int(rng.integers(2**62)), 400
+    async with opened() as device:
+        p = await device.put(np.array([1e300, 0.0, 1e-20, 3e-20]))
+        async with device.batch() as batch:
+            refs = [batch.rng.choice(4, 3, replace=False, p=p, seed=seed + i) for i in range(n)]
+        orders = [tuple((await device.get(each)).tolist()) for each in refs]
+    assert set(orders) == {(0, 2, 3), (0, 3, 2)}, seed
+    assert abs(orders.count((0, 3, 2)) / n - 0.75) < 0.12, seed
+
+
 async def test_a_choice_takes_the_place_of_the_axis(rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**62))
     x = rng.standard_normal((4, 9, 2))

@@ -12,7 +12,7 @@ from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import wider
 from accel.cpu.views import array, operand
-from accel.dtype import DType
+from accel.dtype import DType, rounded
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
@@ -93,9 +93,10 @@ def _rise(out: Array, start: float, step: float, last: float | None) -> None:
         places = np.arange(out.size, dtype=np.uint64) * np.uint64(int(step) % 2**64)
         out[...] = (places + np.uint64(int(start) % 2**64)).astype(out.dtype)
         return
-    out[...] = np.arange(out.size) * float(step) + float(start)
+    exact = np.arange(out.size) * float(step) + float(start)
     if last is not None:
-        out[-1] = last
+        exact[-1] = last
+    out[...] = rounded(exact, out.dtype)
 
 
 def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> Kernel:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.families.words import philox, wide
+from accel.cpu.families.words import key_of, philox, wide
 from accel.cpu.views import Array, array
 from accel.dtype import DType
 from accel.family import Sample
@@ -33,14 +33,16 @@ def pick(op: Any, drawn: Callable[[Any], Array], inputs: Sequence[int], outputs:
         if not is_weight.all():
             status[()] |= _NO_WEIGHT
             weights[~is_weight] = 0
+        # By a power of 2, which rounds nothing, so that sums neither overflow nor lose digits.
+        weights = np.ldexp(weights, -np.frexp(weights.max(initial=0.0))[1])
         if np.count_nonzero(weights) < (1 if op.replace else count):
             status[()] |= _TOO_FEW
-    stream = partial(SimpleNamespace, seed=op.seed, offset=op.offset)
+    stream = partial(SimpleNamespace, key=op.key, offset=op.offset)
     if way == "ordered":
         keys = drawn(stream(kind="pairs", size=length) if weights is None else stream(kind="clocks", size=length))
         if weights is not None:
-            with np.errstate(divide="ignore"):
-                keys = -np.log(keys) / weights
+            with np.errstate(divide="ignore"):  # of a weight of 0 the logarithm puts the key behind all others
+                keys = np.log(-np.log(keys)) - np.log(weights)
         chosen = np.argsort(keys, kind="stable")[:count]
     elif way == "weighed":
         sums = np.cumsum(weights)
@@ -63,9 +65,9 @@ def _called(kind: str, options: dict[str, Any], rng: Any, *refs: Any) -> Any:
     return getattr(rng, kind)(first, **more, **({"p": p[0]} if p else {}))
 
 
-def _pairs(seed: int, offset: int, count: int) -> Array:
+def _pairs(key: int, offset: int, count: int) -> Array:
     blocks = np.arange(offset // 2, (offset + count) // 2 + 1, dtype=np.uint64)
-    return wide(philox(seed, blocks)).reshape(-1)[offset % 2 :][:count]
+    return wide(philox(key, blocks)).reshape(-1)[offset % 2 :][:count]
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -74,11 +76,12 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         seed = int(rng.integers(1 << 63))
         options: dict[str, Any] = {"n": n, "seed": seed, "offset": offset}
         what = f"n={n} offset={offset} seed={seed}"
-        pairs = _pairs(seed, offset, n)
+        pairs = _pairs(key_of(seed, "permutation"), offset, n)
         order = np.array(sorted(range(n), key=lambda i: int(pairs[i])))
         yield Sample(f"permutation {what}", partial(_called, "permutation", options), (), order)
         few = (n + 1) // 2
         yield Sample(f"choice {what}", partial(_called, "choice", {**options, "shape": few, "replace": False}), (), order[:few])
+        pairs = _pairs(key_of(seed, "choice"), offset, n)
         weights = (rng.integers(0, 5, n) / 4).astype((np.float32, np.float64)[n % 2])  # whose sums are exact
         weights[rng.integers(n)] = 1
         fractions = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -96,14 +99,18 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
             (x[:, 0].astype(np.float64), weights.astype((np.float64, np.float32)[n % 2])),
             x[np.argsort(clocks)[:few], :1].astype(float),
         )
-        words = philox(seed, np.arange(offset // 4, (offset + 64) // 4 + 1, dtype=np.uint64)).reshape(-1)[offset % 4 :][:64]
+        words = philox(key_of(seed, "integers 4"), np.arange(offset // 4, (offset + 64) // 4 + 1, dtype=np.uint64)).reshape(-1)[
+            offset % 4 :
+        ][:64]
         y = rng.integers(0, 99, (2, 16, 5)).astype(np.uint8)
         at = (words.astype(np.uint64) * np.uint64(16) >> np.uint64(32)).astype(np.int64).reshape(8, 8)
         drawn = partial(_called, "choice", {"seed": seed, "offset": offset, "shape": (8, 8), "axis": 1})
         yield Sample(f"choice drawn {what}", drawn, (y,), y[:, at])
         wide_call = partial(_called, "choice", {"n": 1 << 40, "seed": seed, "offset": offset, "shape": 64})
-        yield Sample(f"choice of many {what}", wide_call, (), (_pairs(seed, offset, 64) >> np.uint64(24)).astype(np.int64))
-        pairs = _pairs(seed, offset, 16)
+        yield Sample(
+            f"choice of many {what}", wide_call, (), (_pairs(key_of(seed, "integers 2"), offset, 64) >> np.uint64(24)).astype(np.int64)
+        )
+        pairs = _pairs(key_of(seed, "permutation"), offset, 16)
         for dtype in (DType.UINT8, DType.FLOAT16, DType.INT32, DType.COMPLEX64, DType.COMPLEX128):
             z = y.astype(dtype.numpy)
             moved = partial(_called, "permutation", {"seed": seed, "offset": offset, "axis": -2})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu.families import sampling
-from accel.cpu.families.words import philox, wide
+from accel.cpu.families.words import key_of, philox, wide
 from accel.dtype import DType
 from accel.family import Sample
 
@@ -54,9 +54,7 @@ def truncated_normal(op: Any, inverse: Callable[[], Any], words: Array, blocks: 
     return result
 
 
-def _until_accepted(
-    attempt: Callable[[Array, Array, int], tuple[Array, Array]], seed: int, words: Array, blocks: Array, last: int
-) -> Array:
+def _until_accepted(attempt: Callable[[Array, Array, int], tuple[Array, Array]], key: int, words: Array, blocks: Array, last: int) -> Array:
     """Return one number for each block: what the first ``attempt(words, blocks, number)`` that accepts it gives."""
     made, left, number = np.empty(len(blocks)), np.arange(len(blocks)), 0
     while True:
@@ -66,11 +64,11 @@ def _until_accepted(
         if not len(left):
             return made
         number += 1
-        words = philox(seed, blocks[left], number, last)
+        words = philox(key, blocks[left], number, last)
 
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
-def _gamma_parts(seed: int, words: Array, blocks: Array, last: int, d: float, c: float, power: float) -> tuple[Array, Array]:
+def _gamma_parts(key: int, words: Array, blocks: Array, last: int, d: float, c: float, power: float) -> tuple[Array, Array]:
     """Return numbers of the gamma distribution, and the logarithm of what they are to be multiplied by."""
 
     def attempt(words: Array, blocks: Array, number: int) -> tuple[Array, Array]:
@@ -78,18 +76,18 @@ def _gamma_parts(seed: int, words: Array, blocks: Array, last: int, d: float, c:
         x = np.sqrt(-2 * np.log(radius)) * np.cos(angle * (2 * np.pi))
         root = 1 + c * x
         v = root * root * root
-        uniform = inner(philox(seed, blocks, number, last + 1)[:, :2])[:, 0]
+        uniform = inner(philox(key, blocks, number, last + 1)[:, :2])[:, 0]
         return d * v, (root > 0) & (np.log(uniform) < 0.5 * x * x + d * (1 - v + np.log(v)))
 
-    made = _until_accepted(attempt, seed, words, blocks, last)
-    boost: Array = np.log(inner(philox(seed, blocks, 0, last + 2)[:, :2])[:, 0]) * power if power else np.zeros(len(blocks))
+    made = _until_accepted(attempt, key, words, blocks, last)
+    boost: Array = np.log(inner(philox(key, blocks, 0, last + 2)[:, :2])[:, 0]) * power if power else np.zeros(len(blocks))
     return made, boost
 
 
 @np.errstate(over="ignore", under="ignore")
 def _gamma(op: Any, words: Array, blocks: Array) -> Array:
     d, c, power, scale = op.constants()
-    made, boost = _gamma_parts(op.seed, words, blocks, 0, d, c, power)
+    made, boost = _gamma_parts(op.key(), words, blocks, 0, d, c, power)
     result: Array = (made * np.exp(boost) * scale).astype(op.dtype.numpy)
     return result
 
@@ -97,8 +95,8 @@ def _gamma(op: Any, words: Array, blocks: Array) -> Array:
 @np.errstate(over="ignore", under="ignore")
 def _beta(op: Any, words: Array, blocks: Array) -> Array:
     constants = op.constants()
-    x, boost_x = _gamma_parts(op.seed, words, blocks, 0, *constants[:3])
-    y, boost_y = _gamma_parts(op.seed, philox(op.seed, blocks, 0, 3), blocks, 3, *constants[3:])
+    x, boost_x = _gamma_parts(op.key(), words, blocks, 0, *constants[:3])
+    y, boost_y = _gamma_parts(op.key(), philox(op.key(), blocks, 0, 3), blocks, 3, *constants[3:])
     result: Array = (1 / (1 + y / x * np.exp(boost_y - boost_x))).astype(op.dtype.numpy)
     return result
 
@@ -113,7 +111,7 @@ def _counts(op: Any, words: Array, blocks: Array) -> Array:
     made = (
         _found(words, *constants[:3])
         if op.way() == "searched"
-        else _rejected(op.seed, words, blocks, constants, np.array(op.stirling_errors))
+        else _rejected(op.key(), words, blocks, constants, np.array(op.stirling_errors))
     )
     base = constants[-1]
     return (base - made if base else made).astype(np.int64)
@@ -132,7 +130,7 @@ def _found(words: Array, first: float, a: float, b: float) -> Array:
     return made
 
 
-def _rejected(seed: int, words: Array, blocks: Array, constants: tuple[float, ...], errors: Array) -> Array:
+def _rejected(key: int, words: Array, blocks: Array, constants: tuple[float, ...], errors: Array) -> Array:
     a, b, c, squeeze, bias, mean, most, other, _ = constants
 
     def attempt(words: Array, blocks: Array, number: int) -> tuple[Array, Array]:
@@ -146,7 +144,7 @@ def _rejected(seed: int, words: Array, blocks: Array, constants: tuple[float, ..
         is_below = np.log(v / (a / (room * room) + b)) + bias <= bound
         return count, ((room >= 0.07) & (v <= squeeze)) | (is_inside & is_below)
 
-    return _until_accepted(attempt, seed, words, blocks, 0)
+    return _until_accepted(attempt, key, words, blocks, 0)
 
 
 def _log_terms(counts: Array, mean: float, errors: Array) -> Array:
@@ -181,32 +179,32 @@ def sobol(directions: Array, first: int, count: int) -> Array:
     return result
 
 
-def _one(seed: int, index: int, attempt: int = 0, last: int = 0) -> tuple[float, float]:
+def _one(key: int, index: int, attempt: int = 0, last: int = 0) -> tuple[float, float]:
     """Return the two fractions between 0 and 1 of a block."""
-    first, second = inner(philox(seed, np.array([index], np.uint64), attempt, last))[0]
+    first, second = inner(philox(key, np.array([index], np.uint64), attempt, last))[0]
     return float(first), float(second)
 
 
-def _gamma_number(seed: int, index: int, last: int, a: float) -> tuple[float, float]:
+def _gamma_number(key: int, index: int, last: int, a: float) -> tuple[float, float]:
     """Return a number of the gamma distribution, number by number, and what it is to be multiplied by."""
     d = (a if a >= 1 else a + 1) - 1 / 3
     attempt = 0
     while True:
-        radius, angle = _one(seed, index, attempt, last)
+        radius, angle = _one(key, index, attempt, last)
         x = math.sqrt(-2 * math.log(radius)) * math.cos(2 * math.pi * angle)
         v = (1 + x / math.sqrt(9 * d)) ** 3
-        if v > 0 and math.log(_one(seed, index, attempt, last + 1)[0]) < x * x / 2 + d - d * v + d * math.log(v):
-            return d * v, 1.0 if a >= 1 else _one(seed, index, 0, last + 2)[0] ** (1 / a)
+        if v > 0 and math.log(_one(key, index, attempt, last + 1)[0]) < x * x / 2 + d - d * v + d * math.log(v):
+            return d * v, 1.0 if a >= 1 else _one(key, index, 0, last + 2)[0] ** (1 / a)
         attempt += 1
 
 
-def _poisson_rejected(lam: float, seed: int, index: int) -> int:
+def _poisson_rejected(lam: float, key: int, index: int) -> int:
     """Return a count by Hörmann's transformed rejection, number by number, with the logarithm of the gamma function."""
     b = 0.931 + 2.53 * math.sqrt(lam)
     a = -0.059 + 0.02483 * b
     attempt = 0
     while True:
-        u, v = _one(seed, index, attempt)
+        u, v = _one(key, index, attempt)
         u -= 0.5
         room = 0.5 - abs(u)
         k = math.floor((2 * a / room + b) * u + lam + 0.43)
@@ -216,7 +214,7 @@ def _poisson_rejected(lam: float, seed: int, index: int) -> int:
         attempt += 1
 
 
-def _binomial_rejected(n: int, p: float, seed: int, index: int) -> int:
+def _binomial_rejected(n: int, p: float, key: int, index: int) -> int:
     """Return a count by Hörmann's transformed rejection, number by number, with the logarithm of the gamma function."""
     rarer = min(p, 1 - p)
     spread = math.sqrt(n * rarer * (1 - rarer))
@@ -229,7 +227,7 @@ def _binomial_rejected(n: int, p: float, seed: int, index: int) -> int:
     mode = math.floor((n + 1) * rarer)
     attempt = 0
     while True:
-        u, v = _one(seed, index, attempt)
+        u, v = _one(key, index, attempt)
         u -= 0.5
         room = 0.5 - abs(u)
         k = math.floor((2 * a / room + b) * u + n * rarer + 0.5)
@@ -238,9 +236,9 @@ def _binomial_rejected(n: int, p: float, seed: int, index: int) -> int:
         attempt += 1
 
 
-def _searched(probability: Callable[[int], float], seed: int, index: int) -> int:
+def _searched(probability: Callable[[int], float], key: int, index: int) -> int:
     """Return the first count whose distribution function exceeds a fraction."""
-    fraction = float(unit(philox(seed, np.array([index], np.uint64)))[0, 0])
+    fraction = float(unit(philox(key, np.array([index], np.uint64)))[0, 0])
     total, count = probability(0), 0
     while fraction >= total:
         count += 1
@@ -256,21 +254,24 @@ def _floats(rng: np.random.Generator, dtype: DType, seed: int, offset: int, coun
     places = range(offset, offset + count)
     common: dict[str, Any] = {"shape": count, "dtype": dtype, "seed": seed, "offset": offset}
     what, error = f"{dtype.value} count={count} offset={offset} seed={seed}", sampling.sums(dtype, 32)
-    words = philox(seed, np.arange((offset + count) // 2 + 1 - offset // 2, dtype=np.uint64) + np.uint64(offset // 2))
-    pairs = wide(words).reshape(-1)[offset % 2 :][:count]
+    blocks = np.arange((offset + count) // 2 + 1 - offset // 2, dtype=np.uint64) + np.uint64(offset // 2)
     if dtype is DType.FLOAT32:
-        words = philox(seed, np.arange((offset + count) // 4 + 1 - offset // 4, dtype=np.uint64) + np.uint64(offset // 4))
+        words = philox(
+            key_of(seed, "exponential 4"), np.arange((offset + count) // 4 + 1 - offset // 4, dtype=np.uint64) + np.uint64(offset // 4)
+        )
         fractions = (words.reshape(-1)[offset % 4 :][:count].astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)).astype(float)
     else:
+        pairs = wide(philox(key_of(seed, "exponential 2"), blocks)).reshape(-1)[offset % 2 :][:count]
         fractions = ((pairs >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     yield Sample(f"exponential {what}", partial(_drawn, "exponential", {**common, "scale": 2.0}), (), -2 * np.log(fractions), error)
     a = float(dtype.numpy.type(rng.uniform(0.2, 0.9)))
     for shape in (a, 2.5, 1000.0):
         options = {**common, "a": shape, "scale": 0.5}
-        expected = np.array([0.5 * math.prod(_gamma_number(seed, place, 0, shape)) for place in places])
+        expected = np.array([0.5 * math.prod(_gamma_number(key_of(seed, "gamma 1"), place, 0, shape)) for place in places])
         yield Sample(f"gamma {what} a={shape}", partial(_drawn, "gamma", options), (), expected, error)
     for first, second in ((a, 0.5), (2.0, 7.5)):
-        x, y = ([math.prod(_gamma_number(seed, place, last, each)) for place in places] for last, each in ((0, first), (3, second)))
+        key = key_of(seed, "beta 1")
+        x, y = ([math.prod(_gamma_number(key, place, last, each)) for place in places] for last, each in ((0, first), (3, second)))
         parts = np.array(x), np.array(y)
         yield Sample(
             f"beta {what} a={first} b={second}",
@@ -280,6 +281,7 @@ def _floats(rng: np.random.Generator, dtype: DType, seed: int, offset: int, coun
             error,
         )
     inverse = NormalDist().inv_cdf
+    pairs = wide(philox(key_of(seed, "truncated_normal 2"), blocks)).reshape(-1)[offset % 2 :][:count]
     for mean, low, high in ((0.0, -2.0, 1.0), (-1.0, 1.0, math.inf)):
         sides = NormalDist(mean, 2.0)
         first, last = sides.cdf(low), 1.0 if high == math.inf else sides.cdf(high)
@@ -296,22 +298,23 @@ def _whole(seed: int, offset: int, count: int) -> Iterator[Sample]:
     places = range(offset, offset + count)
     common: dict[str, Any] = {"shape": count, "seed": seed, "offset": offset}
     what = f"count={count} offset={offset} seed={seed}"
-    words = philox(seed, np.arange((offset + count) // 4 + 1 - offset // 4, dtype=np.uint64) + np.uint64(offset // 4))
+    blocks = np.arange((offset + count) // 4 + 1 - offset // 4, dtype=np.uint64) + np.uint64(offset // 4)
+    words = philox(key_of(seed, "bernoulli"), blocks)
     expected = words.reshape(-1)[offset % 4 :][:count] < 0.3 * 2**32
     yield Sample(f"bernoulli {what}", partial(_drawn, "bernoulli", {**common, "p": 0.3}), (), expected)
     counts: tuple[tuple[str, dict[str, Any], Callable[[int, int], int]], ...] = (
-        ("poisson", {"lam": 0.0}, lambda seed, place: 0),
+        ("poisson", {"lam": 0.0}, lambda key, place: 0),
         ("poisson", {"lam": 3.5}, partial(_searched, partial(_poisson, 3.5))),
         ("poisson", {"lam": 10.0}, partial(_poisson_rejected, 10.0)),
         ("poisson", {"lam": 1234.5}, partial(_poisson_rejected, 1234.5)),
         ("binomial", {"n": 12, "p": 0.25}, partial(_searched, partial(_binomial, 12, 0.25))),
-        ("binomial", {"n": 15, "p": 0.75}, lambda seed, place: 15 - _searched(partial(_binomial, 15, 0.25), seed, place)),
+        ("binomial", {"n": 15, "p": 0.75}, lambda key, place: 15 - _searched(partial(_binomial, 15, 0.25), key, place)),
         ("binomial", {"n": 25, "p": 0.5}, partial(_binomial_rejected, 25, 0.5)),
         ("binomial", {"n": 1000, "p": 0.9}, partial(_binomial_rejected, 1000, 0.9)),
         ("binomial", {"n": 10_000, "p": 0.125}, partial(_binomial_rejected, 10_000, 0.125)),
     )
     for kind, options, number in counts:
-        expected = np.array([number(seed, place) for place in places], np.int64)
+        expected = np.array([number(key_of(seed, kind), place) for place in places], np.int64)
         yield Sample(f"{kind} {what} {options}", partial(_drawn, kind, {**common, **options}), (), expected)
 
 

@@ -14,7 +14,7 @@ from accel.cpu.families import fused, sampling
 from accel.cpu.families.functions import BINARY, EXACT, FUNCTIONS, UFUNCS, power
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array, operand
-from accel.dtype import DType
+from accel.dtype import DType, rounded
 from accel.family import BackendPart, Sample
 from accel.views import broadcast
 
@@ -122,7 +122,7 @@ def _clip(op: Any, operands: list[Array], out: Array) -> None:
 
 
 def _cast(op: Any, operands: list[Array], out: Array) -> None:
-    np.copyto(out, operands[0], casting="unsafe")
+    np.copyto(out, rounded(operands[0], out.dtype), casting="unsafe")
 
 
 _binary_of_broadcast = _kernel(_broadcast_binary, lambda op, last: _result(op.op, last.dtype))

@@ -14,7 +14,7 @@ from accel.cpu.families import sampling
 from accel.cpu.families.functions import BINARY, FUNCTIONS, UFUNCS, power
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array, operand
-from accel.dtype import DType
+from accel.dtype import DType, rounded
 from accel.family import Sample
 from accel.views import broadcast
 
@@ -29,6 +29,14 @@ _CACHE = 1 << 18
 
 def _clip(x: Array, least: Array, most: Array) -> Any:
     return np.minimum(np.maximum(x, least), most)
+
+
+def _floor_divide(a: Array, b: Array) -> Any:
+    made = np.floor_divide(a, b)
+    if made.dtype.kind == "f":  # of infinities numpy has Python's results, and these are the array API standard's
+        ends = np.isinf(a) | np.isinf(b)
+        made = np.where(ends, np.floor(np.divide(a, b)), made) if ends.any() else made
+    return made
 
 
 def _expm1(x: Array) -> Any:
@@ -70,7 +78,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hypot": np.hypot,
     "logaddexp": np.logaddexp,
     "nextafter": np.nextafter,
-    "floor_divide": np.floor_divide,
+    "floor_divide": _floor_divide,
     "bitwise_and": np.bitwise_and,
     "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor,
@@ -115,12 +123,13 @@ def values_of(program: Sequence[Any], types: Sequence[DType], operands: Sequence
     operands
         Arrays and numbers.
     """
-    values: list[Any] = [each.astype(wider(each.dtype), copy=False) for each in operands]
+    # Of 0-d operands numpy's functions make scalars, which nothing can be written to.
+    values: list[Any] = [np.atleast_1d(each).astype(wider(each.dtype), copy=False) for each in operands]
     for instruction, dtype in zip(program, types[len(operands) :], strict=True):
         name, arguments = instruction[0], [values[place] for place in instruction[1:]]
         function = _FUNCTIONS.get(name)
-        result = np.asarray(arguments[0]).astype(dtype.numpy) if function is None else function(*arguments)
-        values.append(np.asarray(result).astype(wider(dtype.numpy), copy=False))
+        result = rounded(arguments[0], dtype.numpy) if function is None else function(*arguments)
+        values.append(result.astype(wider(dtype.numpy), copy=False))
     last: Array = values[-1]
     return last
 

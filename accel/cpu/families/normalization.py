@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.families.precision import blocks, wider
+from accel.cpu.families.precision import blocks, total, wider
 from accel.cpu.views import array
 from accel.family import Sample
 
@@ -47,8 +47,8 @@ def _exponentials(x: Array, out: Array, is_log: bool) -> None:
             part = x[outer, :, inner].astype(wide)
             part -= part.max(axis=1, keepdims=True)
             powers = np.exp(part)
-            total = powers.sum(axis=1, keepdims=True)
-            out[outer, :, inner] = part - np.log(total) if is_log else powers / total
+            sums = total(powers, (1,), keepdims=True)
+            out[outer, :, inner] = part - np.log(sums) if is_log else powers / sums
 
 
 def _norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -10,18 +11,45 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["WORKSPACE", "blocks", "wider"]
+    from accel.cpu.views import Array
+
+__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "total", "wider"]
 
 WORKSPACE = 16 << 20
 """Bytes that a kernel may take for intermediate results, except where a single row of them is larger."""
 
 _FLOAT32 = np.dtype(np.float32)
+_TWICE = {_FLOAT32: np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.complex128)}
+_FEW = 256
+"""Elements that are added one by one without much loss."""
 _WIDER: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype(np.float16): _FLOAT32, np.dtype(ml_dtypes.bfloat16): _FLOAT32}
 
 
 def wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type that ``dtype`` is computed in: float32 for the 16-bit floats, which are then rounded once; else itself."""
     return _WIDER.get(dtype, dtype)
+
+
+def accumulator(x: Array, axes: tuple[int, ...]) -> np.dtype[Any]:
+    """Return the type that sums along axes are accumulated in: :func:`wider`, or twice the precision for many elements that numpy does not add in pairs.
+
+    numpy adds in pairs along the last axes of contiguous arrays only. Along others the rounding of float32 adds up: to percents for millions of rows.
+    """
+    wide = wider(x.dtype)
+    in_pairs = x.flags.c_contiguous and axes == tuple(range(x.ndim - len(axes), x.ndim))
+    return wide if in_pairs or math.prod(x.shape[axis] for axis in axes) <= _FEW else _TWICE.get(wide, wide)
+
+
+def total(x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
+    """Return sums along axes, in the type of ``x``; see :func:`accumulator`."""
+    made: Array = x.sum(axis=axes, dtype=accumulator(x, axes), keepdims=keepdims)
+    return made.astype(x.dtype, copy=False)
+
+
+def mean(x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
+    """Return means along axes, in the type of ``x``; see :func:`accumulator`."""
+    made: Array = total(x, axes, keepdims=keepdims) / x.dtype.type(math.prod(x.shape[axis] for axis in axes))
+    return made
 
 
 def blocks(count: int, nbytes: int, workspace: int = WORKSPACE) -> Iterator[slice]:

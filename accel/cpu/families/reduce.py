@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import ComputeBackend, ReduceOp, result_dtype
+from accel.compute import EXTREMES, ComputeBackend, ReduceOp, result_dtype
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.families.precision import wider
+from accel.cpu.families.precision import accumulator, mean, total, wider
 from accel.cpu.views import array, operand
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
@@ -56,6 +56,8 @@ def _reduce(op: ReduceOp, x: Array, axes: tuple[int, ...], ddof: int, out: Array
     if ufunc is None:
         out[...] = _others(op, x.astype(wide, copy=False), axes, count - ddof)
         return
+    if op not in EXTREMES:
+        wide = accumulator(x, axes)
     # dtype= keeps numpy from widening integers (their sums wrap) and makes it widen the 16-bit floats.
     result = ufunc.reduce(x, axis=axes, dtype=wide, out=out if wide is dtype else None)
     if op is _MEAN:
@@ -74,9 +76,9 @@ def _others(op: ReduceOp, x: Array, axes: tuple[int, ...], divisor: int) -> Any:
         most = x.max(axes, keepdims=True)
         # An infinity less itself is no number.
         shift = np.where(np.isfinite(most), most, x.dtype.type(0))
-        return np.log(np.exp(x - shift).sum(axes)) + np.squeeze(shift, axes)
-    deviations = x - x.mean(axes, keepdims=True)
-    variance = (deviations * deviations).sum(axes) / x.dtype.type(max(divisor, 0))
+        return np.log(total(np.exp(x - shift), axes)) + np.squeeze(shift, axes)
+    deviations = x - mean(x, axes, keepdims=True)
+    variance = total(deviations * deviations, axes) / x.dtype.type(max(divisor, 0))
     return np.sqrt(variance) if op is ReduceOp.STD else variance
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu.families import choices, distributions, sampling
-from accel.cpu.families.words import philox, philox_blocks, wide
+from accel.cpu.families.words import key_of, philox, philox_blocks, wide
 from accel.cpu.views import Array, array
 from accel.dtype import DType
 from accel.errors import BackendUnavailableError, UnsupportedError
@@ -42,7 +42,7 @@ def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> Non
     done = 0
     skip = offset - first * per_block
     index = first
-    for words in philox_blocks(op.seed, first, count):
+    for words in philox_blocks(op.key(), first, count):
         made = numbers(words, np.arange(index, index + len(words), dtype=_U64)).reshape(-1)[skip:]
         taken = min(len(made), size - done)
         out[done : done + taken] = made[:taken]
@@ -101,7 +101,7 @@ def _integers(op: Any, words: Array, blocks: Array) -> Array:
     while is_biased.any():
         attempt += 1
         rows, places = np.nonzero(is_biased)
-        again, still = scaled(philox(op.seed, blocks[rows], attempt), span)
+        again, still = scaled(philox(op.key(), blocks[rows], attempt), span)
         here = np.arange(len(rows)), places
         values[rows, places] = again[here]
         is_biased = np.zeros_like(is_biased)
@@ -208,11 +208,11 @@ def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
     return getattr(rng, kind)(**options)
 
 
-def _blocks(seed: int, offset: int, count: int, per_block: int) -> tuple[Array, slice]:
+def _blocks(key: int, offset: int, count: int, per_block: int) -> tuple[Array, slice]:
     """Return the blocks of words that numbers come from, and where these are among the numbers of the blocks."""
     first = offset // per_block
     blocks = np.arange(first, -(-(offset + count) // per_block), dtype=_U64)
-    return philox(seed, blocks, 0), slice(offset - first * per_block, offset - first * per_block + count)
+    return philox(key, blocks, 0), slice(offset - first * per_block, offset - first * per_block + count)
 
 
 def _normals(words: Array, dtype: DType) -> Array:
@@ -236,13 +236,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype, per_block in ((DType.FLOAT32, 4), (DType.FLOAT64, 2)):
         for count, offset in ((1, 0), (1001, 3), (64, (1 << 40) + 1)):
             seed = int(rng.integers(1 << 63))
-            words, part = _blocks(seed, offset, count, per_block)
+            words, part = _blocks(key_of(seed, f"uniform {per_block}"), offset, count, per_block)
             options: dict[str, Any] = {"shape": count, "dtype": dtype, "seed": seed, "offset": offset}
             what = f"{dtype.value} count={count} offset={offset} seed={seed}"
             whole = words >> np.uint32(8) if per_block == 4 else wide(words) >> np.uint64(11)
             fractions = whole.reshape(-1)[part].astype(np.longdouble) * np.longdouble(2.0) ** (-24 if per_block == 4 else -53)
             uniform = partial(_drawn, "uniform", {**options, "low": -1.0, "high": 3.0})
             yield Sample(f"uniform {what}", uniform, (), fractions * 4 - 1, sampling.sums(dtype))
+            words, part = _blocks(key_of(seed, f"normal {per_block}"), offset, count, per_block)
             normal, error = _normals(words, dtype)[part], sampling.sums(dtype, 8)
             shifted = partial(_drawn, "normal", {**options, "mean": 1.0, "std": 2.0})
             # One number may be close to 0: twice the standard deviation is what is usual.
@@ -250,7 +251,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"lognormal {what}", partial(_drawn, "lognormal", {**options, "sigma": 0.5}), (), np.exp(normal / 2), error)
     for whole_type in (DType.INT64, DType.UINT8):
         seed = int(rng.integers(1 << 63))
-        words, part = _blocks(seed, 5, 999, 4)
+        words, part = _blocks(key_of(seed, "integers 4"), 5, 999, 4)
         options = {"shape": 999, "low": 3, "high": 3 + 64, "dtype": whole_type, "seed": seed, "offset": 5}
         values = (words.reshape(-1)[part].astype(_U64) * np.uint64(64) >> np.uint64(32)).astype(np.int64) + 3
         yield Sample(f"integers {whole_type.value} seed={seed}", partial(_drawn, "integers", options), (), values)

@@ -10,8 +10,8 @@ import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.families.precision import blocks, wider
-from accel.cpu.families.words import philox_blocks
+from accel.cpu.families.precision import blocks, mean, total, wider
+from accel.cpu.families.words import key_of, philox_blocks
 from accel.cpu.views import array
 from accel.family import Sample
 
@@ -54,7 +54,7 @@ def _clear(sums: list[Array]) -> None:
 def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list[Array], is_centred: bool, eps: float) -> None:
     """Compute the gradients of a norm of the rows of [outer, groups, length] arrays, of which a group has one weight for each of its channels."""
     wide, row = wider(x.dtype), x[0].size
-    totals = np.zeros((2, len(sums[0])), wide)
+    totals = np.zeros((2, len(sums[0])))
     for block in blocks(len(x), 4 * row * wide.itemsize):
         part, change = x[block].astype(wide), grad[block].astype(wide)
         if is_centred:
@@ -62,7 +62,7 @@ def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list
         factor = 1 / np.sqrt((part * part).mean(axis=2, keepdims=True) + wide.type(eps))
         part *= factor
         by_channel = len(part), totals.shape[1], -1
-        totals += (change * part).reshape(by_channel).sum(axis=(0, 2)), change.reshape(by_channel).sum(axis=(0, 2))
+        totals += total((change * part).reshape(by_channel), (0, 2)), total(change.reshape(by_channel), (0, 2))
         if weight is not None:
             scaled = change.reshape(by_channel)
             scaled *= weight.astype(wide)
@@ -70,8 +70,8 @@ def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list
         if is_centred:
             change -= change.mean(axis=2, keepdims=True)
         out[block] = (change - part * along) * factor
-    for target, total in zip(sums, totals, strict=False):
-        target[...] = total
+    for target, made in zip(sums, totals, strict=False):
+        target[...] = made
 
 
 def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -90,9 +90,9 @@ def _of_softmax(grad: Array, y: Array, out: Array, is_log: bool) -> None:
         for inner in blocks(behind, 4 * (outer.stop - outer.start) * length * wide.itemsize):
             change, made = grad[outer, :, inner].astype(wide), y[outer, :, inner].astype(wide)
             if is_log:
-                out[outer, :, inner] = change - np.exp(made) * change.sum(axis=1, keepdims=True)
+                out[outer, :, inner] = change - np.exp(made) * total(change, (1,), keepdims=True)
             else:
-                out[outer, :, inner] = (change - (change * made).sum(axis=1, keepdims=True)) * made
+                out[outer, :, inner] = (change - total(change * made, (1,), keepdims=True)) * made
 
 
 def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -114,21 +114,21 @@ def _channels(x: Array, grad: Array | None, weight: Array | None, bias: Array | 
     """Normalize an array whose channels are at axis 1, or compute the gradients of that; and write the statistics, or the gradients of weight and bias."""
     wide = wider(x.dtype)
     part = x.astype(wide)
-    mean = part.mean(axis=(0, 2), keepdims=True)
-    part -= mean
-    variance = (part * part).mean(axis=(0, 2), keepdims=True)
+    middle = mean(part, (0, 2), keepdims=True)
+    part -= middle
+    variance = mean(part * part, (0, 2), keepdims=True)
     factor = 1 / np.sqrt(variance + wide.type(eps))
     part *= factor
     scale = wide.type(1) if weight is None else weight.astype(wide)
     if grad is None:
         made = part * scale
         out[...] = made if bias is None else made + bias.astype(wide)
-        results = mean, variance
+        results = middle, variance
     else:
         change = grad.astype(wide)
-        results = (change * part).sum(axis=(0, 2)), change.sum(axis=(0, 2))
-        along = (change * part).mean(axis=(0, 2), keepdims=True)
-        out[...] = (change - change.mean(axis=(0, 2), keepdims=True) - part * along) * factor * scale
+        results = total(change * part, (0, 2)), total(change, (0, 2))
+        along = mean(change * part, (0, 2), keepdims=True)
+        out[...] = (change - mean(change, (0, 2), keepdims=True) - part * along) * factor * scale
     for target, result in zip(sums, results, strict=True):
         target[...] = result.reshape(-1)
 
@@ -143,7 +143,7 @@ def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
 def _drop(x: Array, out: Array, op: Any) -> None:
     first, wide = op.offset // 4, wider(x.dtype)
     skip, done = op.offset - 4 * first, 0
-    for words in philox_blocks(op.seed, first, -(-(op.offset + x.size) // 4) - first):
+    for words in philox_blocks(op.key(), first, -(-(op.offset + x.size) // 4) - first):
         stays = (words.reshape(-1)[skip:] >> np.uint32(8))[: x.size - done] >= op.least()
         place = slice(done, done + len(stays))
         out[place] = np.where(stays, x[place].astype(wide) * wide.type(op.scale()), 0)
@@ -296,7 +296,9 @@ def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, .
 def _dropout_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], p: float, seed: int, offset: int) -> Sample:
     x = sampling.random(rng, shape, dtype)
     first = offset // 4
-    words = np.concatenate(list(philox_blocks(seed, first, x.size // 4 + 2))).reshape(-1)[offset - 4 * first :][: x.size]
+    words = np.concatenate(list(philox_blocks(key_of(seed, "uniform 4"), first, x.size // 4 + 2))).reshape(-1)[offset - 4 * first :][
+        : x.size
+    ]
     # The numbers that rng.uniform draws.
     stays = ((words >> np.uint32(8)) * 2.0**-24 >= p).reshape(shape)
     expected = np.where(stays, sampling.wide(x) / (1 - p if p < 1 else 1), 0)

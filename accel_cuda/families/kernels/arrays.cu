@@ -43,7 +43,7 @@ template <class T> DEVICE void ramp(T* y, i64 size, u64 start, u64 step, u64 las
   if constexpr (Kind<T>::integer) y[i] = (T)(start + (u64)i * step);
   else {
     const double exact = has_last && i == size - 1 ? __longlong_as_double((i64)last) : (double)i * __longlong_as_double((i64)step) + __longlong_as_double((i64)start);
-    y[i] = narrow<T>((typename Wide<T>::type)exact);
+    y[i] = narrow<T>(exact);
   }
 }
 

@@ -2,10 +2,10 @@
 
 DEVICE Block block_of(u64 seed, u64 number) { return philox(seed, number / 2, 0); }
 constexpr i32 NO_WEIGHT = 1, TOO_FEW = 2;  // as in accel.ops.choices
-constexpr u64 NEVER = 0x7ff0000000000000ull;  // infinity: the key of what has no weight
+constexpr u64 INFINITE = 0x7ff0000000000000ull, SIGN = 1ull << 63, NEVER = INFINITE | SIGN;  // NEVER: the key of what has no weight
 
 DEVICE f64 weight_of(f64 p, i32* status) {
-  if (p >= 0.0 && p < real(NEVER)) return p;
+  if (p >= 0.0 && p < real(INFINITE)) return p;
   atomicOr(status, NO_WEIGHT);
   return 0.0;
 }
@@ -15,12 +15,16 @@ extern "C" __global__ void choice_keys(u64* keys, u32* places, i64 n, u64 seed, 
   keys[i] = pair(block_of(seed, offset + i), (offset + i) % 2);
   places[i] = (u32)i;
 }
-// Positive numbers are in the order of their bits.
+// Positive numbers are in the order of their bits, and negative ones in the other order.
+DEVICE u64 in_order(f64 x) {
+  u64 bits = (u64)__double_as_longlong(x);
+  return bits & SIGN ? ~bits : bits | SIGN;
+}
 template <class T> DEVICE void clocks(u64* keys, u32* places, i64 n, u64 seed, u64 offset, const T* p, i32* status) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  f64 weight = weight_of(p[i], status), clock = -log(inner(block_of(seed, offset + i), (offset + i) % 2)) / weight;
-  keys[i] = weight > 0.0 ? (u64)__double_as_longlong(clock) : NEVER;
+  f64 weight = weight_of(p[i], status), clock = log(-log(inner(block_of(seed, offset + i), (offset + i) % 2)));
+  keys[i] = weight > 0.0 ? in_order(clock - log(weight)) : NEVER;
   places[i] = (u32)i;
 }
 extern "C" __global__ void choice_clocks_f32(u64* keys, u32* places, i64 n, u64 seed, u64 offset, const f32* p, i32* status) {
@@ -29,12 +33,22 @@ extern "C" __global__ void choice_clocks_f32(u64* keys, u32* places, i64 n, u64 
 extern "C" __global__ void choice_clocks_f64(u64* keys, u32* places, i64 n, u64 seed, u64 offset, const f64* p, i32* status) {
   clocks(keys, places, n, seed, offset, p, status);
 }
-template <class T> DEVICE void weigh(f64* weights, i64 n, const T* p, i32* status) {
+// The bits of the largest weight, which is 0 before.
+extern "C" __global__ void choice_largest(u64* largest, i64 n, const f64* p, i32* status) {
+  i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  u64 bits = (u64)__double_as_longlong(weight_of(p[i], status));
+  if (bits > *(volatile u64*)largest) atomicMax(largest, bits);
+}
+extern "C" __global__ void choice_weigh_f32(f64* weights, i64 n, const f32* p, i32* status) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) weights[i] = weight_of(p[i], status);
 }
-extern "C" __global__ void choice_weigh_f32(f64* weights, i64 n, const f32* p, i32* status) { weigh(weights, n, p, status); }
-extern "C" __global__ void choice_weigh_f64(f64* weights, i64 n, const f64* p, i32* status) { weigh(weights, n, p, status); }
+// By a power of 2, which rounds nothing, so that sums neither overflow nor lose digits.
+extern "C" __global__ void choice_weigh_f64(f64* weights, i64 n, const f64* p, i32* status, const u64* largest) {
+  i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) weights[i] = *largest ? ldexp(weight_of(p[i], status), -ilogb(real(*largest))) : 0.0;
+}
 
 // The first of the running sums that exceeds a fraction of the last one.
 extern "C" __global__ void choice_search(i64* chosen, i64 count, u64 seed, u64 offset, const f64* sums, i64 n, i32* status) {

@@ -57,6 +57,15 @@ template <> struct Narrow<bf16, float> {  // to the nearest, halves to even; a c
   }
 };
 #endif
+// float32, with the last bit set where it does not hold the number: the rounding that follows is to the nearest then, and not a second one.
+DEVICE float to_odd(float y, bool is_exact) { return is_exact ? y : __uint_as_float(__float_as_uint(y) | 1); }
+DEVICE float to_odd(double x) { const float y = __double2float_rz(x); return to_odd(y, (double)y == x || x != x); }
+DEVICE float to_odd(i32 x) { const float y = __int2float_rz(x); return to_odd(y, (i32)y == x); }
+DEVICE float to_odd(u32 x) { const float y = __uint2float_rz(x); return to_odd(y, (u32)y == x); }
+DEVICE float to_odd(i64 x) { const float y = __ll2float_rz(x); return to_odd(y, (i64)y == x); }
+DEVICE float to_odd(u64 x) { const float y = __ull2float_rz(x); return to_odd(y, (u64)y == x); }
+template <> struct Narrow<f16, double> { static DEVICE f16 of(double x) { f16 y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; } };
+template <> struct Narrow<bf16, double> { static DEVICE bf16 of(double x) { return Narrow<bf16, float>::of(to_odd(x)); } };
 template <class T, class W> DEVICE T narrow(W x) { return Narrow<T, W>::of(x); }
 
 template <class W> DEVICE W add(W a, W b) {

@@ -99,7 +99,7 @@ struct Logaddexp {
     return apart > W(0) ? a + log1p(exp(-apart)) : b + log1p(exp(apart));
   }
 };
-// Towards minus infinity; of integers 0 where the divisor is 0.
+// Towards minus infinity; of integers 0 where the divisor is 0. Infinities have the array API standard's quotients, and not Python's.
 struct FloorDivide {
   template <class W> static DEVICE W of(W a, W b) {
     if constexpr (Kind<W>::integer) {
@@ -110,7 +110,8 @@ struct FloorDivide {
         return (W)(quotient - (quotient * b != a && (a < W(0)) != (b < W(0))));
       } else return a / b;
     } else {
-      if (b == W(0)) return a / b;
+      if (b == W(0) || isinf(b)) return floor(a / b);
+      if (isinf(a)) return a / b;
       const W rest = fmod(a, b);
       W quotient = (a - rest) / b;
       if (rest != W(0) && (b < W(0)) != (rest < W(0))) quotient -= W(1);

@@ -7,8 +7,12 @@ struct Pick { template <class W> static DEVICE W of(bool condition, W x, W y) { 
 struct Clip { template <class W> static DEVICE W of(W x, W least, W most) { return smaller(larger(x, least), most); } };
 
 template <class W> struct Narrow<f16, W> { static DEVICE f16 of(W x) { return Narrow<f16, float>::of((float)x); } };
-template <> struct Narrow<f16, double> { static DEVICE f16 of(double x) { f16 y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; } };
-template <class W> struct Narrow<bf16, W> { static DEVICE bf16 of(W x) { return Narrow<bf16, float>::of((float)x); } };
+template <class W> struct Narrow<bf16, W> {
+  static DEVICE bf16 of(W x) {
+    if constexpr (sizeof(W) >= 4) return Narrow<bf16, float>::of(to_odd(x));
+    else return Narrow<bf16, float>::of((float)x);
+  }
+};
 template <class W> struct Narrow<b8, W> {
   static DEVICE b8 of(W x) {
     if constexpr (Kind<W>::complex) return narrow<b8>(x.re != 0 || x.im != 0);
