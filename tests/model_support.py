@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -86,6 +87,14 @@ class Turning:
         x = np.asarray(inputs["x"])
         made = {"half": x / 2, "double": x * 2}
         return dict(reversed(made.items())) if x.flat[0] < 0 else made
+
+
+class Scribbling(Affine):
+    """Writes its first weight, past what keeps arrays from being written."""
+
+    def run(self, inputs: Mapping[str, accel.Operand]) -> dict[str, np.ndarray[Any, Any]]:
+        ctypes.memset(self._weights["w"].ctypes.data, 1, 4)
+        return super().run(inputs)
 
 
 X = {"x": accel.TensorSpec(("batch", 5), "float32")}

@@ -191,6 +191,32 @@ class WritesParameter(nn.Module):
         return x * self.scale
 
 
+class WritesUnseen(nn.Module):
+    """Changes its parameter past torch's count of changes: by ``.data``, by numpy, or, for large inputs, not before it serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.write(x)
+        return x * self.scale
+
+    def write(self, x: torch.Tensor) -> None:
+        self.scale.data.mul_(2)
+
+
+class WritesByNumpy(WritesUnseen):
+    def write(self, x: torch.Tensor) -> None:
+        self.scale.detach().numpy()[:] *= 2
+
+
+class WritesLater(WritesUnseen):
+    def write(self, x: torch.Tensor) -> None:
+        if (x > 100).any():
+            super().write(x)
+
+
 class SparseResult(nn.Module):
     """Returns what has no strides."""
 

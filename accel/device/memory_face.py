@@ -214,11 +214,33 @@ class MemoryFace(MemoryExchange):
         UnsupportedError
             The backend makes no checksums.
         """
+        self._check_sum(ref)
+        await self._keep_checksum(ref, self._sender.deadline(timeout))
+
+    async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
+        """Return whether a durable buffer still holds what its checksum was made of. It does not where something else than an op of this device wrote to it.
+
+        Where no checksum is known, since there is none or an op writes the buffer now, the answer is ``True``.
+
+        Parameters
+        ----------
+        ref, timeout
+            As in :meth:`keep_checksum`.
+
+        Raises
+        ------
+        InvalidArgumentError, StaleRefError
+            As in :meth:`keep_checksum`.
+        """
+        self._check_sum(ref)
+        return await self._sender.verify_checksum(ref.base if isinstance(ref, RefView) else ref, self._sender.deadline(timeout))
+
+    def _check_sum(self, ref: AccelRef) -> None:
+        """Raise unless there can be a checksum of a buffer."""
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")
         self._core.guard()
         self._sender.check(ops.Checksum(ref))
-        await self._keep_checksum(ref, self._sender.deadline(timeout))
 
     async def _keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
         whole = ref.base if isinstance(ref, RefView) else ref

@@ -259,6 +259,16 @@ class Sender:
             if not core.durable.is_torn(entry):
                 entry.checksum.take(int(value[0]), sent)
 
+    async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
+        """Return whether a durable buffer holds what its checksum was made of, as far as there is one that no op has made void meanwhile."""
+        core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
+        known = None if entry is None else entry.checksum.value
+        if entry is None or known is None:
+            return True
+        made = await self.run(None, self.left(deadline), checksum_op(core, ref, core.refs.live_generation), is_watched=True)
+        value = await self.run(None, self.left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
+        return known != entry.checksum.value or int(value[0]) == known
+
     def deadline(self, timeout: float | None) -> float | None:
         """Return the loop's time at which ``timeout`` seconds have passed; raises as :meth:`check_timeout` does."""
         self.check_timeout(timeout)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from accel.errors import ClosedError, ContextPoisonedError, DeviceLostError, MailboxFullError, OutOfMemoryError
+from accel.errors import (
+    ClosedError,
+    ContextPoisonedError,
+    DeviceLostError,
+    MailboxFullError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
@@ -172,7 +179,23 @@ class VersionLoader:
         version.weights |= await load_weights(device, given, system=system, on_progress=on_progress)
         version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
         await runner.open(version.weights)
-        await (version.relations.establish() if like is None else version.relations.adopt(like.relations))
+        if like is not None:
+            await version.relations.adopt(like.relations)
+            return
+        await version.relations.establish()
+        if (changed := await self._changed(version.weights)) is not None:
+            raise UnsupportedError(
+                f"the model changes its weight {changed!r} when it runs",
+                device=device.name,
+                remedy="Weights are only read, in all generations: have it change a copy, or a buffer of the module.",
+            )
+
+    async def _changed(self, weights: Mapping[str, AccelRef]) -> str | None:
+        """Return the name of a weight that the model has changed while it was warmed up and tried, if there is one."""
+        for name, ref in {ref.buffer: (name, ref) for name, ref in weights.items()}.values():
+            if not await self._device.verify_checksum(ref):
+                return name
+        return None
 
     def _check_room(self) -> None:
         """Refuse inputs, of which a file says the shapes, that the device has no room for: before they are made."""

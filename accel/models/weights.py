@@ -62,6 +62,9 @@ class WeightsDevice(Protocol):
     async def keep_checksum(self, ref: AccelRef) -> None:
         """See :meth:`accel.Device.keep_checksum`."""
 
+    async def verify_checksum(self, ref: AccelRef) -> bool:
+        """See :meth:`accel.Device.verify_checksum`."""
+
 
 Read: TypeAlias = "Callable[[int, memoryview], object]"
 """Fills memory with the bytes of an array, from a place on. May block; several threads call it at once."""

@@ -66,6 +66,22 @@ async def test_a_checksum_is_kept_of_a_buffer_that_was_filled_in_parts(way: Way)
 
 
 @EVERYWHERE
+async def test_a_checksum_tells_whether_something_else_has_written(way: Way) -> None:
+    rng, _ = seeded()
+    values = rng.integers(0, 100, 5000, np.uint8)
+    async with opened(way) as patient:
+        device = patient.device
+        ref, unchecked = await device.put(values, durable=True, checksum=True), await device.put(values[::-1].copy(), durable=True)
+        assert await device.verify_checksum(ref)
+        wild_write(values, 200)
+        assert not await device.verify_checksum(ref[:10])
+        assert await device.verify_checksum(unchecked)
+        await device.put(values, out=ref)
+        assert await device.verify_checksum(ref)
+        await failure(device.verify_checksum(await device.zeros(3)), accel.InvalidArgumentError)
+
+
+@EVERYWHERE
 async def test_ops_that_write_keep_the_checksum_right(way: Way) -> None:
     rng, seed = seeded()
     x, y = rng.standard_normal((2, 400))

@@ -16,7 +16,7 @@ import accel
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, used
-from tests.model_support import Affine, X, affine, expected
+from tests.model_support import Affine, Scribbling, X, affine, expected
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-async def loaded(device: accel.Device, rng: np.random.Generator, number: int = 1, **options: Any) -> accel.Model:
-    return await device.load_model(Affine, **{"weights": affine(rng, number), "inputs": X, "buckets": {"batch": (1, 4)}, **options})
+async def loaded(device: accel.Device, rng: np.random.Generator, number: int = 1, target: Any = Affine, **options: Any) -> accel.Model:
+    return await device.load_model(target, **{"weights": affine(rng, number), "inputs": X, "buckets": {"batch": (1, 4)}, **options})
 
 
 async def serving(model: accel.Model) -> int:
@@ -40,6 +40,9 @@ async def given_back(device: accel.Device, before: int, what: str = "the end") -
         while used(device) != before:
             await device.get(await device.zeros(1))
             assert used(device) >= before, what
+
+
+WIDE = {"x": accel.TensorSpec(("batch", 8), "float32")}
 
 
 def streams_of_the_cpu() -> int:
@@ -294,3 +297,46 @@ async def test_weights_that_failed_in_service_go_at_once(rng: np.random.Generato
         np.testing.assert_allclose([each["y"] for each in answers], expected(weights, x), rtol=2e-6, atol=2e-6)
         await given_back(device, before)
         assert model.version == 1
+
+
+@pytest.mark.parametrize("made", ["WritesUnseen", "WritesByNumpy", "WritesParameter"])
+async def test_a_module_that_changes_its_weights_is_refused(made: str) -> None:
+    pytest.importorskip("torch")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        before = used(device)
+        error = await failure(device.load_model(f"tests.model_zoo:{made}", inputs=WIDE, buckets={"batch": (1,)}), accel.UnsupportedError)
+        assert "'scale'" in str(error)
+        await given_back(device, before)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_swap_to_a_model_that_changes_its_weights_is_refused(host: Any, rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        before = used(device)
+        written = {**affine(rng), "w": np.full((5, 3), 0x01010101, np.int32).view(np.float32)}  # what it writes is there already
+        model = await loaded(device, rng, weights=written, target=Scribbling)
+        error = await failure(model.swap(affine(rng, 2)), accel.UnsupportedError)
+        assert "'w'" in str(error)
+        assert await serving(model) == 1
+        await model.aclose()
+        await given_back(device, before)
+
+
+async def test_weights_that_a_model_changes_later_are_not_used_after_a_rebuild(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("torch")
+    async with accel.System() as system:
+        plan = FaultPlan().poison_at(1, op="unary")
+        device = await system.open_device("cpu", host="inline", faults=plan)
+        model = await device.load_model("tests.model_zoo:WritesLater", inputs=WIDE, buckets={"batch": (1,)})
+        before = {name: await device.get(ref) for name, ref in model.weights.items()}
+        ones, large = np.ones((1, 8), np.float32), np.full((1, 8), 1000, np.float32)
+        np.testing.assert_array_equal(await model.numpy(ones), ones)
+        np.testing.assert_array_equal(await model.numpy(large), 2 * large)
+        await failure(device.elementwise.unary("relu", await device.zeros(3)), accel.ContextPoisonedError)
+        await generation(device, 2)
+        assert "durable_checksum_differs" in caplog.text
+        assert (await failure(model.numpy(ones), accel.StaleRefError)).reason == "torn"
+        await model.swap(before)
+        np.testing.assert_array_equal(await bounded(model.numpy(ones)), ones)
