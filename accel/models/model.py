@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from accel._log import get_logger
-from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError, OutOfMemoryError
+from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
@@ -20,7 +20,7 @@ from accel.models.relations import check_batch_axis
 from accel.models.runner import deadline_of, left
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
 from accel.models.version import VersionLoader
-from accel.models.versions import Versions
+from accel.models.versions import Coming, Versions
 from accel.models.weights import collect
 
 if TYPE_CHECKING:
@@ -91,11 +91,12 @@ class Model:
                 argument="inputs",
                 remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
             )
-        collected = await collect(system, weights)
-        if inputs is None:
-            assert file is not None, "or it was refused above"
-            said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
-            inputs = input_specs(said[file])
+        async with Coming().ended_early(device):
+            collected = await collect(system, weights)
+            if inputs is None:
+                assert file is not None, "or it was refused above"
+                said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
+                inputs = input_specs(said[file])
         checked = Buckets(inputs, buckets)
         versions = Versions(device, VersionLoader(device, source, checked, system, batch_axis), system.close_timeout)
         async with versions.coming(collected, on_progress):
@@ -349,7 +350,7 @@ class Model:
         Raises
         ------
         OutOfMemoryError
-            There is no room for both versions. If that is known before anything is read, nothing was changed.
+            There is no room for both versions. Nothing was changed, if ``memory_limit`` says so beforehand.
         InvalidArgumentError
             With these weights the model returns other arrays, dtypes or shapes than it serves. The old weights serve as before.
         LibraryError
@@ -362,16 +363,13 @@ class Model:
         Notes
         -----
         Swaps of one model wait for each other. Cancelling leaves the old weights in service; the new ones go as soon as the device lets go of them. The
-        weights of before the last swap are let go before the new ones are loaded, and are gone also if the swap then fails.
+        weights of before the last swap are let go once it is known what the new ones are, before they are loaded, and are gone also if the swap then fails.
         """
         items = [self.item(each) for each in canaries]
-        async with self._swapping:
+        async with self._swapping, self._versions.coming(weights, on_progress) as new:
             old = self._serving
-            self._check_room(old)
-            await self.release()
-            async with self._versions.coming(weights, on_progress) as new:
-                new.outputs.check_serves_for(old.outputs)
-                await self._check_canaries(old, new, items, compare)
+            new.outputs.check_serves_for(old.outputs)
+            await self._check_canaries(old, new, items, compare)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
         return new.number
 
@@ -387,9 +385,10 @@ class Model:
         -----
         Calls go to the other weights at once. This returns when the weights that were left have gone: as :meth:`release` does.
         """
-        left = self._versions.roll_back()
         version = self.version
-        if left is not None:
+        if not self._versions.end_coming():
+            left = self._versions.roll_back()
+            version = self.version
             logger.warning("model_rolled_back", device=self._device.name, version=version, left=left.number)
         await self._versions.gone()
         return version
@@ -424,20 +423,6 @@ class Model:
         """
         self._versions.close()
         await self._versions.gone()
-
-    def _check_room(self, old: Version) -> None:
-        """Refuse a swap for which there is no memory, before anything is let go or read."""
-        memory, needed = self._device.info().memory, old.nbytes
-        used = memory.used - self._versions.spare_nbytes
-        if memory.limit is not None and used + needed > memory.limit:
-            raise OutOfMemoryError(
-                f"a second set of weights of {needed} bytes does not fit beside the {used} bytes in use",
-                requested=needed,
-                used=used,
-                limit=memory.limit,
-                device=self._device.name,
-                remedy="Open the device with a larger memory_limit, or free other buffers first.",
-            )
 
     async def _check_canaries(self, old: Version, new: Version, items: list[dict[str, Array]], compare: Compare | None) -> None:
         for number, item in enumerate(items):

@@ -12,6 +12,7 @@ from accel.errors import (
     ClosedError,
     ContextPoisonedError,
     DeviceLostError,
+    InvalidArgumentError,
     MailboxFullError,
     OutOfMemoryError,
     UnsupportedError,
@@ -20,7 +21,7 @@ from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
 from accel.models.tensor_spec import BATCH
-from accel.models.weights import load_weights
+from accel.models.weights import Collected, collect, load_weights
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -168,30 +169,41 @@ class VersionLoader:
         make = LibraryRunner if self._source.function is None else FunctionRunner
         return Version(self._device, self._buckets, number, make(self._device, self._source, self._buckets), self._batch_axis)
 
-    async def load(self, version: Version, weights: Any, on_progress: Progress | None = None, *, like: Version | None = None) -> None:
+    async def collected(self, weights: Any) -> Collected:
+        """Find out what is in a source of weights; reads no elements."""
+        return weights if isinstance(weights, Collected) else await collect(self._system, weights)
+
+    async def load(self, version: Version, weights: Collected, on_progress: Progress | None = None, *, like: Version | None = None) -> None:
         """Put weights on the device, build the model around them, and see what it returns: with the weights of ``like`` the same.
 
         After an error the version is to be unloaded.
         """
         device, runner, system = self._device, version.runner, self._system
         self._check_room()
-        given = () if weights is None else weights
-        version.weights |= await load_weights(device, given, system=system, on_progress=on_progress)
+        version.weights |= await load_weights(device, weights, system=system, on_progress=on_progress)
         version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
         await runner.open(version.weights)
         if like is not None:
             await version.relations.adopt(like.relations)
             return
-        await version.relations.establish()
-        if (changed := await self._changed(version.weights)) is not None:
+        try:
+            await version.relations.establish()
+        except InvalidArgumentError:
+            await self._check_unchanged(version.weights)  # or answers change for that reason
+            raise
+        await self._check_unchanged(version.weights)
+
+    async def _check_unchanged(self, weights: Mapping[str, AccelRef]) -> None:
+        """Refuse a model that has changed its weights while it was warmed up and tried."""
+        changed = await self._changed(weights)
+        if changed is not None:
             raise UnsupportedError(
                 f"the model changes its weight {changed!r} when it runs",
-                device=device.name,
+                device=self._device.name,
                 remedy="Weights are only read, in all generations: have it change a copy, or a buffer of the module.",
             )
 
     async def _changed(self, weights: Mapping[str, AccelRef]) -> str | None:
-        """Return the name of a weight that the model has changed while it was warmed up and tried, if there is one."""
         for name, ref in {ref.buffer: (name, ref) for name, ref in weights.items()}.values():
             if not await self._device.verify_checksum(ref):
                 return name

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
-from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel.models.version import Version, VersionLoader
     from accel.models.weights import Progress
 
-__all__ = ["Versions"]
+__all__ = ["Coming", "Versions"]
 
 logger = get_logger()
 
@@ -24,12 +24,14 @@ logger = get_logger()
 class Versions:
     """The versions of one model, each in one state: it comes, serves, is kept for a rollback, or leaves.
 
-    ======================  ===============================================================
-    :meth:`coming`          the next version comes; at the end of the block it serves, and what served is kept. If the block raises or is cancelled, it leaves
-    :meth:`roll_back`       the kept version serves, and what served leaves; a version that comes leaves instead
-    :meth:`release`         the kept version leaves
-    :meth:`close`           all leave, and none comes any more
-    ======================  ===============================================================
+    ====================  ===================================================================================================================
+    :meth:`coming`        the next version comes; the kept one leaves before it is loaded. At the end of the block it serves, and what served is
+                          kept; if the block raises or is cancelled, it leaves
+    :meth:`end_coming`    the version that comes leaves
+    :meth:`roll_back`     the kept version serves, and what served leaves
+    :meth:`release`       the kept version leaves
+    :meth:`close`         all leave, and none comes any more
+    ====================  ===================================================================================================================
 
     A transition is made in one turn of the loop: it is made or it is not, whatever is cancelled. A version that leaves is unloaded by a task of its own,
     which runs to its end; cancelling :meth:`gone` ends the wait alone.
@@ -55,7 +57,7 @@ class Versions:
         self._loader = loader
         self._patience = patience
         self._latest = 0  # number of a version; none is used for two sets of weights that served
-        self._coming: _Coming | None = None
+        self._coming: Coming | None = None
         self._serving: Version | None = None
         self.kept: Version | None = None
         self.is_closed = False
@@ -78,37 +80,38 @@ class Versions:
             raise self._closed()
         return self._serving
 
-    @property
-    def spare_nbytes(self) -> int:
-        """Of the weights that are given back before the next version is loaded."""
-        return sum(version.nbytes for version in (self.kept, *self._leaving) if version is not None)
-
     @contextlib.asynccontextmanager
     async def coming(self, weights: Any, on_progress: Progress | None = None, *, like: Version | None = None) -> AsyncIterator[Version]:
         """Load the next version; it serves when the block ends. One block at a time. ``like`` has the same weights, on another device.
 
         Raises
         ------
+        OutOfMemoryError
+            There is no room for it beside the one that serves.
         ClosedError, DeviceLostError
             The model or the device was closed, or the device was lost, before the version served: waits in the block are ended by that.
         LibraryError
-            :meth:`roll_back` came before.
+            :meth:`end_coming` came before.
         """
         if self.is_closed:
             raise self._closed()
         version = self._loader.begin(self._latest + 1)
-        coming = self._coming = _Coming()
+        coming = self._coming = Coming()
         try:
             try:
                 async with coming.ended_early(self._device):
-                    await self._loader.load(version, weights, on_progress, like=like)
+                    collected = await self._loader.collected(weights)
+                    if self._serving is not None:
+                        self._check_room(collected.nbytes)
+                    self.release()
+                    await self.gone()
+                    await self._loader.load(version, collected, on_progress, like=like)
                     yield version
                 coming.check()
             finally:
                 self._coming = None
                 coming.over.set_result(None)
             self._latest = version.number
-            self._leave(self.kept)
             self.kept, self._serving = self._serving, version
         except BaseException as error:
             self._leave(version)
@@ -116,21 +119,25 @@ class Versions:
                 await self.gone()
             raise
 
-    def roll_back(self) -> Version | None:
-        """Serve the kept version, and return the one that leaves; ``None`` where a version comes, which leaves instead.
+    def end_coming(self) -> bool:
+        """Let the version that comes leave instead of serving; return whether there is one."""
+        if self._coming is None:
+            return False
+        text = "the swap was ended by a rollback before its weights served"
+        self._coming.end(LibraryError(text, op="swap", device=self._device.name, remedy="Swap again."))
+        return True
+
+    def roll_back(self) -> Version:
+        """Serve the kept version, and return what leaves.
 
         Raises
         ------
         ClosedError
             The model is closed.
         InvalidArgumentError
-            There is neither.
+            None is kept.
         """
         left = self.serving
-        if self._coming is not None:
-            text = "the swap was ended by a rollback before its weights served"
-            self._coming.end(LibraryError(text, op="swap", device=self._device.name, remedy="Swap again."))
-            return None
         if self.kept is None:
             raise InvalidArgumentError("the model has no weights to go back to", remedy="Roll back before release, after a swap.")
         self._serving, self.kept = self.kept, None
@@ -161,6 +168,20 @@ class Versions:
             numbers = [version.number for version in self._leaving]
             logger.warning("model_versions_in_use", device=self._device.name, versions=numbers, seconds=self._patience)
 
+    def _check_room(self, needed: int) -> None:
+        """Refuse a version for which there is no memory, before anything is let go."""
+        memory = self._device.info().memory
+        used = memory.used - sum(version.nbytes for version in (self.kept, *self._leaving) if version is not None)
+        if memory.limit is not None and used + needed > memory.limit:
+            raise OutOfMemoryError(
+                f"a second set of weights of {needed} bytes does not fit beside the {used} bytes in use",
+                requested=needed,
+                used=used,
+                limit=memory.limit,
+                device=self._device.name,
+                remedy="Open the device with a larger memory_limit, or free other buffers first.",
+            )
+
     def _ending(self) -> list[asyncio.Future[None]]:
         coming = [self._coming.over] if self._coming is not None and self._coming.is_ended else []
         return [*self._leaving.values(), *coming]
@@ -180,7 +201,7 @@ class Versions:
         return ClosedError(f"the model on {self._device.name} is closed", device=self._device.name, remedy="Load it again.")
 
 
-class _Coming:
+class Coming:
     """A version that comes, and what has ended that before it served.
 
     Attributes

@@ -111,6 +111,11 @@ class Collected:
     weights: list[_Weight] = field(default_factory=list)
     inputs: dict[Path, list[tuple[str, str, list[int | str | None]]]] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the elements of all weights, each array counted once."""
+        return sum({each.identity: each.nbytes for each in self.weights}.values())
+
 
 async def collect(system: ActorSystem, source: Any) -> Collected:
     """Find out what is in a source of weights. The parameters and errors are those of :func:`load_weights`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 
 import accel
+from accel.models import model as model_module
+from accel.models import version
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, used
@@ -115,46 +116,40 @@ async def test_a_call_that_is_cancelled_in_any_turn_is_made_or_not(what: str, rn
 
 @pytest.mark.parametrize("stuck", ["compare", "file"])
 @pytest.mark.parametrize("closer", ["aclose", "release", "rollback", "device"])
-async def test_nothing_waits_for_a_swap_that_does_not_return(closer: str, stuck: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    fifo = tmp_path / "w.safetensors"
+async def test_nothing_waits_for_a_swap_that_does_not_return(
+    closer: str, stuck: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def sticks(*_: object) -> Any:
+        begun.set()
+        return await never()
+
     async with accel.System() as system:
         device = await system.open_device("cpu", host="inline")
         model = await loaded(device, rng)
         before = used(device)
         if stuck == "file":
-            os.mkfifo(fifo)
-            swap = task(model.swap(fifo))
-            await turns()
+            monkeypatch.setattr(version, "collect", sticks)
+        swap = task(model.swap(affine(rng, 2), canaries=[np.ones(5)], compare=sticks))
+        await bounded(begun.wait())
+        if closer == "device":
+            await bounded(device.aclose())
+            await failure(swap, accel.ClosedError)
+        elif closer == "aclose":
+            await bounded(model.aclose())
+            await failure(swap, accel.ClosedError)
+            assert used(device) < before
+        elif closer == "rollback":
+            assert await bounded(model.rollback()) == 1
+            error = await failure(swap, accel.LibraryError)
+            assert error.op == "swap"
+            assert (await serving(model), used(device)) == (1, before)
         else:
-            compared = asyncio.Event()
-
-            async def compare(old: Any, new: Any) -> bool:
-                compared.set()
-                return await never()
-
-            swap = task(model.swap(affine(rng, 2), canaries=[np.ones(5)], compare=compare))
-            await bounded(compared.wait())
-        try:
-            if closer == "device":
-                await bounded(device.aclose())
-                await failure(swap, accel.ClosedError)
-            elif closer == "aclose":
-                await bounded(model.aclose())
-                await failure(swap, accel.ClosedError)
-                assert used(device) < before
-            elif closer == "rollback":
-                assert await bounded(model.rollback()) == 1
-                error = await failure(swap, accel.LibraryError)
-                assert error.op == "swap"
-                assert (await serving(model), used(device)) == (1, before)
-            else:
-                await bounded(model.release())
-                assert not swap.done(), "it holds no weights that a release is of"
-                await cancelled(swap)
-                assert await serving(model) == 1
-        finally:
-            if stuck == "file":
-                os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # ends the thread that reads it
+            await bounded(model.release())
+            assert not swap.done(), "it holds no weights that a release is of"
+            await cancelled(swap)
+            assert await serving(model) == 1
 
 
 async def test_a_call_that_does_not_end_bounds_no_close(rng: np.random.Generator) -> None:
@@ -177,19 +172,21 @@ async def test_a_call_that_does_not_end_bounds_no_close(rng: np.random.Generator
 
 async def test_a_swap_that_is_refused_leaves_the_weights_to_go_back_to(rng: np.random.Generator) -> None:
     def large(number: int) -> dict[str, Any]:
-        return affine(rng, number) | {"large": np.zeros(3 << 20, np.uint8)}
+        return affine(rng, number) | {"large": np.zeros(5 << 20, np.uint8)}
 
     async with accel.System() as system:
         device = await system.open_device("cpu", memory_limit=8 << 20)
         model = await loaded(device, rng)
-        await model.swap(large(2))
-        taken = await device.empty(3 << 20, "uint8")
+        await model.swap(affine(rng, 2))
+        taken = await device.empty(4 << 20, "uint8")
         await failure(model.swap(large(3)), accel.OutOfMemoryError)
+        await failure(model.swap("no/such/file.safetensors"), accel.InvalidArgumentError)
+        await failure(model.swap({"w": [1, "a"]}), accel.InvalidArgumentError)
         assert await model.rollback() == 1
         assert await serving(model) == 1
-        await model.swap(large(3))
         await device.free(taken)
-        assert await bounded(model.swap(large(4))) == 4, "there is room, once the first ones are let go"
+        await model.swap(large(3))
+        assert await model.swap(affine(rng, 4)) == 4
 
 
 async def test_a_load_that_is_cancelled_in_any_turn_leaves_nothing(rng: np.random.Generator) -> None:
@@ -254,16 +251,21 @@ async def test_closing_while_a_library_opens_is_no_fault(host: Any, tmp_path: Pa
         await bounded(closing)
 
 
-async def test_closing_the_device_ends_a_load(rng: np.random.Generator, tmp_path: Path) -> None:
-    fifo = tmp_path / "w.safetensors"
-    os.mkfifo(fifo)
+@pytest.mark.parametrize("module", [version, model_module])
+async def test_closing_the_device_ends_a_load(module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    async def sticks(*_: object, **__: object) -> Any:
+        begun.set()
+        return await never()
+
+    monkeypatch.setattr(module, "load_weights" if module is version else "collect", sticks)
     async with accel.System() as system:
         device = await system.open_device("cpu")
-        load = task(loaded(device, rng, weights=fifo))
-        await turns()
+        load = task(loaded(device, rng))
+        await bounded(begun.wait())
         await bounded(device.aclose())
         await failure(load, accel.ClosedError)
-        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
 
 
 async def test_a_model_that_was_closed_while_its_device_was_lost_is_not_opened_again(
