@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.files import describer
+from accel.actors import ActorSystem
+from accel.files import describer, description
 from accel.files.messages import Kind
 from accel.process.channel import Channel
 
@@ -45,3 +46,11 @@ async def hangs(sock: socket.socket) -> None:
     if mark := os.environ.get("ACCEL_TEST_MARK"):
         Path(mark).touch()
     time.sleep(1000)
+
+
+async def describes(sock: socket.socket) -> None:
+    """Describe a file from within a child, and say what is in it."""
+    async with ActorSystem() as system:
+        (found,) = await description.describe(system, [Path(os.environ["ACCEL_TEST_MARK"])])
+    sock.setblocking(True)
+    sock.sendall(" ".join(found.tensors).encode())

@@ -29,8 +29,6 @@ __all__ = ["serve"]
 
 _INDEX: Final = ".safetensors.index.json"
 _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt")
-_MOST_ONNX: Final = 1 << 31
-"""Bytes of the longest protocol buffer."""
 
 _ROOM: Final = 1 << 30
 """Bytes of address space for what a file says of itself."""
@@ -108,10 +106,8 @@ def _describe_onnx(channel: Channel, source: int, path: Path) -> None:
             remedy="Install it: pip install '.[onnx]'  # in a checkout",
         ) from error
     file = RegularFile(path)
-    if file.size >= _MOST_ONNX:
-        raise InvalidArgumentError(f"{path} has {file.size} bytes, and an ONNX file less than 2 GiB", remedy="Give a model that has less.")
     limit_address_space(_ROOM + _ROOM_PER_BYTE * file.size)
-    inputs = onnx.session(bytes(file.read(0, file.size)), path, 1, optimizes=False).get_inputs()
+    inputs = onnx.session(onnx.whole(file), path, 1, optimizes=False).get_inputs()
     channel.send(Kind.FILE, _json([str(path), file.identity]))
     channel.send(Kind.TENSOR, _json([source, "model.onnx", DType.UINT8.value, [file.size], 0, None]))
     channel.send(Kind.INPUTS, _json([source, [[each.name, each.type, each.shape] for each in inputs]]))

@@ -114,7 +114,7 @@ async def describe(system: ActorSystem, paths: Sequence[Path]) -> list[Descripti
         return []
     answer = _Answer(paths)
     disposal = Disposal(asyncio.get_running_loop())
-    child = await ChildProcess.start(system, _TARGET, env={"OPENBLAS_NUM_THREADS": "1"}, on_exit=answer.exited)
+    child = await ChildProcess.start(system, _TARGET, env={"OPENBLAS_NUM_THREADS": "1"}, on_exit=answer.exited, nested=True)
     try:
         channel = Channel(
             child.sock,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["CPU", "session"]
+    from accel.files.regular_file import RegularFile
+
+__all__ = ["CPU", "session", "whole"]
 
 CPU: Final = "CPUExecutionProvider"
 
@@ -36,7 +38,24 @@ _INSIDE: Final[dict[str, dict[int, str]]] = {
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
 _MAX_NESTED: Final = 100
 """Messages within messages that protocol buffers read."""
+_MOST: Final = 1 << 31
+"""Bytes of the longest protocol buffer."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+def whole(file: RegularFile) -> bytes:
+    """Return the bytes of a file.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It cannot be read, or is longer than any ONNX file.
+    """
+    if file.size >= _MOST:
+        raise InvalidArgumentError(
+            f"{file.path} has {file.size} bytes, and an ONNX file less than 2 GiB", remedy="Give a model that has less."
+        )
+    return bytes(file.read(0, file.size))
 
 
 def session(data: bytes, path: Path, threads: int | None, *, optimizes: bool = True) -> Any:

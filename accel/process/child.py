@@ -102,6 +102,7 @@ class ChildProcess:
         uvloop: bool = False,
         on_exit: Callable[[ExitStatus], None] | None = None,
         forkserver: bool = False,
+        nested: bool = False,
     ) -> Self:
         """Start a process; returns as soon as its interpreter runs, long before it has imported anything.
 
@@ -120,6 +121,8 @@ class ChildProcess:
             Called once, on the loop, after the process has ended.
         forkserver
             Whether the process is a forkserver, whose imports ``target`` does; see :class:`~accel.process.forks.Forks`.
+        nested
+            Whether such a child may start one itself: ``target`` imports nothing of a user's.
 
         Raises
         ------
@@ -130,14 +133,14 @@ class ChildProcess:
         ClosedError
             The system is closed, or this is not its loop.
         UnsupportedError
-            This process is such a child itself: a program that starts itself anew in each child would never end.
+            This process is such a child itself, and ``nested`` is not set: a program that starts itself anew in each child would never end.
 
         Notes
         -----
         Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
         """
         more = _checked(target, env)
-        if _child.IS_WORKER:
+        if _child.IS_WORKER and not nested:
             raise UnsupportedError("a child process of accel starts no children", remedy=_NO_GRANDCHILDREN)
         timeout = SpawnTimeout()
         flags = [*(["--uvloop"] if uvloop else []), *(["--forkserver"] if forkserver else [])]

@@ -30,8 +30,9 @@ from accel.files.messages import Kind
 from accel.files.onnx import session
 from accel.files.regular_file import RegularFile
 from accel.models.weights import load_weights
+from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
-from tests.child_support import no_child_left, until_so
+from tests.child_support import no_child_left, received, until_so
 from tests.device_support import bounded, failure, opened, task, used
 
 if TYPE_CHECKING:
@@ -472,6 +473,14 @@ async def test_a_file_that_is_parsed_without_end_is_given_up(tmp_path: Path, mon
     monkeypatch.setattr(description, "_TIMEOUT", 0.5)
     async with ActorSystem() as system:
         assert "within 0.5 s" in str(await failure(describe(system, [tmp_path / "a.pt"]), accel.InvalidArgumentError))
+
+
+async def test_a_child_may_have_files_described_too(tmp_path: Path) -> None:
+    path = safetensors_file(tmp_path / "m.safetensors", {"within": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}, b"abc")
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, PROGRAMS + "describes", env={"ACCEL_TEST_MARK": str(path)})
+        assert await bounded(received(child)) == b"within"
+        await child.aclose(grace=5.0)
 
 
 async def test_a_description_that_is_cancelled_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from accel._child import IS_WORKER
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.files.growth import limit_private_memory
-from accel.files.onnx import CPU, session
+from accel.files.onnx import CPU, session, whole
 from accel.files.regular_file import RegularFile
 from accel.memory.machine import memory_size
 from accel.models.adapters import host
@@ -94,7 +94,7 @@ class OnnxAdapter:
         InvalidArgumentError
             If the file cannot be read.
         """
-        return {} if _FILE in given else {_FILE: _read(self._path)}
+        return {} if _FILE in given else {_FILE: np.frombuffer(whole(RegularFile(self._path)), np.uint8)}
 
     def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
         """Make a session of the file's bytes; see :class:`~accel.models.adapters.base.Adapter`.
@@ -150,8 +150,3 @@ class OnnxAdapter:
             )
         results: list[Array] = self._session.run(self._outputs, arrays)
         return results[0] if len(results) == 1 else dict(zip(self._outputs, results, strict=True))
-
-
-def _read(path: Path) -> Array:
-    file = RegularFile(path)
-    return np.frombuffer(file.read(0, file.size), np.uint8)
