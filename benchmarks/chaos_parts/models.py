@@ -1,4 +1,4 @@
-"""A served model under load: requests that kill, hang or spoil it come among the others, its child is killed, and its weights are swapped meanwhile."""
+"""A served model under load: some requests kill, hang or spoil it, its child is killed, its weights are swapped, and loads fail meanwhile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import accel
+from benchmarks.chaos_parts.bad_loads import BadLoads
 from benchmarks.chaos_parts.clients import ask
 from benchmarks.chaos_parts.oracle import WrongAnswerError
 from benchmarks.chaos_parts.processes import send_signal
@@ -124,9 +125,12 @@ class Modelled:
     ----------
     batcher : ModelService
         What they ask; entered and closed by what made this.
+    bad_loads : BadLoads
+        What is loaded beside the model, and refused.
     """
 
     batcher: accel.ModelService
+    bad_loads: BadLoads
 
     def __init__(self, subject: Subject, ledger: Ledger, seed: int, faults: tuple[str, ...], *, hangs: bool) -> None:
         self.subject = subject
@@ -141,12 +145,10 @@ class Modelled:
 
     async def load(self) -> None:
         """Load the model, and make what serves it."""
-        self._model = await self.subject.device.load_model(
-            build if self._on_gpu else CpuModel,
-            weights=self._made(1),
-            inputs={"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")},
-            buckets={"batch": _BATCHES},
-        )
+        target = build if self._on_gpu else CpuModel
+        takes: dict[str, Any] = {"inputs": {"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")}, "buckets": {"batch": _BATCHES}}
+        self._model = await self.subject.device.load_model(target, weights=self._made(1), **takes)
+        self.bad_loads = BadLoads(self.subject, self._ledger, self._seed, target, **takes)
         self.batcher = accel.serve(self._model, check_finite=True)
 
     def _made(self, version: int) -> Mapping[str, Array]:

@@ -202,7 +202,7 @@ class Service:
         tasks = [asyncio.ensure_future(client.run(stop)) for client in clients]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in suspects for number in range(options.suspects)]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in models for number in range(options.models)]
-        tasks += [asyncio.ensure_future(each.change(stop)) for each in models]
+        tasks += [asyncio.ensure_future(each) for model in models for each in (model.change(stop), model.bad_loads.run(stop))]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import secrets
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import accel
+from benchmarks.chaos_parts.bad_loads import BadLoads, makers
 from benchmarks.chaos_parts.models import CpuModel, Modelled, weights
 from benchmarks.chaos_parts.oracle import WrongAnswerError
 from benchmarks.chaos_parts.suspects import POISON, Suspects
@@ -187,3 +189,29 @@ async def test_each_poison_of_a_model_has_an_error_of_its_own(token: int, right:
         if isinstance(wrong, np.ndarray) or (type(wrong), getattr(wrong, "kind", "")) != (type(right), getattr(right, "kind", "")):
             with pytest.raises(WrongAnswerError):
                 await modelled(wrong)._poison(ids)
+
+
+async def test_each_bad_load_of_a_run_is_refused_and_costs_no_context(tmp_path: Path) -> None:
+    draw = random.Random(seed := secrets.randbits(32))
+    print(f"seed {seed}")
+    takes = {"inputs": {"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")}, "buckets": {"batch": (1,)}}
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", memory_limit=64 << 20)
+        loads = BadLoads(SimpleNamespace(device=device), SimpleNamespace(), 0, CpuModel, **takes)  # type: ignore[arg-type]
+        await loads.load(None)
+        for make in makers():
+            await loads.load(make(tmp_path, draw))
+        assert device.generation == 1
+        good = BadLoads(SimpleNamespace(device=device), SimpleNamespace(), 0, Anything, **takes)  # type: ignore[arg-type]
+        with pytest.raises(WrongAnswerError):
+            await good.load(None)
+
+
+class Anything:
+    """A model that takes any weights."""
+
+    def open(self, *_: Any) -> None:
+        pass
+
+    def run(self, inputs: Any) -> Any:
+        return np.zeros((len(np.asarray(inputs["input_ids"])), 1))
