@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import onnxruntime
-
 from accel.errors import InvalidArgumentError
+
+# It is read when ONNX Runtime is imported. Since 1.29 it would tell a server of Microsoft's about each session, the model's name among it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

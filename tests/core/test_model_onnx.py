@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,3 +205,12 @@ async def until_generation(device: accel.Device, number: int) -> None:
     async for generation in device.generations():
         if generation >= number:
             return
+
+
+def test_onnx_runtime_starts_nothing_that_reports_to_a_server() -> None:
+    code = "import os, accel.files.onnx; print(len(os.listdir('/proc/self/task')))"
+    env = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**env, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == 1, "a thread besides the main one"
