@@ -126,6 +126,8 @@ class _Conversion:
 
     def _of_flat(self, level: list[Any], shape: tuple[int, ...], kinds: set[type]) -> Array:
         if not kinds <= _PLAIN:
+            if len(kinds) == 1 and issubclass(next(iter(kinds)), (np.number, np.bool_)):  # as list(array) has them
+                return self._of_array(np.array(level).reshape(shape))
             if not all(map(_is_single, kinds)):
                 return self._of_arrays(level, shape)
             level = [each if type(each) in _PLAIN else number(placed(self.name, i, shape), each) for i, each in enumerate(level)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from accel.errors import InvalidArgumentError
 
-__all__ = ["LATE", "UNKNOWN_CHARSET", "check_limits", "has_known_charset", "parsed"]
+__all__ = ["LATE", "TOO_LONG", "UNKNOWN_CHARSET", "check_limits", "has_known_charset", "parsed"]
 
+TOO_LONG = "The body is too long."
 LATE = "The body did not arrive in time."
 UNKNOWN_CHARSET = "The charset of the body is not known."
 

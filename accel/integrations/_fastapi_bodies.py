@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 
-from accel.integrations._bodies import LATE, UNKNOWN_CHARSET, has_known_charset
+from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, has_known_charset
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -69,7 +69,7 @@ class BodyMiddleware:
                 return _GONE
             received += len(message.get("body", b""))
             if self._limit is not None and received > self._limit:
-                refusal = JSONResponse({"detail": f"The body is longer than {self._limit} bytes."}, 413)
+                refusal = JSONResponse({"detail": TOO_LONG}, 413)
             elif received and not is_readable:
                 refusal = JSONResponse({"detail": UNKNOWN_CHARSET}, 415)
             if refusal is None:

@@ -103,6 +103,8 @@ class ModelRoute:
         except (MailboxFullError, asyncio.CancelledError):
             taken = False  # or its client left: how long that took says nothing of the service
             raise
+        except InvalidArgumentError as error:
+            raise error.clone(argument=None) from error  # the client's input was checked: this one concerns the model, and is not told
         finally:
             if taken and self.metrics is not None:
                 self.metrics.observe(self.name, perf_counter() - began)

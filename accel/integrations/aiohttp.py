@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
-from accel.integrations._bodies import LATE, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
+from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_on_lost, check_unused, open_system
 
@@ -237,7 +238,11 @@ def add_model(
 
     async def body(request: web.Request) -> Any:
         with _in_time(request, body_timeout):
-            return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
+            try:
+                return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
+            except web.HTTPRequestEntityTooLarge as error:
+                error.text, error.content_type = _detail(TOO_LONG), "application/json"
+                raise
 
     async def one(request: web.Request) -> web.Response:
         return _json(await route.one(app[service], await body(request)))
@@ -288,6 +293,11 @@ def _show_parts(app: web.Application, metrics: Metrics) -> None:
         _show_parts(part, metrics)
 
 
+def _detail(text: str) -> str:
+    """Return the body of an answer to a body that was not read: on FastAPI it is the same."""
+    return json.dumps({"detail": text})
+
+
 class _LateBodyError(TimeoutError):
     """Ends the reading of a body. A TimeoutError, because aiohttp then closes the connection without a line in the log."""
 
@@ -305,7 +315,7 @@ def _in_time(request: web.Request, seconds: float | None) -> Iterator[None]:
     try:
         yield
     except _LateBodyError:
-        late = web.HTTPRequestTimeout(text=LATE)
+        late = web.HTTPRequestTimeout(text=_detail(LATE), content_type="application/json")
         late.force_close()
         raise late from None
     finally:
@@ -319,7 +329,7 @@ def _body_middleware(limit: int | None, timeout: float | None) -> Middleware:
         if not request.can_read_body:
             return await handler(request)
         if not has_known_charset(request.headers.get("Content-Type", "")):
-            raise web.HTTPUnsupportedMediaType(text=UNKNOWN_CHARSET)
+            raise web.HTTPUnsupportedMediaType(text=_detail(UNKNOWN_CHARSET), content_type="application/json")
         with _in_time(request, timeout):
             if limit is None:
                 return await handler(request)

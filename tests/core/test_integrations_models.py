@@ -146,6 +146,18 @@ async def test_what_does_not_fit_is_422_and_names_the_field(serving: Any, rng: n
         assert client.service.statistics().answered == 1, "nothing of a list with a wrong item runs"
 
 
+async def test_what_is_wrong_with_the_model_is_not_told_as_if_it_were_the_input(
+    serving: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(*_: Any, **__: Any) -> None:
+        raise accel.InvalidArgumentError("forward of /opt/secret.py", argument="inputs")
+
+    async with serving(affine_service(affine(rng)), {}) as client:
+        monkeypatch.setattr(accel.ModelService, "submit", wrong)
+        status, body, _ = await client.post({"x": row(rng)})
+    assert (status, "secret" in str(body), "field" in body) == (422, False, False)
+
+
 async def test_a_list_has_as_many_items_as_it_may(serving: Any, rng: np.random.Generator) -> None:
     async with serving(affine_service(affine(rng)), {"max_list": 2}) as client:
         for count, status in ((0, 422), (1, 200), (2, 200), (3, 422)):
@@ -167,7 +179,7 @@ async def test_a_long_body_is_413_and_is_not_parsed(serving: Any, rng: np.random
         assert (await client.send(fits + b" " * (1000 - len(fits))))[0] == 200
         for path in ("/m", "/m/list"):
             for body in (fits + b" " * (1001 - len(fits)), pieces(2000)):
-                assert (await client.send(body, path))[0] == 413
+                assert (await client.send(body, path))[:2] == (413, {"detail": "The body is too long."})
         assert client.service.statistics().submitted == 1
 
 
@@ -180,7 +192,7 @@ async def test_a_body_that_does_not_arrive_is_408(serving: Any, rng: np.random.G
 
     async with serving(affine_service(affine(rng)), {"body_timeout": 0.05}) as client:
         for path in ("/m", "/m/list"):
-            assert (await client.send(begun(), path))[0] == 408
+            assert (await client.send(begun(), path))[:2] == (408, {"detail": "The body did not arrive in time."})
         ended.set()
         assert (await client.post({"x": row(rng)}))[0] == 200
         assert client.service.statistics().submitted == 1

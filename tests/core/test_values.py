@@ -14,11 +14,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import accel
 from accel import DType, InvalidArgumentError
 from accel.dtype import native
-from accel.values import converted
+from accel.values import converted, number
 from tests.model_support import Mean
 
 WHOLE = [dtype for dtype in DType if dtype.is_integer]
@@ -89,6 +90,26 @@ def test_a_float_takes_the_nearest_that_it_has_and_nothing_beyond_its_range(dtyp
 def test_an_integer_beyond_64_bits_is_a_float_as_another_client_writes_it() -> None:
     # JavaScript writes 1e20 without an exponent.
     assert converted("x", [100000000000000000000, 1e20], DType.FLOAT32).tolist() == [np.float32(1e20)] * 2
+
+
+class Scalar:
+    """A tensor of one element: it has the methods of every number, and raises in those that it is not."""
+
+    def __index__(self) -> int:
+        raise TypeError
+
+    def __float__(self) -> float:
+        return 1.5
+
+
+def test_a_scalar_of_another_library_is_not_cut_to_an_integer(rng: np.random.Generator) -> None:
+    assert number("x", Scalar()) == 1.5
+    assert number("x", torch.tensor(1.5)) == 1.5
+    assert converted("x", [Scalar(), torch.tensor(2)], DType.FLOAT32).tolist() == [1.5, 2]
+    array = rng.standard_normal((3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(converted("x", [list(row) for row in array], DType.FLOAT32), array)
+    with pytest.raises(InvalidArgumentError, match=r"x\[1, 0\] is "):
+        converted("x", [[np.int64(1)], [np.int64(300)]], DType.UINT8)
 
 
 def test_complex_numbers_are_no_real_ones() -> None:
