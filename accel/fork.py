@@ -3,15 +3,23 @@
 A fork copies every descriptor and every shared mapping. As long as it lives, memory that the parent gives back is not free, and what the fork does with a
 copy of a timer, a socket or a process's descriptor is done to the parent's. So each object that owns such a thing registers here, and is told in the child,
 right after the fork, before any other code runs there.
+
+The other way round, the handlers of a library may stop what it does in the parent: OpenBLAS ends its threads before a fork, and a product that they are
+computing never ends. So what computes registers here too, and is paused around each fork.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["DeviceFiles", "Inherited", "close_after_fork"]
+__all__ = ["NO_FORK", "PAUSE", "DeviceFiles", "Inherited", "Pausable", "close_after_fork", "pause_around_fork"]
+
+PAUSE: Final = 10.0
+"""Seconds that a fork waits for what computes in this process."""
 
 
 class Inherited(Protocol):
@@ -23,6 +31,16 @@ class Inherited(Protocol):
         It closes descriptors and unmaps memory, and notes that this object is of no use here. It takes no lock, since a thread that the fork does not have
         may hold it, and does nothing that the parent feels: no signal, no write, no call of a driver, of the event loop's selector, or of a timer.
         """
+
+
+class Pausable(Protocol):
+    """What computes on threads of this process."""
+
+    def pause(self, deadline: float) -> None:
+        """Begin nothing more, and wait until what runs has ended, or for the deadline on the clock of ``time.monotonic``. Called by the thread that forks."""
+
+    def resume(self) -> None:
+        """Go on; in the child too, where there is nothing that runs."""
 
 
 class DeviceFiles:
@@ -58,6 +76,38 @@ def close_after_fork(resource: Inherited) -> None:
     _registered.add(resource)
 
 
+_pausable: Final[weakref.WeakSet[Pausable]] = weakref.WeakSet()
+_paused: Final[list[Pausable]] = []
+NO_FORK: Final = threading.RLock()
+"""Held around a fork: what holds it keeps others from forking, and is kept from what must not begin meanwhile."""
+
+
+def pause_around_fork(resource: Pausable) -> None:
+    """Have ``resource`` paused around every fork of this process from now on. It is held weakly."""
+    with NO_FORK:
+        _pausable.add(resource)
+
+
+def _pause_all() -> None:
+    NO_FORK.acquire()
+    deadline = time.monotonic() + PAUSE
+    for each in tuple(_pausable):
+        _paused.append(each)
+        each.pause(deadline)
+
+
+def _resume_all() -> None:
+    while _paused:
+        _paused.pop().resume()
+    NO_FORK.release()
+
+
+def _forked() -> None:
+    _resume_all()
+    _pausable.clear()
+    _close_all()
+
+
 def _close_all() -> None:
     failures = []
     # Files of a driver last: a slab's own descriptor may be one of them.
@@ -72,4 +122,4 @@ def _close_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_all)
+    os.register_at_fork(before=_pause_all, after_in_parent=_resume_all, after_in_child=_forked)

@@ -64,7 +64,8 @@ class CpuMemory(ComputeBackend):
         if self._supported is None:
             # Larger than what BLAS computes on the calling thread alone.
             warm = np.ones((128, 128), np.float32)
-            np.matmul(warm, warm)
+            self._submit(lambda: np.matmul(warm, warm), 1.0)  # on the stream: a fork waits for what runs there
+            self._stream.synchronize()
             self._supported = self.capabilities()
 
     @property

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Protocol
 
+from accel._log import get_logger
 from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutOfMemoryError, said
+from accel.fork import NO_FORK, pause_around_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CpuContext", "CpuContextStream", "is_fault"]
+
+logger = get_logger()
 
 
 class CpuContextStream(Protocol):
@@ -28,6 +33,12 @@ class CpuContextStream(Protocol):
 
     def close(self, *, abandon: bool = False) -> None:
         """End the stream's worker."""
+
+    def pause(self, deadline: float) -> bool:
+        """Begin no more work, and return whether none runs; wait for that until the deadline."""
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause` has returned ``True``."""
 
 
 class CpuContext:
@@ -50,7 +61,7 @@ class CpuContext:
         Bytes of the slabs that exist.
     """
 
-    __slots__ = ("_lock", "_streams", "device_name", "fault", "held", "leftovers", "memory")
+    __slots__ = ("__weakref__", "_lock", "_paused", "_streams", "device_name", "fault", "held", "leftovers", "memory")
 
     def __init__(self, device_name: str, memory: int = 0) -> None:
         self.device_name = device_name
@@ -59,11 +70,25 @@ class CpuContext:
         self.fault: AccelError | None = None
         self.leftovers: list[Callable[[], None]] = []
         self._streams: list[CpuContextStream] = []
+        self._paused: list[CpuContextStream] = []
         self._lock = threading.Lock()
+        pause_around_fork(self)
+
+    def pause(self, deadline: float) -> None:
+        """See :class:`accel.fork.Pausable`."""
+        self._paused = [stream for stream in self.streams() if stream.pause(deadline)]
+        if time.monotonic() >= deadline:
+            logger.warning("fork_beside_running_work", device=self.device_name)
+
+    def resume(self) -> None:
+        """See :class:`accel.fork.Pausable`."""
+        paused, self._paused = self._paused, []
+        for stream in paused:
+            stream.resume()
 
     def add(self, stream: CpuContextStream) -> None:
         """Add a stream, which a fault of the context stops; raises the fault if there is one."""
-        with self._lock:
+        with NO_FORK, self._lock:  # a fork pauses the streams that there are
             if self.fault is not None:
                 raise self.fault.clone()
             self._streams.append(stream)

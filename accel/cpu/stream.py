@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ _BYTES_PER_SECOND = 5e9
 _SMALL_COPY = 1 << 15
 _PATTERNS = (1, 2, 4, 8, 16)
 _ALWAYS_ON_WORKER = math.inf
+_PAUSE_INTERVAL = 0.0005
 _NO_OP = 0  # the number of work that belongs to no op
 
 
@@ -260,6 +262,23 @@ class CpuStream:
         self._wait(ticket)
         self.passed(ticket)
 
+    def pause(self, deadline: float) -> bool:
+        """Begin no more work, and wait until none runs that is not this thread's own; return whether none does. See :class:`accel.fork.Pausable`."""
+        if self._thread is threading.current_thread():  # its work forks
+            return False
+        while self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            if not self._touching:
+                return True
+            self._lock.release()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE_INTERVAL)
+        return False
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause` has returned ``True``."""
+        self._lock.release()
+
     def inject(self, injection: Injection) -> None:
         """Enqueue a fault or a hang. Both always run on the worker, so that they surface later, as a device's do."""
         if injection.kind == "poison":
@@ -315,6 +334,7 @@ class CpuStream:
 
     def _wait_for(self, source: CpuStream, ticket: int) -> None:
         """Run on the worker: block until another stream has passed ``ticket``, or this one was stopped."""
+        self._touching = False
         latch = source._add_waiter(ticket)
         if latch is not None:
             with self._lock:
