@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_attention_numbers", "check_corrupt_operands"]
 
-_SAMPLES, _OTHERS = 8, 2
+_SAMPLES, _OTHERS = 5, 1
 """How many of each kind: of one that must refuse some, and of one that need not."""
 
 _REFUSED = {
@@ -39,8 +39,14 @@ def _chosen(family: Family, rng: np.random.Generator) -> Iterator[Sample]:
         if any(each.dtype.kind in "iu" and each.size for each in sample.operands):
             kinds[sample.name.split()[0]].append(sample)
     for kind, samples in kinds.items():
-        count = min(len(samples), _SAMPLES if kind in _REFUSED else _OTHERS)
-        yield from [samples[i] for i in rng.choice(len(samples), count, replace=False)]
+        refusing = [each for each in samples if kind in _REFUSED and _must_refuse(each)]
+        for some, count in ((refusing, _SAMPLES), ([each for each in samples if each not in refusing], _OTHERS)):
+            yield from [some[i] for i in rng.choice(len(some), min(len(some), count), replace=False)]
+
+
+def _must_refuse(sample: Sample) -> bool:
+    """Return whether there are places that indices name, and no mode that says what one out of range stands for."""
+    return all(each.size for each in sample.operands) and not {"wrap", "clip"} & set(sample.name.split())
 
 
 def _corrupted(rng: np.random.Generator, array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
