@@ -154,6 +154,63 @@ def test_inputs_are_bound_by_all_of_their_names_or_by_position() -> None:
         assert "x, y" in str(caught.value)
 
 
+class Weighted(torch.nn.Module):
+    """Its order matters, and it has a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return self.linear(x) - y
+
+
+class Hiding(torch.nn.Module):
+    """Takes anything, by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Weighted()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+def _traced() -> Any:
+    return torch.jit.trace(Weighted(), (torch.zeros(3, 2), torch.zeros(3, 2)))  # type: ignore[no-untyped-call]
+
+
+HIDDEN: dict[str, tuple[Any, str]] = {
+    "compiled": (lambda: torch.compile(Weighted(), backend="eager"), "_orig_mod."),
+    "parallel": (lambda: torch.nn.DataParallel(Weighted()), "module."),
+    "scripted": (lambda: torch.jit.script(Weighted()), ""),
+    "traced": (_traced, ""),
+    "hidden": (Hiding, "inner."),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, which it calls deprecated
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_module_that_wraps_another_is_bound_as_that_one_or_by_position(name: str, rng: np.random.Generator) -> None:
+    builder, prefix = HIDDEN[name]
+    weight, bias = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in ((2, 2), 2))
+    x, y = (torch.from_numpy(rng.standard_normal((3, 2)).astype(np.float32)) for _ in range(2))
+    memory = Memory({f"{prefix}linear.weight": weight, f"{prefix}linear.bias": bias})
+    adapter = opened(builder, memory)
+    module = adapter._module
+    assert module is not None
+    for path, parameter in module.named_parameters():
+        assert parameter.data_ptr() == memory.tensors[path].data_ptr(), f"{path} is a copy"
+    expected = torch.nn.functional.linear(x, weight, bias) - y
+    by_name = {"a": x, "b": y} if name == "hidden" else {"y": y, "x": x}
+    for inputs in ({"a": x, "b": y}, {"x": x, "y": y}, by_name):
+        [found] = outputs(adapter, inputs).values()
+        assert same(found, expected), inputs.keys()
+    if name != "hidden":
+        with pytest.raises(accel.InvalidArgumentError, match="neither by name nor by position"):
+            outputs(adapter, {"y": y, "b": x})
+
+
 def test_parameters_are_not_allocated_where_the_rest_is_taken() -> None:
     seen = []
 

@@ -99,7 +99,7 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
             ref = await device.put(ids)
             async with device.batch() as batch:
                 specs = serving.outputs.specs({"batch": len(ids), "length": 32})
-                refs = batch.run(Forward(serving._runner._library, (ref,), specs, serving.outputs.names))
+                refs = batch.run(Forward(serving.runner._library, (ref,), specs, serving.outputs.names))
             return dict(zip(serving.outputs.names, [await device.get(each) for each in refs], strict=True))
 
         given = [sentences(rng, int(rows), 32) for rows in rng.choice((4, 16), 60)]

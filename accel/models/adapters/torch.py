@@ -31,6 +31,9 @@ __all__ = ["TorchAdapter"]
 
 logger = get_logger()
 
+_WRAPPED = ("_orig_mod", "module")
+"""Where a compiled module and a parallel one keep the module whose names they hide."""
+
 _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
@@ -224,10 +227,17 @@ class TorchAdapter:
 
 
 def _parameters(module: torch.nn.Module) -> Collection[str] | None:
-    """Return the names of what ``forward`` takes by name; ``None`` for any."""
+    """Return the names of what ``forward`` takes by name; ``None`` for any. What hides them, and wraps no module that shows them, takes none."""
+    schema = getattr(module.forward, "schema", None)
+    if schema is not None:  # of a script, which has no signature, or one that a trace made
+        return [each.name for each in schema.arguments[1:]]
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
+    kinds = [each.kind for each in parameters]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            return None
+        wrapped = next((each for each in (getattr(module, name, None) for name in _WRAPPED) if isinstance(each, torch.nn.Module)), None)
+        return _parameters(wrapped) if wrapped is not None else []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 

@@ -131,7 +131,8 @@ def assign(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     UnsupportedError
         A tensor of the module has no elements, and is nowhere that they could be given to.
     """
-    module.requires_grad_(False)
+    for parameter in module.parameters():  # a ScriptModule cannot do it for all
+        parameter.requires_grad_(False)
     before = _registered(module)
     names_of_state = module.state_dict(keep_vars=True).keys()
     state = {name: tensor for name, tensor in tensors.items() if not name.startswith(_LEFTOVER)}
