@@ -31,6 +31,18 @@ class Scale(accel.KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class ScaleAs(Scale):
+    """``factor * x``, in a dtype that is named."""
+
+    kind: ClassVar[str] = "scale_as"
+
+    dtype: Any = "float32"
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.dtype),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Where(Scale):
     """The number of the process that runs it."""
 
@@ -79,6 +91,10 @@ class Scaling(accel.KernelLibrary):
     def scale(self, op: Scale, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
         stream.submit(lambda: np.multiply(source, op.factor * self.extra, out=target), 1e-6)
+
+    @accel.kernel(ScaleAs)
+    def scale_as(self, op: ScaleAs, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        self.scale(op, stream, inputs, outputs)
 
     @accel.kernel(Where)
     def where(self, op: Where, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:

@@ -15,7 +15,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.family import BackendPart
 from accel.ops import KernelOp
-from accel.ops.base import check_frozen
+from accel.ops.base import check_frozen, with_dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -281,7 +281,7 @@ class OwnLibrary:
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
         def call(lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            plan, stream = op.plan(), lane.stream
+            plan, stream = with_dtypes(op.plan()), lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)
             written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in specs]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protoco
 from accel.engine.kernel_library import Operand
 from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
-from accel.ops.base import FamilyOp, Plan, Spec, operand
+from accel.ops.base import FamilyOp, Plan, Spec, operand, with_dtypes
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class FunctionOp(FamilyOp[Any]):
             raise InvalidArgumentError(
                 f"{self.kind} writes {self.results} result(s), and makes= gives {len(creates)}", remedy="Give one Spec for each."
             )
-        return Plan(reads, (), creates)
+        return with_dtypes(Plan(reads, (), creates))
 
     @classmethod
     def on(cls, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

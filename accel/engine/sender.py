@@ -82,7 +82,7 @@ class Sender:
         try:
             plan = op.plan()
             if op.library not in LIBRARIES:
-                self._check_own(op, plan)
+                plan = self._check_own(op, plan)
             live, recording, is_watchful = refs.live_generation, refs.recording, core.durable.is_watchful
             for ref in plan.reads + plan.writes:
                 if (
@@ -114,16 +114,17 @@ class Sender:
             ) from error
         return plan
 
-    def _check_own(self, op: KernelOp, plan: Plan) -> None:
-        """Check the plan of a user's op, and that no other library or family of this device has its family's name."""
-        check_plan(op, plan)
+    def _check_own(self, op: KernelOp, plan: Plan) -> Plan:
+        """Return the plan of a user's op, if it is one, and no other library or family of this device has its family's name."""
+        plan = check_plan(op, plan)
         core, family = self._core, getattr(op, "family", None)
         if core.durable.any_torn and op.library in core.own:
             core.own[op.library].check()
         if family is None or not isinstance(op, FamilyOp):  # in this order: the second is slow
-            return
+            return plan
         if op.library in core.own or core.families.setdefault(op.library, family) != family:
             raise InvalidArgumentError(f"there is another library {op.library!r}", op=op.kind, remedy="Give one of the two another name.")
+        return plan
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
         # "unary.relu" says more than "unary"; that a vector op is made of matrix products is an internal detail.

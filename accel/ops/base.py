@@ -41,6 +41,7 @@ __all__ = [
     "plan_of",
     "result_in",
     "scalar",
+    "with_dtypes",
     "with_refs",
 ]
 
@@ -225,8 +226,8 @@ class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
         """Return what a method of the device gives: the results ``made``, but the last, of which ``count`` elements are there."""
 
 
-def check_plan(op: KernelOp, plan: object) -> None:
-    """See that what a user's op says of itself is a plan: what it names is used where nothing can be said of it any more.
+def check_plan(op: KernelOp, plan: object) -> Plan:
+    """Return what a user's op says of itself, if it is a plan: what it names is used where nothing can be said of it any more.
 
     Raises
     ------
@@ -239,17 +240,26 @@ def check_plan(op: KernelOp, plan: object) -> None:
         wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
     elif not _are_refs(plan.reads + plan.writes):
         wrong = "names reads and writes that are not refs"
-    elif not _are_specs(plan.creates):
+    elif not _are_specs((plan := with_dtypes(plan)).creates):
         wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
     elif plan.status is not None and not (
         isinstance(plan.status, Status) and _are_specs((plan.status.spec,)) and callable(plan.status.check)
     ):
         wrong = f"names a status that is no Status of a Spec and a function: {plan.status!r:.200}"
     else:
-        return
+        return plan
     raise InvalidArgumentError(
         f"plan() of {op.kind} {wrong}", library=op.library, op=op.kind, remedy="Give Plan((x,), (), (Spec(x.shape, x.dtype),))."
     )
+
+
+def with_dtypes(plan: Plan) -> Plan:
+    """Return the plan of a user's op with a :class:`DType` where a result names one: ``"float32"``."""
+    for spec in plan.creates:
+        if type(spec) is Spec and type(spec.dtype) is not DType:
+            named = [each._replace(dtype=DType.of(each.dtype)) if isinstance(each, Spec) else each for each in plan.creates]
+            return plan._replace(creates=tuple(named))
+    return plan
 
 
 # Loops, because this is on the way of every op of a user's library, and a generator costs more than what it checks.

@@ -24,11 +24,13 @@ from accel.actors.turns import EVERY, Turn
 from accel.backend import Injection, PreloadsLibraries
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
+from accel.engine.kernels import LIBRARIES
 from accel.engine.op_error import op_error
 from accel.engine.program import Program
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError
 from accel.fork import DeviceFiles, close_after_fork
 from accel.ops import KernelOp, Plan
+from accel.ops.base import with_dtypes
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks
@@ -244,7 +246,7 @@ class Server:
         for index, (wire, mine) in enumerate(zip(wires, ids, strict=True)):
             try:
                 op = self._reader.read(wire)
-                plan = op.plan()
+                plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
                 made = tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             except BaseException as raised:  # a user's class raises anything
                 taken.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)

@@ -12,6 +12,7 @@ import pytest
 import accel
 from accel.ops import Spec
 from accel.testing import FaultPlan
+from tests.own_library_support import ScaleAs, Scaling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,6 +211,32 @@ def returned(out: accel.Operand, x: accel.AccelRef, y: Any = None) -> None:
 @accel.kernel_op(makes=lambda x, spec: spec)
 def made(out: accel.Operand, x: accel.AccelRef, spec: Any) -> None:
     """Do nothing."""
+
+
+@accel.kernel_op(makes=lambda x, dtype: Spec(x.shape, dtype))
+def cast(out: accel.Operand, x: accel.AccelRef, dtype: Any) -> None:
+    """Return it in another dtype."""
+    assert out.dtype is accel.DType.of(dtype)
+    np.asarray(out)[...] = np.asarray(x)
+
+
+@HOSTS
+async def test_a_spec_may_name_its_dtype(host: Host) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        await device.register(Scaling)
+        x = await device.put(np.arange(3.0))
+        for dtype in ("float32", "f4", np.dtype("float32"), np.float32):
+            for op in (cast(x, dtype), ScaleAs(x, 1.0, dtype)):
+                y = await device.run(op)
+                assert y.dtype is accel.DType.FLOAT32
+                np.testing.assert_array_equal(await device.get(y), np.arange(3, dtype="f4"))
+                async with device.batch() as batch:
+                    y = batch.run(op)
+                assert (await device.get(y)).dtype == np.float32
+        for op in (cast(x, "text"), ScaleAs(x, 1.0, None)):
+            with pytest.raises(accel.InvalidArgumentError, match="not a dtype"):
+                await device.run(op)
 
 
 @HOSTS
