@@ -274,7 +274,7 @@ def native(array: Any) -> np.ndarray[Any, Any]:
         raise InvalidArgumentError("array has text in it, not only numbers", remedy="Give numbers, or nested lists of them.")
     try:
         result = np.asarray(array)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors, which say what to call
         on_device = hasattr(array, "__cuda_array_interface__")
         remedy = "It is in device memory: use it as it is, ref = await device.wrap(array)." if on_device else "Pass an array-like."
         raise InvalidArgumentError(f"array is a {type(array).__name__} that cannot be read as an array: {error}", remedy=remedy) from error

@@ -361,11 +361,19 @@ def _softmaxes(rng: np.random.Generator) -> Iterator[Case]:
                 yield Case(f"log_softmax {name}", _bound("dnn", "log_softmax"), (x,), log_softmax)
 
 
-def _attended(q: Array, k: Array, v: Array) -> Array:
-    """Return attention without masks; a query without a finite score has NaN."""
+def _attended(q: Array, k: Array, v: Array, bias: Array | None = None) -> Array:
+    """Return attention; a query whose keys are all hidden by a bias of -infinity has 0."""
     scores = (q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)) / np.sqrt(q.shape[-1])
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray((e / e.sum(-1, keepdims=True)) @ v.astype(np.float64))
+    if bias is not None:
+        scores = scores + bias.astype(np.float64)
+    most = scores.max(-1, keepdims=True)
+    e = np.exp(scores - np.where(most == -np.inf, 0, most))
+    made = (e / e.sum(-1, keepdims=True)) @ v.astype(np.float64)
+    return np.where(most == -np.inf, 0, made)
+
+
+async def _biased(device: accel.Device, q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return await device.dnn.attention(q, k, v, bias=bias, timeout=SECONDS)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Case]:
@@ -377,6 +385,10 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
                 arrays = [rng.standard_normal((1, 2, 5, 16)).astype(_numpy(dtype)) for _ in range(3)]
                 arrays[at][0, 1, 3, 4] = value
                 yield Case(f"attention {dtype} {operand} {word}", _bound("dnn", "attention"), tuple(arrays), _attended)
+        arrays = [rng.standard_normal((1, 2, 5, 16)).astype(_numpy(dtype)) for _ in range(3)]
+        bias = np.where(rng.random((1, 2, 5, 5)) < 0.4, -np.inf, 0)
+        bias[0, 1, 3], bias[0, 0, 0, 0] = -np.inf, 0
+        yield Case(f"attention {dtype} hidden", _biased, (*arrays, bias.astype(_numpy(dtype))), _attended)
 
 
 def _convolutions(rng: np.random.Generator) -> Iterator[Case]:

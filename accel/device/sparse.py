@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.device import krylov
+from accel.dtype import DType
 from accel.errors import BackendUnavailableError, InvalidArgumentError, OutOfMemoryError
 from accel.ops.namespace import Awaited
 from accel.ops.sparse import SparseOps
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceSparse"]
 
 Array = np.ndarray[Any, Any]
+_OF_SCIPY = {np.dtype(np.float16): np.dtype(np.float32), DType.BFLOAT16.numpy: np.dtype(np.float32)}
 _INT32 = np.iinfo(np.int32).max
 _MOST_SIZES = 64
 _SLACK = 8
@@ -116,6 +118,8 @@ class DeviceSparse(SparseOps[Awaited]):
     async def get(self, matrix: SparseRef) -> Any:
         """Copy a matrix to the host, and return scipy's ``csr_array``, ``csc_array``, ``coo_array`` or ``bsr_array``.
 
+        Elements of float16 and bfloat16, which scipy has not, come as float32.
+
         Raises
         ------
         BackendUnavailableError
@@ -133,6 +137,7 @@ class DeviceSparse(SparseOps[Awaited]):
         if wrong is not None:
             wrong.op = "get"
             raise wrong
+        data = data.astype(_OF_SCIPY.get(data.dtype, data.dtype), copy=False)
         parts = (data, (indptr, indices)) if matrix.format == "coo" else (data, indices, indptr)
         return getattr(scipy, f"{matrix.format}_array")(parts, shape=matrix.shape)
 

@@ -85,7 +85,7 @@ class CreationFunctions(ElementwiseFunctions):
         if isinstance(obj, np.ndarray):
             array = native(obj)
         else:
-            array = native(np.asarray(obj))
+            array = native(obj)
             if not isinstance(obj, np.generic) and not hasattr(obj, "__array__") and not hasattr(obj, "__buffer__") and dtype is None:
                 # Lists of Python's numbers; those of numpy's arrays and scalars keep their dtypes.
                 dtype = {DType.FLOAT64: DEFAULT["real floating"], DType.COMPLEX128: DEFAULT["complex floating"]}.get(DType.of(array.dtype))

@@ -75,6 +75,8 @@ async def _unique(device: Any, x: AccelRef) -> Any:
 async def _selected(device: Any, x: AccelRef, mask: AccelRef) -> Any:
     if not mask.ndim:
         x, mask = x.reshape((1, *x.shape)), mask.reshape(1)
+    if 0 in mask.shape:  # such a dimension fits any, and selects nothing
+        x = x[tuple([slice(length) for length in mask.shape])]
     return await device.sort.compress(mask, x)
 
 
@@ -122,7 +124,7 @@ class SelectionFunctions(CreationFunctions):
 
     def masked(self, x: Array, mask: Array) -> Array:
         """Return the parts of ``x`` where ``mask`` is true, one behind the other: ``x[mask]``."""
-        if mask.ndim > x.ndim or any(a != b for a, b in zip(mask.shape, x.shape, strict=False) if a is not None and b is not None):
+        if mask.ndim > x.ndim or any(a not in (0, None, b) and b is not None for a, b in zip(mask.shape, x.shape, strict=False)):
             raise AxisError(
                 f"a mask of shape {mask.shape} does not fit {x.shape}", remedy="Give one of the shape of x, or of its first axes."
             )

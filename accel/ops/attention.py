@@ -81,7 +81,7 @@ def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Attention(AttentionForm):
-    """``softmax(scale * q @ k^T + bias) @ v`` per batch and head. A query that sees no key gives zeros.
+    """``softmax(scale * q @ k^T + bias) @ v`` per batch and head. A query that sees no key gives zeros, also where a bias of -infinity hides all.
 
     Parameters
     ----------

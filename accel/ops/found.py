@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
@@ -12,9 +14,6 @@ from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, Status, not_aliased, n
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import INTEGERS
 from accel.ref import AccelRef
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll", "ordered"]
 
@@ -272,6 +271,12 @@ class Histogram(FamilyOp):
             raise InvalidArgumentError(f"bins is {self.bins}", remedy="Give an int of 1 or more.")
         if not low < high or not math.isfinite(high - low):
             raise InvalidArgumentError(f"range is {self.range}", remedy="Give finite numbers, the least first.")
+        if (high - low) / self.bins < 2 * np.spacing(max(abs(low), abs(high))) and not (
+            np.diff(np.linspace(low, high, self.bins + 1)) > 0
+        ).all():
+            raise InvalidArgumentError(
+                f"range {self.range} has no {self.bins} parts in float64", remedy="Give fewer bins, or a wider range."
+            )
         not_aliased(self.out, x=x)
         writes, creates = result_in(self.out, (self.bins,), DType.INT64)
         return Plan((x,), writes, creates)

@@ -12,6 +12,8 @@ from accel.errors import AccelError, InvalidArgumentError, LinAlgError, Unsuppor
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.ref import AccelRef
 
 __all__ = ["REALS", "checked", "flag", "matrix", "right_sides"]
@@ -43,18 +45,21 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def _failure(kind: str, what: str, info: np.ndarray[Any, Any]) -> AccelError | None:
+def _failure(kind: str, what: Callable[..., str], info: np.ndarray[Any, Any]) -> AccelError | None:
     """Return the error of a status: the first matrix that failed, and how."""
     if not info.any():
         return None
     values = tuple([int(each) for each in info.ravel()])
     number = next(number for number, each in enumerate(values) if each)
     which = "the matrix" if not info.ndim else f"matrix {tuple(int(i) for i in np.unravel_index(number, info.shape))}"
-    return LinAlgError(f"{kind}: {which} {what.format(info=values[number])}", info=values if info.ndim else values[0])
+    return LinAlgError(f"{kind}: {which} {what(info=values[number])}", info=values if info.ndim else values[0])
 
 
-def checked(op: FamilyOp[Any], reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: str) -> Plan:
-    """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result."""
+def checked(op: FamilyOp[Any], reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: Callable[..., str]) -> Plan:
+    """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result.
+
+    ``what(info=...)`` returns what an ``info`` that is not 0 says of the matrix.
+    """
     info = Spec(batch, DType.INT32)
     if flag("check", op.check):  # type: ignore[attr-defined]
         return Plan(reads, (), creates, dtype=reads[0].dtype, status=Status(info, partial(_failure, op.kind, what)))

@@ -25,6 +25,7 @@ __all__ = ["FAMILY", "Cummax", "Cummin", "Cumprod", "Cumsum", "Scan", "ScanOps",
 M = TypeVar("M")
 
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+_PARTS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _CUMULATIVE = {ReduceOp.SUM: "cumsum", ReduceOp.PROD: "cumprod", ReduceOp.MAX: "cummax", ReduceOp.MIN: "cummin"}
 
 
@@ -74,13 +75,18 @@ class Scan(FamilyOp):
         if type(self.axis) is not int:
             set_fields(self, axis=integer("axis", self.axis, AXIS))
 
+    def element(self) -> DType:
+        """Return the dtype of what kernels scan: of complex numbers that of their parts, which are added each for itself."""
+        return _PARTS.get(self.x.dtype, self.x.dtype)
+
     def lines(self) -> Shape:
         """Return the number of elements before, along and behind the axis."""
-        return lines_of(self.x.shape, self.axis)
+        before, length, behind = lines_of(self.x.shape, self.axis)
+        return before, length, 2 * behind if self.x.dtype in _PARTS else behind
 
     def neutral(self) -> bytes:
-        """Return the element that changes nothing, in the dtype of ``x``."""
-        return _neutral(self.kind, self.x.dtype)
+        """Return the element that changes nothing, of dtype :meth:`element`."""
+        return _neutral(self.kind, self.element())
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -88,7 +94,8 @@ class Scan(FamilyOp):
         axis_of(self.axis, x.ndim)
         if not isinstance(self.exclusive, (bool, np.bool_)):
             raise InvalidArgumentError(f"exclusive is {self.exclusive!r}", remedy="Give True or False.")
-        _check_dtype(self, x)
+        if self.kind != "cumsum" or x.dtype not in _PARTS:
+            _check_dtype(self, x)
         in_place_or_apart(self.out, x=x)
         writes, creates = result_in(self.out, x.shape, x.dtype)
         return Plan((x,), writes, creates, dtype=x.dtype)
@@ -100,7 +107,7 @@ class Cumsum(Scan):
     Parameters
     ----------
     x
-        Any shape but 0-d, of integers, which wrap around, or floats; float16 and bfloat16 are accumulated in float32.
+        Any shape but 0-d, of integers, which wrap around, floats or complex numbers; float16 and bfloat16 are accumulated in float32.
     axis
         Which axis.
     exclusive

@@ -29,8 +29,8 @@ __all__ = ["FAMILY", "ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve"
 M = TypeVar("M")
 
 _NONE = Transpose.NONE
-_NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is not"
-_SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from 1"
+_NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is not".format
+_SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from 1".format
 
 
 class _Sides(FamilyOp[Any]):

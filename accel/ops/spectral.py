@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,13 @@ from accel.views import broadcast
 
 __all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals", "tolerance"]
 
-_NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})"
+_NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})".format
+
+
+def _of_pencil(n: int, *, info: int) -> str:
+    if info > n:
+        return f"has a b that is not positive definite: the leading minor of order {info - n} is not"
+    return _NOT_CONVERGED(info=info)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,7 +62,8 @@ class Eigh(FamilyOp[Any]):
             raise InvalidArgumentError(
                 f"b is {reads[-1].dtype.value}{list(reads[-1].shape)}, and a is {a.dtype.value}{list(a.shape)}", remedy="Give both alike."
             )
-        return checked(self, reads, (Spec(a.shape[:-1], REALS[a.dtype]), Spec(a.shape, a.dtype)), a.shape[:-2], _NOT_CONVERGED)
+        made = (Spec(a.shape[:-1], REALS[a.dtype]), Spec(a.shape, a.dtype))
+        return checked(self, reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

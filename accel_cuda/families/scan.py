@@ -63,7 +63,7 @@ def _library(op: Any) -> RunningOp | None:
         return None
     before, length, behind = op.lines()
     is_one = before * behind == 1 and length >= _LONG
-    return RunningOp(op.kind, op.x.dtype) if is_one and not op.exclusive else None
+    return RunningOp(op.kind, op.element()) if is_one and not op.exclusive else None
 
 
 class ScanLibrary:
@@ -120,7 +120,7 @@ class ScanLibrary:
     @staticmethod
     def _nbytes(op: Any, lines: _Lines) -> int:
         """Return the bytes of one number for each chunk."""
-        return -(-lines.lines * lines.chunks * _wide(op.x.dtype).itemsize // _ALIGNED) * _ALIGNED
+        return -(-lines.lines * lines.chunks * _wide(op.element()).itemsize // _ALIGNED) * _ALIGNED
 
     def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if not op.x.size:
@@ -134,7 +134,7 @@ class ScanLibrary:
         blocks = lines.lines * lines.chunks
         if blocks > _LIMIT:
             raise UnsupportedError(f"{op.kind} of {lines.lines} lines", op=op.kind, remedy="Give fewer at a time.")
-        dtype = op.x.dtype
+        dtype = op.element()
         nothing = np.frombuffer(op.neutral(), dtype.numpy)
         sizes = lines.length, lines.behind, lines.chunk, lines.chunks, _bits(nothing)
         name, carries = f"{op.kind}_{CODES[dtype]}", 0

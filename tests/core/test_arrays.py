@@ -217,6 +217,19 @@ def test_cuda_moves_rows_at_indices_as_large_elements(behind: int, itemsize: int
     assert widened(own, itemsize, alignment) == (own, itemsize), "each element has an index of its own"
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+async def test_there_is_nothing_to_pad_of_one_number(device: accel.Device, mode: Any) -> None:
+    x = await device.put(np.float32(2.5))
+    for width in (3, ()):
+        found = await device.get(await device.arrays.pad(x, width, mode=mode))
+        assert (found.shape, float(found)) == ((), 2.5)
+    async with device.graph() as graph:
+        made = graph.arrays.pad(x, 1, mode=mode)
+    await graph.replay()
+    assert float(await device.get(made)) == 2.5
+    await graph.aclose()
+
+
 async def test_pad_modes_that_do_not_fit_are_refused(device: accel.Device) -> None:
     x, empty = await device.zeros((2, 3)), await device.zeros((2, 0))
     for call in (

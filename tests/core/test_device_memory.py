@@ -38,6 +38,22 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.parametrize("kind", ["requires grad", "conjugate", "negative"])
+async def test_tensors_that_numpy_does_not_read_are_refused_with_what_to_call(device: accel.Device, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(3, requires_grad=True) if kind == "requires grad" else torch.ones(3, dtype=torch.complex64).conj()
+    tensor, call = (
+        (tensor.imag if kind == "negative" else tensor),
+        {"requires grad": "detach", "conjugate": "conj", "negative": "neg"}[kind],
+    )
+    assert call in (await failure(device.put(tensor), accel.InvalidArgumentError)).message
+    with pytest.raises(accel.InvalidArgumentError, match=call):
+        device.xp.asarray(tensor)
+    with pytest.raises(accel.InvalidArgumentError, match=call):
+        async with device.batch() as batch:
+            batch.put(tensor)
+
+
 class Foreign:
     """Something that numpy reads through ``__array__``, as tensors of other packages are."""
 

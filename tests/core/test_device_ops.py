@@ -138,6 +138,36 @@ async def test_conv2d(device: accel.Device, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(got, expected)
 
 
+@pytest.mark.parametrize("way", ["bias", "bias and causal", "lengths", "causal", "window"])
+async def test_a_query_whose_keys_are_all_hidden_has_0_in_every_way_that_hides_them(rng: np.random.Generator, way: str) -> None:
+    q, k, v = (rng.standard_normal((2, 2, length, 4)) for length in (5, 3, 3))
+    v[0] = np.nan if way == "lengths" else v[0]
+    options: dict[str, Any] = {"causal": "bottom_right"} if way == "causal" else {"causal": True, "window": 1} if way == "window" else {}
+    bias, hidden = np.zeros((2, 2, 5, 3)), np.zeros((2, 2, 5), bool)
+    if way == "bias":
+        bias[0, 1, 2] = -np.inf
+        hidden[0, 1, 2] = True
+    elif way == "bias and causal":  # the bias hides the keys that the triangle leaves
+        options["causal"] = True
+        bias[:, :, 1, :2] = -np.inf
+        hidden[:, :, 1] = True
+    elif way == "lengths":
+        hidden[0] = True
+    else:
+        hidden[:, :, : 2 if way == "causal" else 0] = True
+        hidden[:, :, 3 if way == "window" else 5 :] = True
+    async with opened() as device:
+        if way.startswith("bias"):
+            options["bias"] = await device.put(bias)
+        if way == "lengths":
+            options["lengths_kv"] = await device.put(np.array([0, 3], np.int32))
+        refs = [await device.put(each) for each in (q, k, v)]
+        found = await device.get(await device.dnn.attention(*refs, **options))
+    assert not found[hidden].any()
+    assert np.isfinite(found).all()
+    assert (found[~hidden] != 0).all()
+
+
 @pytest.mark.parametrize("causal", [False, True, "bottom_right"])
 async def test_attention(device: accel.Device, rng: np.random.Generator, causal: Any) -> None:
     q, k, v = rng.standard_normal((2, 2, 3, 4)), rng.standard_normal((2, 2, 5, 4)), rng.standard_normal((2, 2, 5, 4))

@@ -347,6 +347,40 @@ async def test_what_does_not_fit_is_refused_when_it_is_recorded(device: accel.De
     await failure(accel.evaluate(x, 3), accel.InvalidArgumentError)  # type: ignore[arg-type]
 
 
+_EMPTY_MASKS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+    ((0, 1), (0, 0), (0,)),
+    ((3, 4), (0, 4), (0,)),
+    ((3, 4), (3, 0), (0,)),
+    ((3, 4, 2), (0, 0), (0, 2)),
+    ((3, 4), (0,), (0, 4)),
+    ((0, 4), (0,), (0, 4)),
+]
+
+
+@pytest.mark.parametrize(("shape", "mask", "expected"), _EMPTY_MASKS)
+async def test_a_dimension_of_0_of_a_mask_fits_any_and_selects_nothing(
+    device: accel.Device, shape: tuple[int, ...], mask: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    xp = device.xp
+    found = xp.ones(shape)[xp.ones(mask, dtype=xp.bool)]
+    assert (await found.numpy()).shape == expected
+    with pytest.raises(IndexError):
+        xp.ones(shape)[xp.ones((*mask[:-1], shape[len(mask) - 1] + 1), dtype=xp.bool)]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+async def test_complex_numbers_are_summed_up_along_any_axis(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    z = (rng.standard_normal((3, 40, 5)) + 1j * rng.standard_normal((3, 40, 5))).astype(dtype)
+    for axis in (0, 1, -1):
+        expected = np.cumsum(z.astype(complex), axis)
+        np.testing.assert_allclose(await device.xp.cumulative_sum(device.xp.asarray(z), axis=axis).numpy(), expected, rtol=1e-4, atol=1e-4)
+        ref = await device.put(np.ascontiguousarray(z.T))
+        shifted = await device.get(await device.scan.cumsum(ref.T, axis, exclusive=True))
+        np.testing.assert_allclose(shifted, expected - z, rtol=1e-4, atol=1e-4)
+    with pytest.raises(accel.UnsupportedError, match="cumprod is not offered for complex"):
+        await device.scan.cumprod(await device.put(z))
+
+
 async def test_random_expressions_are_numpy_s(device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     for _ in range(40):

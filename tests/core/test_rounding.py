@@ -104,6 +104,16 @@ async def test_sums_of_very_many_rows_are_as_good_as_those_of_columns(device: ac
                 np.testing.assert_allclose(found, stored, rtol=error, atol=1e-12, err_msg=f"{op} axis={axis}")
 
 
+async def test_running_sums_of_very_many_elements_stay_exact_enough(device: accel.Device) -> None:
+    count = 2_000_000
+    x = await device.put(np.full(count, 0.1, np.float32))
+    running = await device.get(await device.scan.cumsum(x))
+    np.testing.assert_allclose(running[-3:], np.float32(0.1).astype(float) * np.arange(count - 2, count + 1), rtol=1e-6)
+    offsets = await device.put(np.array([0, count], np.int64))
+    whole = await device.get(await device.scan.segment_reduce("sum", x.reshape((count, 1)), offsets))
+    np.testing.assert_allclose(whole, [[np.float32(0.1).astype(float) * count]], rtol=1e-6)
+
+
 async def test_norms_and_their_gradients_add_very_many_rows(device: accel.Device) -> None:
     rows = 300_000
     x = await device.put(np.tile(np.array([[0.1], [0.3]], np.float32), (rows // 2, 1)))

@@ -145,6 +145,10 @@ async def test_eigenvectors_of_matrices_that_are_not_normal(dtype: str, rng: np.
         one, bad = await device.put(np.eye(3)), await device.put(-np.eye(3))
         _, _, info = await device.solver.eigh(one, bad, check=False)
         assert await device.get(info) == 4
+        with pytest.raises(accel.LinAlgError, match="has a b that is not positive definite: the leading minor of order 1 is not"):
+            await device.solver.eigh(one, bad)
+        with pytest.raises(accel.LinAlgError, match=r"elements that are not finite, .*info -1"):
+            await device.solver.eigh(await device.put(np.full((3, 3), np.nan)), one)
 
 
 @pytest.mark.parametrize(

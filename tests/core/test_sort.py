@@ -60,7 +60,7 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
     ):
         await failure(wrong, accel.InvalidArgumentError)
     z = await device.zeros((3,), "complex64")
-    for refused in (device.sort.sort(z), device.sort.unique(z), device.scan.cumsum(z), device.scan.cumsum(mask)):
+    for refused in (device.sort.sort(z), device.sort.unique(z), device.scan.cumprod(z), device.scan.cumsum(mask)):
         await failure(refused, accel.UnsupportedError)
 
 
@@ -126,6 +126,16 @@ async def test_a_batch_gets_what_there_is_room_for_and_the_number(device: accel.
     assert int(await device.get(also)) == 4
     values, count = await device.run(ops.Unique(x, size=1))
     assert ((await device.get(values)).tolist(), int(await device.get(count))) == ([1], 3)
+
+
+@pytest.mark.parametrize("limits", [(1.0, float(np.nextafter(1.0, 2))), (0.0, 5e-324), (1e300, float(np.nextafter(1e300, np.inf)))])
+async def test_a_range_without_room_for_its_bins_is_refused(device: accel.Device, limits: tuple[float, float]) -> None:
+    x = await device.put(np.full(3, limits[0]))
+    with pytest.raises(accel.InvalidArgumentError, match="has no 10 parts"):
+        await device.sort.histogram(x, 10, limits)
+    with pytest.raises(ValueError, match="Too many bins"):
+        np.histogram(np.full(3, limits[0]), 10, limits)
+    assert (await device.get(await device.sort.histogram(x, 1, limits))).tolist() == [3]
 
 
 async def test_the_timeout_covers_the_number_too(device: accel.Device) -> None:

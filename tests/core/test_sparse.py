@@ -45,6 +45,18 @@ async def test_a_matrix_comes_back_as_it_was_put(device: accel.Device, rng: np.r
     assert lil.format == "csr"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+async def test_elements_that_scipy_has_not_come_as_float32(device: accel.Device, rng: np.random.Generator, dtype: str, form: str) -> None:
+    source = scipy.random_array((5, 7), density=0.4, rng=rng, dtype=np.float32)
+    wide = await device.put(source.toarray())
+    matrix = await getattr(device.sparse, f"to{form}")(await device.sparse.fromdense(await device.elementwise.cast(wide, dtype)))
+    found = await device.sparse.get(matrix)
+    assert (found.format, found.dtype) == (form, np.float32)
+    expected = source.toarray().astype(accel.DType.of(dtype).numpy).astype(np.float32)
+    np.testing.assert_array_equal(found.toarray(), expected)
+
+
 async def test_host_arrays_are_brought_into_order_and_added_up(device: accel.Device) -> None:
     data, rows, columns = np.array([1.0, 2.0, 4.0, 8.0]), np.array([2, 0, 2, 0]), np.array([1, 3, 1, 0])
     a = await device.sparse.coo((data, (rows, columns)), shape=(3, 4))
@@ -379,13 +391,17 @@ async def test_singular_systems_are_errors_and_the_device_goes_on(device: accel.
     row = await sparse.put(scipy.csr_array(np.array([[1.0, 2, 0], [0, 0, 0], [0, 1, 1]])))
     twice = await sparse.put(scipy.csr_array(np.array([[1.0, 2, 0], [2, 4, 0], [0, 1, 1]])))
     nothing = await sparse.put(scipy.csr_array((3, 3)))
+    # Three columns of one row, which SuperLU reports in other words than a pivot of 0.
+    places = np.array([17, 17, 17, 10]), np.array([0, 6, 12, 13])
+    crowded = await sparse.put(scipy.coo_array((np.array([0.3, 0.9, 0.2, 0.4]), places), shape=(20, 20)).tocsr())
     good = await sparse.put(scipy.eye_array(3, format="csr") * 2)
-    for a in (row, twice, nothing):
+    for a in (row, twice, nothing, crowded):
+        sides = b if a is not crowded else await device.put(np.arange(20.0))
         with pytest.raises(accel.LinAlgError, match="singular") as caught:
-            await sparse.solve(a, b)
+            await sparse.solve(a, sides)
         assert isinstance(caught.value.info, int)
         assert caught.value.info > 0
-        _, info = await sparse.solve(a, b, check=False)
+        _, info = await sparse.solve(a, sides, check=False)
         assert int(await device.get(info)) > 0
     async with device.batch() as batch:
         x = batch.sparse.solve(good, b)

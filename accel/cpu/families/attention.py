@@ -194,11 +194,15 @@ def _attend(query: Array, key: Array, value: Array, first: int, window: int | No
         ends, keys = first + np.arange(count)[:, None], np.arange(seen)
         hidden = keys >= ends if window is None else (keys >= ends) | (keys < ends - window)
         np.copyto(scores, -np.inf, where=hidden)
-    scores -= scores.max(axis=3, keepdims=True)
+    most = scores.max(axis=3, keepdims=True)
+    if (is_hidden := most == -np.inf).any():  # by the bias
+        most[is_hidden] = 0
+    scores -= most
     np.exp(scores, out=scores)
     total = scores.sum(axis=3, keepdims=True)
     result: Array = np.matmul(scores, value)
     result /= total
+    np.copyto(result, 0, where=is_hidden)
     return result
 
 

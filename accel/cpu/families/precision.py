@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "total", "wider"]
+__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "one_by_one", "total", "wider"]
 
 WORKSPACE = 16 << 20
 """Bytes that a kernel may take for intermediate results, except where a single row of them is larger."""
@@ -30,14 +30,16 @@ def wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _WIDER.get(dtype, dtype)
 
 
-def accumulator(x: Array, axes: tuple[int, ...]) -> np.dtype[Any]:
-    """Return the type that sums along axes are accumulated in: :func:`wider`, or twice the precision for many elements that numpy does not add in pairs.
+def one_by_one(dtype: np.dtype[Any], count: int) -> np.dtype[Any]:
+    """Return the type that elements are accumulated in one by one: :func:`wider`, or twice the precision for many, whose roundings add up to percents."""
+    wide = wider(dtype)
+    return wide if count <= _FEW else _TWICE.get(wide, wide)
 
-    numpy adds in pairs along the last axes of contiguous arrays only. Along others the rounding of float32 adds up: to percents for millions of rows.
-    """
-    wide = wider(x.dtype)
+
+def accumulator(x: Array, axes: tuple[int, ...]) -> np.dtype[Any]:
+    """Return the type that sums along axes are accumulated in. numpy adds in pairs along the last axes of contiguous arrays, and else one by one."""
     in_pairs = x.flags.c_contiguous and axes == tuple(range(x.ndim - len(axes), x.ndim))
-    return wide if in_pairs or math.prod(x.shape[axis] for axis in axes) <= _FEW else _TWICE.get(wide, wide)
+    return wider(x.dtype) if in_pairs else one_by_one(x.dtype, math.prod(x.shape[axis] for axis in axes))
 
 
 def total(x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:

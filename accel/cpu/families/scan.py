@@ -11,6 +11,7 @@ import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
+from accel.cpu.families.precision import one_by_one, wider
 from accel.cpu.views import array
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
@@ -29,20 +30,23 @@ _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DT
 def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, shape = op.x, op.lines()
     if x.size:
-        source, out = (array(address, shape, x.dtype.numpy) for address in (inputs[0], outputs[0]))
+        source, out = (array(address, shape, op.element().numpy) for address in (inputs[0], outputs[0]))
         lane.stream.submit(partial(_scan, op, source, out), costs.elements(4 * x.size, source.dtype))
 
 
 @np.errstate(all="ignore")
 def _scan(op: Any, x: Array, out: Array) -> None:
-    if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":
-        x = x.astype(np.float32)
+    x = x.astype(_accumulator(op.kind, x, x.shape[1]), copy=False)
     made = _FUNCTIONS[op.kind].accumulate(x, 1, dtype=x.dtype)
     if op.exclusive:
         out[:, 1:] = made[:, :-1]
         out[:, 0] = np.frombuffer(op.neutral(), out.dtype)[0]
     else:
         out[...] = made
+
+
+def _accumulator(kind: str, x: Array, length: int) -> np.dtype[Any]:
+    return one_by_one(x.dtype, length) if kind in ("cumsum", "cumprod") else wider(x.dtype)
 
 
 def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -63,14 +67,21 @@ def _reduce(op: Any, x: Array, offsets: Array, out: Array, status: Array) -> Non
     out[...] = np.frombuffer(op.neutral(), out.dtype)[0]
     is_full = begins < ends
     if is_full.any():
-        values = x[: offsets[-1]]
-        if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":
-            values = values.astype(np.float32)
+        values = x[: offsets[-1]].astype(_accumulator(op.cumulative(), x, int((ends - begins).max())), copy=False)
         out[is_full] = _FUNCTIONS[op.cumulative()].reduceat(values, begins[is_full], 0, values.dtype).astype(out.dtype)
 
 
 def _call(kind: str, axis: int, exclusive: bool, scan: Any, x: Any) -> Any:
     return getattr(scan, kind)(x, axis, exclusive=exclusive)
+
+
+def _complex_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in sampling.COMPLEX:
+        for shape, axis in (((3, 5, 4), 1), ((2000, 3), 0), ((3000,), 0), ((2, 5000), 1)):
+            x = sampling.random(rng, shape, dtype)
+            expected = np.cumsum(sampling.wide(x), axis)
+            call = partial(_call, "cumsum", axis, False)
+            yield Sample(f"cumsum {dtype.value}{list(shape)} axis={axis}", call, (x,), expected, sampling.sums(dtype, shape[axis]))
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -84,6 +95,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((300, 4), 0),
     )
     yield from _segment_samples(rng)
+    yield from _complex_samples(rng)
     for kind in _FUNCTIONS:
         for dtype in (*sampling.ALL_FLOATS, *_INTEGERS):
             for shape, axis in shapes:

@@ -152,11 +152,11 @@ template <class T> DEVICE void attend(const Attention& g) {
   }
   for (i64 x = lane; x < g.value_dim; x += 32)
     for (int r = 0; r < ROWS; ++r)
-      if (row + r < span.rows) o[(row + r) * g.of_o.row + x] = narrow<T>(begin[r] < end[r] ? sums[x].v[r] / total[r] : W(0));
+      if (row + r < span.rows) o[(row + r) * g.of_o.row + x] = narrow<T>(most[r] != nothing<W>() ? sums[x].v[r] / total[r] : W(0));
   if (g.stats && lane == 0)
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
-      if (row + r < span.rows) ((W*)g.stats)[group * g.seq_q + row + r] = begin[r] < end[r] ? most[r] + log(total[r]) : nothing<W>();
+      if (row + r < span.rows) ((W*)g.stats)[group * g.seq_q + row + r] = most[r] != nothing<W>() ? most[r] + log(total[r]) : nothing<W>();
 }
 
 // What cuDNN wants to know of sequences that lie one behind the other: how long they are, and at which elements they begin.
