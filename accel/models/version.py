@@ -39,6 +39,9 @@ __all__ = ["Version", "VersionLoader"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+_PART = 4
+"""Of this process's memory, one part in this many may be inputs of a batch: making random ones takes two more."""
+
 _PAUSE = 0.05
 """Seconds until a device that has faulted is asked again."""
 
@@ -210,16 +213,18 @@ class VersionLoader:
         return None
 
     def _check_room(self) -> None:
-        """Refuse inputs, of which a file says the shapes, that the device has no room for: before they are made."""
-        buckets, limit = self._buckets, self._device.info().memory.limit or memory_size()
+        """Refuse inputs, of which a file says the shapes, that the device or this process has no room for: before they are made."""
+        buckets, limit = self._buckets, self._device.info().memory.limit
+        if size := memory_size():
+            limit = size // _PART if limit is None else min(limit, size // _PART)
         sizes = {dim: max(tried_lengths(dim, buckets)) for dim in buckets.dims}
         sizes |= {dim: lengths[-1] for dim, lengths in buckets.lengths.items()}
         needed = sum([math.prod(spec.of_size(sizes)) * spec.dtype.itemsize for spec in buckets.inputs.values()])
-        if limit and needed > limit:
+        if limit is not None and needed > limit:
             raise OutOfMemoryError(
                 f"the inputs of the model take {needed} bytes for {sizes}",
                 requested=needed,
                 limit=limit,
                 device=self._device.name,
-                remedy="Look at the shapes that the file declares, give smaller buckets, or open the device with a larger memory_limit.",
+                remedy="Look at the shapes that the file declares, and give smaller buckets: they may take memory_limit, and a quarter of the memory.",
             )

@@ -29,6 +29,7 @@ from accel.files.growth import limit_private_memory
 from accel.files.messages import Kind
 from accel.files.onnx import session
 from accel.files.regular_file import RegularFile
+from accel.models import version
 from accel.models.weights import load_weights
 from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
@@ -150,6 +151,17 @@ async def test_what_a_file_declares_takes_no_memory_of_the_service(
                 await failure(load_weights(device, path, system=device._core.system), kind)
         assert peak.nbytes < 48 << 20
         assert used(device) == 0
+
+
+async def test_without_a_limit_the_memory_of_the_machine_bounds_what_a_file_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version, "memory_size", lambda: 1 << 30)
+    async with opened() as device:
+        with Peak() as peak:
+            error = await failure(device.load_model(wide_input(tmp_path)), accel.OutOfMemoryError)
+        assert (error.limit, error.requested) == (1 << 28, 2 << 30)
+        assert peak.nbytes < 48 << 20
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors", ".pt", ".safetensors.index.json"])
