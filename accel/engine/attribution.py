@@ -14,11 +14,10 @@ __all__ = ["Attribution", "attribute"]
 class _Death:
     """The end of one context, until all that was in flight has been examined."""
 
-    __slots__ = ("charge", "is_found", "is_shared", "pending")
+    __slots__ = ("charge", "is_found", "pending")
 
     def __init__(self, pending: int, charge: Callable[[], None]) -> None:
         self.pending = pending
-        self.is_shared = pending > 1
         self.is_found = False
         self.charge = charge
 
@@ -50,11 +49,6 @@ class Attribution:
     def deaths(self) -> int:
         """How many contexts have died under the work so far."""
         return len(self._deaths)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether nothing else that is examined was in flight at the last death."""
-        return bool(self._deaths) and not self._deaths[-1].is_shared
 
     def hold(self) -> None:
         """Have the deaths wait for one more :meth:`release`: a part of the work is examined after the block."""

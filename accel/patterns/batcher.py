@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from asyncio import _get_running_loop
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
+from accel.device import DeviceState
 from accel.errors import (
     AccelError,
     ActorStoppedError,
@@ -19,6 +21,7 @@ from accel.errors import (
     NotInitializedError,
 )
 from accel.hints import AsyncOnly
+from accel.patterns.calling import until_ready
 from accel.patterns.isolation import Isolation, IsolationOptions
 from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
 from accel.patterns.quarantine import QuarantineHandler
@@ -78,9 +81,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         Awaited before a retry, until it is ready again; ``None`` retries at once.
     quarantine
         ``await quarantine(other)`` puts the weights on another device, and returns the handler for it. With it, idempotent items that were on
-        ``device`` at a fault are not retried there, but one by one on ``device.quarantine()``, while ``device`` serves the others. An item whose
-        kernel faults there too (:class:`~accel.KernelFaultError`), or that ends or hangs two children there, fails with
-        :class:`~accel.PoisonedInputError`; the others are answered.
+        ``device`` when their work ended its context, or twice when anything else did, are not retried there, but in ever smaller groups on
+        ``device.quarantine()``, while ``device`` serves the others. An item that ends a context there alone, as its batch did, or two in any way, fails with
+        :class:`~accel.PoisonedInputError`; the others are answered. ``docs/recovery.md`` has the rules as a table.
     quarantine_idle
         Seconds that the quarantine stays open after its last item, with the weights put again after a fault there, so that the next poison finds it
         ready. ``0`` closes it at once; ``math.inf`` opens it with the batcher and keeps it, so that the first fault finds it ready too.
@@ -133,6 +136,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         _check_hooks(handler, size, device, quarantine, fingerprint)
         self._handler = handler
         self._max_items = max_items
+        self._careful_items = max(1, max_items // 8)
         self._max_delay = max_delay
         self._max_pending = max_pending
         self._max_in_flight = max_in_flight
@@ -149,6 +153,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             self._isolation = Isolation(device, made, self._counters, self._poison, options, self._launch, self._interrupted)
         self._runner = BatchRunner(handler, device, self._counters, self._isolation)
         self._in_flight = 0
+        self._device = device
+        self._is_waiting_for_device = False
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
@@ -384,10 +390,14 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         queue = self._queue
         root = self._root
         assert root is not None, "a batcher that takes items has a root"
-        while queue.queued and self._in_flight < self._max_in_flight:
-            if self._in_flight and queue.queued < self._max_items and self._state == "open" and self._waits():
+        if queue.queued and self._is_gathering():
+            return
+        is_careful = self._isolation is not None and self._isolation.is_besieged
+        most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
+        while queue.queued and self._in_flight < at_once:
+            if self._in_flight and queue.queued < most and self._state == "open" and self._waits():
                 return
-            batch = queue.take(self._max_items)
+            batch = queue.take(most)
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
@@ -396,6 +406,22 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                     self._runner.fail(batch, self._interrupted())
         if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.pending)):
             root.finish()
+
+    def _is_gathering(self) -> bool:
+        """Return whether the device is being rebuilt: until it is ready items gather, and are not launched one by one to wait there."""
+        if not self._is_waiting_for_device and getattr(self._device, "state", None) is DeviceState.REBUILDING and self._root is not None:
+            self._is_waiting_for_device = self._root.start(self._wait_for_device(), "accel-gather", self._gathered)
+        return self._is_waiting_for_device
+
+    async def _wait_for_device(self) -> None:
+        # What keeps it from becoming ready is told to each item by the handler.
+        with contextlib.suppress(AccelError, StopAsyncIteration):
+            await until_ready(self._device)  # type: ignore[arg-type]
+
+    def _gathered(self, task: asyncio.Task[None]) -> None:
+        self._is_waiting_for_device = False
+        if not task.cancelled():
+            self._launch()
 
     def _waits(self) -> bool:
         assert self._loop is not None, "a batch needs a loop"

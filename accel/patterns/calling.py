@@ -31,10 +31,6 @@ class Attribution(Protocol):
     def deaths(self) -> int:
         """How many contexts have died under the work so far."""
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether nothing else was in flight at the last of them."""
-
     def hold(self) -> None:
         """Have the charge wait for one more :meth:`release`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,6 +36,12 @@ _INCONCLUSIVE = 3
 
 _UNWANTED = 10.0
 """Seconds that a trial may go on after its last caller has left, to find out whether the item is poison: it may hang."""
+
+_MANY, _SHORTLY = 6, 3.0
+"""Batches that have died within some seconds, so that the next ones are kept small."""
+
+_REBUILD = 0.5
+"""Seconds until another context is there, before it was measured."""
 
 _SLICE = 0.002
 """Seconds of making fingerprints between two turns of the loop."""
@@ -71,13 +78,13 @@ class _Group:
         What they are.
     arrival
         The number of the fault that brought them.
-    is_guilty
-        Whether a context has died of them together, so that they are split before they run again.
+    among
+        Of how many together a context has died last; 0: of none.
     """
 
     requests: list[Request]
     arrival: int
-    is_guilty: bool = False
+    among: int
 
 
 @dataclass(slots=True)
@@ -135,6 +142,7 @@ class Isolation:
         self._groups: deque[_Group] = deque()
         self._repeats: deque[Request] = deque()  # alone, and behind the groups: they are poison, most likely
         self._arrived = 0  # faults, since the isolation was made
+        self._faults: deque[float] = deque(maxlen=_MANY)  # when they came
         self._bound = 0  # groups up to this fault run before the next repeat; those that come later run behind it
         self._is_bound_last = False
         self._is_running = False
@@ -142,12 +150,19 @@ class Isolation:
         self._wake = asyncio.Event()
         self._idling: asyncio.Timeout | None = None
         self._faulted: set[Hashable] = set()
+        self._forward = self._dying = 0.0  # seconds of a trial that passes, on average, and of the last one that did not
         self._root: RootTask
 
     @property
     def pending(self) -> int:
         """Requests that wait for a trial, or are being tried."""
         return len(self._open)
+
+    @property
+    def is_besieged(self) -> bool:
+        """Whether contexts die so fast one after the other that most batches have poison: small ones then pass more often."""
+        faults = self._faults
+        return len(faults) == _MANY and self._root.loop.time() - faults[0] < _SHORTLY
 
     def open(self, root: RootTask) -> None:
         """Make the trials in tasks of ``root``, which is open."""
@@ -167,6 +182,7 @@ class Isolation:
         """Add requests that were on the device together at a fault, which is set. From now on their items are known as suspects."""
         await self._make_keys(batch)
         self._arrived += 1
+        self._faults.append(self._root.loop.time())
         suspects = [request for request in batch if self._is_wanted(request)]
         if self.pending + len(suspects) > self._options.limit:
             if attribution is not None:  # not being examined is no proof against the device
@@ -184,10 +200,8 @@ class Isolation:
         if not suspects:
             return
         logger.info("isolation_began", model=self._options.name(), items=len(suspects), pending=self.pending, error=suspects[0].fault)
-        if len(group) == 1 and attribution is not None and attribution.is_alone:
-            self._repeats.extend(group)  # nothing else was there that it could be mistaken for
-        elif group:
-            self._groups.append(_Group(group, self._arrived, is_guilty=True))
+        if group:
+            self._groups.extend(self._split(group, self._arrived))
         self._wake.set()
         if not self._is_running:
             self._begin()
@@ -340,8 +354,8 @@ class Isolation:
         if not (self._groups or self._is_bound_last):
             await self._quarantine.handler()  # it may take seconds, in which others may come
             self._bound, self._is_bound_last = self._arrived, True
-        is_repeat = bool(self._repeats) and (not self._groups or self._groups[0].arrival > self._bound)
-        group = _Group([self._repeats[0]], self._arrived) if is_repeat else self._next_group()
+        is_repeat = bool(self._repeats) and all(group.arrival > self._bound for group in self._groups)
+        group = _Group([self._repeats[0]], self._arrived, 1) if is_repeat else self._next_group()
         tried = self._left(group)
         results = await self._results(tried)
         if is_repeat:
@@ -353,32 +367,58 @@ class Isolation:
             if request in self._open and request not in again:
                 self._settle(request, results.get(request))
         if again and len(tried) > 1:
-            self._groups.appendleft(_Group(again, group.arrival, is_guilty=True))
+            self._groups.extendleft(reversed(self._split(again, group.arrival)))
         for request in again if len(tried) == 1 else ():
             if self._is_confirmed(request, results[request]):
                 self._settle(request, self._poisoned(request, results[request]))
             else:
                 self._repeats.append(request)
 
+    def _learn(self, seconds: float, *, died: bool) -> None:
+        """Take how long a trial took, by which groups are split."""
+        if died:
+            self._dying = seconds
+        elif self._forward:
+            self._forward += 0.2 * (seconds - self._forward)
+        else:
+            self._forward = seconds
+
     def _next_group(self) -> _Group:
-        """Take the first group. One that has ended a context is split before."""
-        group = self._groups.popleft()
-        count = len(group.requests)
-        if group.is_guilty and count > 1:
-            parts = self._parts(group)
-            edges = [count * n // parts for n in range(parts + 1)]
-            first, *others = [_Group(group.requests[a:b], group.arrival) for a, b in pairwise(edges)]
-            self._groups.extendleft(reversed(others))
-            return first
+        """Take the group whose trial saves the most waiting for its time.
+
+        So callers of innocent items wait least when poison comes faster than it can be found: that is alone, mostly, and costs a context.
+        """
+        now, forward = self._root.loop.time(), self._seconds()
+
+        def gain(group: _Group) -> float:
+            waited = sum(now - request.since + _SLICE for request in group.requests if not request.future.done())
+            innocent = 1.0 - 1.0 / (group.among + 1) if group.among else 1.0
+            guilty = len(group.requests) / group.among if group.among else 0.0
+            return waited * innocent**2 / (forward + guilty * self._death())
+
+        group = max(self._groups, key=gain)
+        self._groups.remove(group)
         return group
 
-    def _parts(self, group: _Group) -> int:
-        """Return into how many parts a group is split; they cost as much time as one more death of a context, if all but one of them pass."""
-        count, fault = len(group.requests), group.requests[0].fault
-        if fault is not None and kind_of_fault(fault) == "hang":
-            return count  # a hang takes longer than any forward
-        forward = self._counters.batch_seconds or 0.01
-        return max(2, min(count, int(self._quarantine.seconds / forward)))
+    def _split(self, requests: list[Request], arrival: int) -> list[_Group]:
+        """Split requests of which a context has died together."""
+        count, fault = len(requests), requests[0].fault
+        is_hang = fault is not None and kind_of_fault(fault) == "hang"  # which takes longer than any forward
+        parts = count if count < 3 or is_hang else self._parts(count)
+        edges = [count * n // parts for n in range(parts + 1)]
+        return [_Group(requests[a:b], arrival, count) for a, b in pairwise(edges)]
+
+    def _parts(self, count: int) -> int:
+        """Return into how many parts so many requests are split: if all but one pass, they take as long as one more death."""
+        return max(2, min(count, int(self._death() / self._seconds())))
+
+    def _seconds(self) -> float:
+        """Return how long a trial takes that passes."""
+        return self._forward or self._counters.batch_seconds or 0.01
+
+    def _death(self) -> float:
+        """Return how long one takes that does not, until the next one can begin."""
+        return self._dying + (self._quarantine.seconds or _REBUILD)
 
     def _left(self, group: _Group) -> list[Request]:
         """Settle what need not be tried any more, and return the others."""
@@ -405,11 +445,15 @@ class Isolation:
         results: Any = None
         for _ in range(_INCONCLUSIVE if requests else 0):
             handler = await self._quarantine.handler()
+            began = time.perf_counter()
             results = await self._while_wanted(requests, handler)
+            seconds = time.perf_counter() - began
             each = [results] if results is None or isinstance(results, Exception) else results
             self._quarantine.check_usable(each)
             is_unclear = any(isinstance(result, Exception) and is_worth_a_retry(result) and not is_fault(result) for result in each)
-            if not is_unclear or any(map(is_fault, each)):
+            died = any(map(is_fault, each))
+            self._learn(seconds, died=died)
+            if not is_unclear or died:
                 break
         if results is None:
             return {}
@@ -511,7 +555,7 @@ class Isolation:
                 self._settle(request, found)
                 continue
             if sum(each.size for each in group) + request.size > self._options.most:
-                groups.append(_Group(group, 0))
+                groups.append(_Group(group, 0, 0))
                 group = []
             group.append(request)
-        self._groups.extendleft(reversed([*groups, _Group(group, 0)]) if group else ())
+        self._groups.extendleft(reversed([*groups, _Group(group, 0, 0)]) if group else ())

@@ -112,8 +112,9 @@ def serve(
 ) -> ModelService:
     """Serve a model to many tasks: ``async with accel.serve(model) as service``, then ``await service.submit(item)``.
 
-    Items of tasks that ask at the same time are stacked, padded to a bucket, and run as one batch. After a fault items that were on the device are tried
-    one by one in a child process of their own, so that one poisonous item is named and the others are answered.
+    Items of tasks that ask at the same time are stacked, padded to a bucket, and run as one batch. After a fault items that were on the device are
+    tried apart, in a child process of their own, so that one poisonous item is named and the others are answered. If the fault may have come from outside, as a
+    kill does, they run again where they were.
 
     Parameters
     ----------

@@ -48,7 +48,6 @@ async def test_a_death_of_work_that_was_found_costs_nothing() -> None:
             with device.attribution() as work:
                 work.hold()
                 await die(device)
-            assert work.is_alone
             work.release(found=True)
         assert device.info().restarts == 5
         await die(device)
@@ -81,10 +80,9 @@ async def test_a_death_that_is_not_examined_after_all_is_charged_at_the_end_of_t
 
 async def test_one_of_several_that_is_found_excuses_the_death_for_all() -> None:
     async with opened(3) as device:
-        with device.attribution() as first, device.attribution() as second:
+        with device.attribution() as _, device.attribution() as second:
             second.hold()
             await die(device)
-        assert not first.is_alone
         second.release(found=True)
         await die(device)
         await die(device, is_last=True)
@@ -114,7 +112,7 @@ async def test_a_death_that_no_context_can_follow_loses_the_device_all_the_same(
     async with opened(0, faults=FaultPlan().poison_at(1, gone, op="unary")) as device:
         with device.attribution() as work:
             await die(device, is_last=True)
-        assert (work.is_alone, device.state) == (False, LOST)
+        assert (work.deaths, device.state) == (0, LOST)
 
 
 async def test_a_shortage_delays_a_rebuild_and_spends_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ class Recovering:
         self.ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.asked = asyncio.Event()
         self.closed = 0
+        self.state = accel.DeviceState.READY
 
     async def generations(self) -> AsyncIterator[int]:
         self.asked.set()
@@ -145,6 +146,33 @@ async def test_a_device_that_does_not_come_back_ends_the_wait(end: Exception, ex
         results = await asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True)
     assert [type(result) for result in results] == [expected] * 2
     assert settled(batcher.statistics())
+
+
+async def test_items_gather_while_the_device_is_rebuilt() -> None:
+    handler, device = Faulty(), Recovering()
+    device.state = accel.DeviceState.REBUILDING
+    async with DynamicBatcher(handler, device=device) as batcher:
+        tasks = []
+        for n in range(5):
+            tasks.append(asyncio.ensure_future(batcher.submit(n)))
+            await turns()
+        assert (handler.batches, batcher.statistics().queued) == ([], 5)
+        device.state = accel.DeviceState.READY
+        device.ready.set_result(2)
+        assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
+    assert handler.batches == [[0, 1, 2, 3, 4]]
+
+
+async def test_what_keeps_a_device_from_coming_back_is_told_by_the_handler() -> None:
+    handler, device = Faulty(accel.DeviceLostError("lost")), Recovering()
+    device.state = accel.DeviceState.REBUILDING
+    async with DynamicBatcher(handler, device=device) as batcher:
+        asked = asyncio.ensure_future(batcher.submit(1))
+        await device.asked.wait()
+        device.state = accel.DeviceState.LOST
+        device.ready.set_exception(accel.DeviceLostError("lost"))
+        with pytest.raises(accel.DeviceLostError):
+            await asked
 
 
 async def test_a_poisoned_device_loses_no_request() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import accel
 from accel.engine.attribution import Attribution, attribute
-from accel.patterns.isolation import Isolation, _Group
+from accel.patterns.isolation import Isolation
 from accel.patterns.poison_memory import content_fingerprint
 from accel.patterns.requests import Request
 from accel.process.spawning import cannot_start
@@ -28,7 +28,7 @@ from tests.quarantine_support import FINE, KILLED, POISON, Batcher, Item, Servin
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split groups into single items, however long things take here."""
-    monkeypatch.setattr(Isolation, "_parts", lambda self, group: len(group.requests))
+    monkeypatch.setattr(Isolation, "_parts", lambda self, count: count)
 
 
 async def test_poison_is_found_by_one_death_more_and_the_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -71,7 +71,7 @@ async def test_what_dies_again_as_if_from_outside_is_examined_and_found_by_two_d
 
 @pytest.mark.parametrize("place", range(8))
 async def test_parts_that_pass_are_answered_at_once_and_those_that_fault_are_split(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Isolation, "_parts", lambda self, group: 2)
+    monkeypatch.setattr(Isolation, "_parts", lambda self, count: 2)
     device = Serving()
     items: list[Item] = [("fine", n) for n in range(8)]
     items[place] = POISON
@@ -91,13 +91,11 @@ async def test_there_are_as_many_parts_as_run_while_another_context_comes_up(mon
             assert isolation is not None
             isolation._quarantine.seconds, isolation._counters.batch_seconds = restart, forward
             requests = [Request(("fine", n), 1, loop.create_future(), 0.0, True) for n in range(64)]
-            isolation._groups.append(_Group(requests, 1, is_guilty=True))
-            first = isolation._next_group()
-            assert len(isolation._groups) + 1 == expected
-            assert [each for group in (first, *isolation._groups) for each in group.requests] == requests
+            groups = isolation._split(requests, 1)
+            assert len(groups) == expected
+            assert [each for group in groups for each in group.requests] == requests
             requests[0].fault = hung()
-            assert isolation._parts(_Group(requests, 1)) == 64, "a hang takes longer than any forward"
-            isolation._groups.clear()
+            assert len(isolation._split(requests, 1)) == 64, "a hang takes longer than any forward"
 
 
 async def test_an_item_that_fails_alone_as_its_batch_did_need_not_run_again() -> None:
@@ -424,37 +422,39 @@ async def test_work_that_had_not_run_is_retried_after_each_death_and_is_no_suspe
         assert device.charged == 6, "nothing was found"
 
 
-async def test_an_item_that_was_alone_at_a_death_does_not_keep_the_others_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dying(Serving):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attributions: set[Attribution] = set()
-
-        def attribution(self) -> Attribution:
-            return Attribution(self.attributions)
-
-        async def handler(self, items: list[Item]) -> list[int | Exception]:
-            try:
-                return await super().handler(items)
-            except accel.ContextPoisonedError:
-                attribute(self.attributions, lambda: None)
-                raise
-
-    device = Dying()
+async def test_what_many_callers_wait_for_runs_before_what_is_most_likely_poison() -> None:
+    device = Serving()
     async with serving(device) as batcher:
         device.gate.clear()
         alone = [("poison", n) for n in range(10, 13)]
-        asked = [task(batcher.submit(alone[0]))]
-        await bounded(device.waits.wait())
-        for n, item in enumerate(alone[1:], 2):
+        asked = []
+        for n, item in enumerate(alone, 1):
             asked.append(task(batcher.submit(item)))
             await until(partial(lambda n: batcher.statistics().isolating == n, n))
-        asked += [task(batcher.submit(item)) for item in (POISON, FINE)]
-        await until(lambda: batcher.statistics().isolating == 5)
+        await bounded(device.waits.wait())
+        asked += [task(batcher.submit(item)) for item in (POISON, *(("fine", n) for n in range(5)))]
+        await until(lambda: batcher.statistics().isolating == 9)
         device.gate.set()
         results = await bounded(asyncio.gather(*asked, return_exceptions=True))
-        assert kinds(results) == [accel.PoisonedInputError] * 4 + [1]
-        assert device.trials == [[alone[0]], [POISON], [FINE], [alone[1]], [alone[2]]]
+        assert kinds(results) == [accel.PoisonedInputError] * 4 + list(range(5))
+        assert device.tried[0] == alone[0]
+        assert set(device.tried[-2:]) == set(alone[1:])
+
+
+async def test_while_contexts_die_again_and_again_batches_are_small() -> None:
+    device = Serving()
+    async with serving(device, max_items=16) as batcher:
+        for n in range(6):
+            assert kinds(await answers(batcher, [("poison", n)])) == [accel.PoisonedInputError]
+        items: list[Item] = [("fine", n) for n in range(16)]
+        assert await answers(batcher, items) == list(range(16))
+        assert device.served[6:] == [items[n : n + 2] for n in range(0, 16, 2)]
+        isolation = batcher._isolation
+        assert isolation is not None
+        assert isolation.is_besieged
+        isolation._faults[0] -= 10.0
+        assert await answers(batcher, items) == list(range(16))
+        assert device.served[-1] == items
 
 
 async def test_too_many_suspects_are_not_tried() -> None:

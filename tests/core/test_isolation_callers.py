@@ -16,7 +16,7 @@ from tests.quarantine_support import FINE, POISON, Item, Serving, answers, kinds
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split groups into single items, however long things take here."""
-    monkeypatch.setattr(Isolation, "_parts", lambda self, group: len(group.requests))
+    monkeypatch.setattr(Isolation, "_parts", lambda self, count: count)
 
 
 # -- what is remembered
