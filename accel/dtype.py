@@ -190,7 +190,7 @@ def check_awaited(name: str, value: object) -> None:
         raise InvalidArgumentError(f"{name} is the coroutine of {call}(...), not its result", remedy="Await it first.")
 
 
-_MOST_DIMENSIONS = 32
+_MOST_DIMENSIONS = 64  # of an array of numpy
 
 
 def flattened(name: str, value: Any) -> tuple[list[Any], tuple[int, ...], set[type]]:

@@ -45,7 +45,7 @@ async def classify(request: web.Request) -> web.Response:
         pixels = np.empty(0)
     # Checked here, not in the batch, where one wrong image would be everybody's error.
     if pixels.shape != (64,) or not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise accel.InvalidArgumentError("pixels is a list of 64 numbers from 0 to 1")
+        raise accel.InvalidArgumentError("pixels is a list of 64 numbers from 0 to 1", argument="pixels")
     return web.json_response({"digit": await request.app[BATCHER].submit(pixels.astype(np.float32), timeout=5.0)})
 
 
@@ -71,7 +71,8 @@ faults = accel.testing.FaultPlan()
 def make_app(device: str = "auto") -> web.Application:
     """Return the application."""
     app = web.Application()
-    install(app, device, body_limit=1 << 20, faults=faults)  # the device, errors as statuses, longer bodies 413; /healthz and /readyz
+    # The device, errors as statuses, longer bodies 413 and slower ones 408; /healthz and /readyz.
+    install(app, device, body_limit=1 << 20, body_timeout=30, faults=faults)
     app.cleanup_ctx.append(open_classifier)
     app.router.add_post("/digits", classify)
     app.router.add_get(r"/samples/{number:\d{1,18}}", sample)

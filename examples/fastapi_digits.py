@@ -67,7 +67,7 @@ FAULT_AT = setting("FAULT_AT", 10**9)
 faults = accel.testing.FaultPlan()
 
 app = FastAPI(lifespan=lifespan(open_classifier, device=DEVICE, faults=faults))
-install(app, body_limit=1 << 20)  # errors become statuses, longer bodies 413; /healthz and /readyz
+install(app, body_limit=1 << 20, body_timeout=30)  # errors become statuses, longer bodies 413, slower ones 408; /healthz and /readyz
 
 
 @app.post("/digits")

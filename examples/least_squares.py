@@ -119,7 +119,7 @@ def matrix(name: str, rows: list[list[float]], columns: int) -> Array:
 
 
 app = FastAPI(lifespan=lifespan(device=os.environ.get("ACCEL_DEVICE", "auto")))
-install(app, body_limit=64 << 20)  # errors become statuses; /healthz and /readyz
+install(app, body_limit=64 << 20, body_timeout=60)  # errors become statuses; /healthz and /readyz
 
 
 @app.post("/fits")

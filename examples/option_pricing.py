@@ -87,7 +87,7 @@ def service(device: str = "auto") -> Any:
         steps: int = Field(default=1, ge=1, le=256)
 
     app = FastAPI(lifespan=lifespan(device=device))
-    install(app, body_limit=1 << 16)
+    install(app, body_limit=1 << 16, body_timeout=10)
 
     @app.post("/price")
     async def price(request: Request, device: Annotated[accel.Device, Depends(get_device)]) -> dict[str, float]:

@@ -44,7 +44,7 @@ DEVICE: dict[str, Any] = {
 }
 
 app = FastAPI(title="Semantic search", lifespan=lifespan(open_search, **DEVICE))
-install(app, body_limit=1 << 20)
+install(app, body_limit=1 << 20, body_timeout=30)
 Served = Annotated[Search, Depends(get_state)]
 
 
