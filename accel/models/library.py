@@ -142,7 +142,12 @@ class ModelLibrary(KernelLibrary):
         self._adapter = self._source.adapter()
         self._adapter.open(self._weights, self.description, stream)
         for inputs in reversed(self._warm):  # the largest first: what it needed is room for the others
-            self._adapter.warm(inputs)
+            try:
+                self._adapter.warm(inputs)
+            except Exception as error:
+                shapes = {name: spec.shape for name, (spec, _) in inputs.items()}
+                error.add_note(f"The model was run on examples of the shapes {shapes}: TensorSpec(example=) says which values are valid.")
+                raise
 
     def close(self) -> None:
         """Let the model go."""

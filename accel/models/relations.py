@@ -24,6 +24,7 @@ from accel.ops import Spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel.actors.system import ActorSystem
     from accel.models.outputs import Dim, OutputSpecs
     from accel.models.runner import ModelDevice, Runner
     from accel.models.tensor_spec import Buckets, Sizes
@@ -55,6 +56,8 @@ class Relations:
     ----------
     device, runner, buckets
         The model that is run, and its inputs.
+    system
+        Makes inputs and compares outputs off the loop.
     batch_axis
         What the user says of outputs: they are not tried.
 
@@ -66,8 +69,9 @@ class Relations:
 
     outputs: OutputSpecs
 
-    def __init__(self, device: ModelDevice, runner: Runner, buckets: Buckets, batch_axis: BatchAxis) -> None:
+    def __init__(self, device: ModelDevice, runner: Runner, buckets: Buckets, system: ActorSystem, batch_axis: BatchAxis) -> None:
         self._device = device
+        self._system = system
         self._runner = runner
         self._buckets = buckets
         self._specs = tuple(buckets.inputs.values())
@@ -129,7 +133,7 @@ class Relations:
         """Return what a run on inputs of a size must return. The sizes tell it, or the first use of them is a run on examples."""
         if self._is_told:
             return Known(self.outputs.specs(bucket), self._common)
-        key = tuple(bucket.values())
+        key = tuple([bucket[dim] for dim in self._buckets.dims])
         known = self._known.get(key)
         if known is None:
             deadline = deadline_of(timeout)
@@ -141,7 +145,10 @@ class Relations:
                 )
             specs = found.specs({})
             common = self._common_places()
-            values = await self._values(specs, bucket, self._inputs(bucket, 0, is_varied=False), left(deadline)) if common else []
+            values: Sequence[Array] = []
+            if common:
+                inputs = await self._system.run_blocking(self._inputs, bucket, 0, is_varied=False)
+                values = await self._values(specs, bucket, inputs, left(deadline))
             known = self._known[key] = Known(specs, {place: values[place] for place in common})
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
@@ -227,27 +234,34 @@ class Relations:
     async def _prove(self, runs: Sequence[tuple[OutputSpecs, Sizes]], said: Mapping[str, int | None]) -> None:
         """See that outputs keep their values when the rows do that they are said to belong to; and common ones, whatever the rows are."""
         (small, small_sizes), (large, sizes) = runs[0], runs[-1]
-        specs, rows = large.specs({}), sizes[BATCH]
+        specs, blocking = large.specs({}), self._system.run_blocking
         try:
-            tried = self._tried(sizes, is_varied=True)
-            before, last, other = [await self._values(specs, sizes, each) for each in tried]
+            tried = await blocking(self._tried, sizes, is_varied=True)
+            found = [await self._values(specs, sizes, each) for each in tried]
         except LibraryError as error:
             if error.is_fault:
                 raise
-            tried = self._tried(sizes, is_varied=False)  # it has no use for zeros
-            before, last, other = [await self._values(specs, sizes, each) for each in tried]
+            tried = await blocking(self._tried, sizes, is_varied=False)  # it has no use for zeros
+            found = [await self._values(specs, sizes, each) for each in tried]
         is_varied = any(mine is not None and not np.array_equal(mine, changed) for mine, changed in zip(*tried[:2], strict=True))
         common = self._common_places()
-        alone = await self._values(small.specs({}), small_sizes, self._inputs(small_sizes, 1, is_varied=False)) if common else []
+        if common:
+            others = await blocking(self._inputs, small_sizes, 1, is_varied=False)
+            found.append(await self._values(small.specs({}), small_sizes, others))
+        await blocking(self._compare, found, sizes[BATCH], said, is_varied=is_varied)
+        self._common = {place: found[0][place] for place in common}
+
+    def _compare(self, found: Sequence[Sequence[Array]], rows: int, said: Mapping[str, int | None], *, is_varied: bool) -> None:
+        """Raise unless the outputs of the runs are each split, or common, as is said of them."""
         for place, (name, axis) in enumerate(zip(self.outputs.names, self.outputs.batch_axes, strict=True)):
+            values = [each[place] for each in found]
             if axis is not None:
                 if name not in said:
-                    _check_kept(name, axis, rows, before[place], last[place], other[place])
-            elif not all(_same(before[place], found[place]) for found in (last, other, alone)):
+                    _check_kept(name, axis, rows, *values[:3])
+            elif not all(_same(values[0], other) for other in values[1:]):
                 raise _inseparable(name, "has no dimension that follows the batch, and its values change with the rows")
             elif not is_varied and name not in said:
                 raise _inseparable(name, "has no dimension that follows the batch, and no two examples show whether the rows change it")
-        self._common = {place: before[place] for place in common}
 
     def _tried(self, sizes: Sizes, *, is_varied: bool) -> list[list[Array | None]]:
         """Return inputs, others of which only the last row is the same, and others of which only the first is."""
@@ -384,8 +398,10 @@ def _check_kept(name: str, axis: int, rows: int, *runs: Array) -> None:
 
 def _same(value: Array, other: Array, among: Array | None = None) -> bool:
     """Return whether two arrays have the same values: floats but for rounding, by the largest of them."""
+    if np.array_equal(value, other):
+        return True
     if value.shape != other.shape or value.dtype.kind in "biu":
-        return np.array_equal(value, other)
+        return False
     wide, others = [np.asarray(each, np.complex128 if value.dtype.kind == "c" else np.float64) for each in (value, other)]
     magnitudes = np.abs(np.asarray(value if among is None else among, wide.dtype))
     largest = magnitudes.max(initial=0.0, where=np.isfinite(magnitudes))

@@ -62,13 +62,13 @@ class Version:
         What its outputs have to do with its inputs.
     """
 
-    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, batch_axis: BatchAxis) -> None:
+    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, relations: Relations) -> None:
         self._device = device
         self._buckets = buckets
         self.number = number
         self.runner = runner
         self.weights: dict[str, AccelRef] = {}
-        self.relations = Relations(device, runner, buckets, batch_axis)
+        self.relations = relations
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -170,7 +170,9 @@ class VersionLoader:
     def begin(self, number: int) -> Version:
         """Return a version that has nothing yet."""
         make = LibraryRunner if self._source.function is None else FunctionRunner
-        return Version(self._device, self._buckets, number, make(self._device, self._source, self._buckets), self._batch_axis)
+        runner = make(self._device, self._source, self._buckets)
+        relations = Relations(self._device, runner, self._buckets, self._system, self._batch_axis)
+        return Version(self._device, self._buckets, number, runner, relations)
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights; reads no elements."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from accel.models.adapters.onnx import OnnxAdapter
 from accel.models.onnx_inputs import input_specs
 from accel.models.tensor_spec import TensorSpec
 from accel.ops import Spec
-from tests.device_support import bounded
+from tests.device_support import bounded, failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,3 +215,100 @@ def test_onnx_runtime_starts_nothing_that_reports_to_a_server() -> None:
         [sys.executable, "-c", code], env={**env, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) == 1, "a thread besides the main one"
+
+
+async def test_files_with_the_batch_in_the_middle_are_served(rng: np.random.Generator, tmp_path: Path) -> None:
+    """As recurrent networks of torch are exported: the sequence comes first."""
+    weights = {
+        "w": rng.standard_normal((1, 9, 2)).astype(np.float32),
+        "r": rng.standard_normal((1, 9, 3)).astype(np.float32),
+        "b": rng.standard_normal((1, 18)).astype(np.float32),
+    }
+    path = saved(
+        tmp_path / "gru.onnx",
+        [("GRU", ["x", "w", "r", "b"], ["sequence", "state"], {"hidden_size": 3})],
+        [("x", TensorProto.FLOAT, ["seq", "batch", 2])],
+        [("sequence", TensorProto.FLOAT, ["seq", 1, "batch", 3]), ("state", TensorProto.FLOAT, [1, "batch", 3])],
+        weights,
+    )
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await device.load_model(path, options={"threads": 1})
+        assert model.inputs["x"].shape == ("seq", "batch", 2)
+        assert model.outputs.shapes == (("seq", 1, "batch", 3), (1, "batch", 3))
+        items = [rng.standard_normal((5, 2)).astype(np.float32) for _ in range(3)]
+        async with accel.serve(model, max_delay=0.2, max_items=3) as service:
+            answers = await bounded(asyncio.gather(*map(service.submit, items)))
+        for item, answer in zip(items, answers, strict=True):
+            alone = await model.numpy(item[:, None])
+            np.testing.assert_allclose(answer["sequence"], alone["sequence"][:, :, 0], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(answer["state"], alone["state"][:, 0], rtol=1e-5, atol=1e-6)
+
+
+async def test_names_of_dimensions_are_what_the_file_means(tmp_path: Path) -> None:
+    """Two names for one batch, names that differ in punctuation only, and dimensions that are said to differ and do not."""
+    float_ = TensorProto.FLOAT
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        two = saved(
+            tmp_path / "a.onnx",
+            [("Add", ["x", "y"], ["z"])],
+            [("x", float_, ["batch_size", 3]), ("y", float_, ["N", 3])],
+            [("z", float_, ["batch_size", 3])],
+            {},
+        )
+        model = await device.load_model(two)
+        assert model.outputs.shapes == (("batch", 3),)
+        apart = saved(
+            tmp_path / "b.onnx",
+            [("Relu", ["x"], ["u"]), ("Relu", ["y"], ["v"])],
+            [("x", float_, ["b", "len.1"]), ("y", float_, ["b", "len-1"])],
+            [("u", float_, ["b", "len.1"]), ("v", float_, ["b", "len-1"])],
+            {},
+        )
+        model = await device.load_model(apart)
+        found = await model.numpy(np.ones((2, 3), np.float32), np.ones((2, 5), np.float32))
+        assert {name: each.shape for name, each in found.items()} == {"u": (2, 3), "v": (2, 5)}
+        same = saved(
+            tmp_path / "c.onnx",
+            [("Add", ["x", "y"], ["z"])],
+            [("x", float_, ["batch", "left"]), ("y", float_, ["batch", "right"])],
+            [("z", float_, ["batch", "left"])],
+            {},
+        )
+        error = await failure(device.load_model(same), accel.LibraryError)
+        assert "one name to what has one length" in (error.remedy or "")
+        spec = accel.TensorSpec(("batch", "length"), "float32")
+        assert (await device.load_model(same, inputs={"x": spec, "y": spec})).outputs.shapes == (("batch", "length"),)
+        wrong = await failure(device.load_model(same, inputs={"x": spec, "other": spec}), accel.InvalidArgumentError)
+        assert "x, y" in wrong.message
+
+
+async def test_divisors_shapes_and_axes_are_no_zeros_when_a_file_is_tried(tmp_path: Path) -> None:
+    int_ = TensorProto.INT64
+    path = saved(
+        tmp_path / "m.onnx",
+        [("Div", ["x", "by"], ["quotient"]), ("ReduceSum", ["quotient", "axes"], ["total"], {"keepdims": 0})],
+        [("x", int_, ["batch", 3]), ("by", int_, ["batch", 3]), ("axes", int_, [1])],
+        [("quotient", int_, ["batch", 3]), ("total", int_, ["batch"])],
+        {},
+    )
+    reshaping = saved(
+        tmp_path / "r.onnx",
+        [("Reshape", ["x", "shape"], ["y"])],
+        [("x", int_, ["batch", 6]), ("shape", int_, [3])],
+        [("y", int_, ["batch", None, None])],
+        {},
+    )
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for buckets in (None, {"batch": (1, 4)}):
+            model = await device.load_model(path, buckets=buckets)
+            assert model.outputs.shapes == (("batch", 3), ("batch",))
+            x = np.arange(12).reshape(4, 3)
+            found = await model.numpy(x, np.full((4, 3), 2), [1])
+            np.testing.assert_array_equal(found["total"], (x // 2).sum(1))
+        inputs = {"x": accel.TensorSpec(("batch", 6), "int64"), "shape": accel.TensorSpec((3,), "int64", example=[-1, 2, 3])}
+        model = await device.load_model(reshaping, inputs=inputs)
+        assert model.outputs.shapes == (("batch", 2, 3),)
+        np.testing.assert_array_equal(await model.numpy([[0, 1, 2, 3, 4, 5]], [-1, 2, 3]), [[[0, 1, 2], [3, 4, 5]]])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 
 import accel
 from accel import InvalidArgumentError
+from accel.integrations.fastapi import add_model, install, lifespan
 from accel.models.outputs import Follows
 from tests.device_support import bounded, failure, used
 
@@ -49,6 +53,7 @@ class Product:
 
 
 VECTORS = {"x": accel.TensorSpec(("batch", 2), "float64")}
+STEPS = {"input": accel.TensorSpec(("batch", "length", 8), "float32")}
 SEQUENCES = {"x": accel.TensorSpec(("batch", "length"), "float64")}
 
 
@@ -342,6 +347,79 @@ async def test_outputs_of_the_loaded_weights_are_those_of_a_swap(rng: np.random.
         x = rng.standard_normal((1, 2))
         np.testing.assert_allclose((await model.numpy(x))["y"], x @ w)
         assert await model.swap({"w": 2 * w}) == 2
+
+
+async def test_sizes_are_told_apart_whatever_their_order() -> None:
+    """A length that only a run tells, for two pairs of sizes that are each other turned."""
+
+    def function(x: Array) -> Any:
+        return np.zeros((len(x), x.shape[1] + -x.shape[1] % 8 + 1))
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        inputs = {"x": accel.TensorSpec(("length", "batch"), "float64")}
+        model = await device.load_model(Computing(lambda x: function(x.T)), inputs=inputs)
+        assert model.outputs.shapes == (("batch", None),)
+        for length, rows in ((4, 9), (9, 4)):
+            assert (await model.numpy(np.zeros((length, rows)))).shape == function(np.zeros((rows, length))).shape
+            answers = await served(model, [np.zeros(length)] * rows)
+            assert [answer.shape for answer in answers] == [function(np.zeros((1, length)))[0].shape] * rows
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_recurrent_module_of_torch_gives_each_request_its_state(host: Any, rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await device.load_model(
+            "tests.model_zoo:gru", inputs=STEPS, buckets={"batch": (1, 4), "length": (3, 6)}, options={"threads": 1}
+        )
+        assert model.outputs.shapes == (("batch", "length", 5), (2, "batch", 5))
+        items = [rng.standard_normal((n, 8)).astype(np.float32) for n in (3, 6, 6)]
+        for item, (sequence, state) in zip(items, await served(model, items), strict=True):
+            alone = await model.numpy(item[None])
+            np.testing.assert_allclose(sequence, alone[0][0], rtol=1e-5, atol=1e-6)
+            if len(item) == 6:  # the state after a padded sequence is that of the padding
+                np.testing.assert_allclose(state, alone[1][:, 0], rtol=1e-5, atol=1e-6)
+
+
+async def test_the_forms_of_answers_are_those_of_the_schema(rng: np.random.Generator) -> None:
+    """Over HTTP, with the batch in the middle of one output, several places for a row, a table, and the batch last in an input."""
+
+    def function(x: Array) -> Any:
+        rows = x.T
+        return {"state": np.stack([rows, 10 * rows]), "patches": np.repeat(rows, 3, 0), "table": np.arange(4.0).reshape(2, 2)}
+
+    app = FastAPI()
+
+    @contextlib.asynccontextmanager
+    async def setup(device: accel.Device) -> Any:
+        spec = accel.TensorSpec((2, "batch"), "float64")
+        model = await device.load_model(Computing(function), inputs={"x": spec}, buckets={"batch": (4,)})
+        async with accel.serve(model, max_delay=0.05) as service:
+            add_model(app, "/m", service)
+            yield service
+
+    app.router.lifespan_context = lifespan(setup, device="cpu")
+    install(app)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    async with app.router.lifespan_context(app), client:
+        given = rng.random((3, 2))
+        answers = await asyncio.gather(*[client.post("/m", json={"x": each.tolist()}) for each in given])
+        for x, answer in zip(given, answers, strict=True):
+            assert answer.json() == {
+                "state": [x.tolist(), (10 * x).tolist()],
+                "patches": [x.tolist()] * 3,
+                "table": [[0, 1], [2, 3]],
+            }
+        schema = (await client.get("/openapi.json")).json()["components"]["schemas"]
+        properties = next(each["properties"] for name, each in schema.items() if "state" in each["properties"])
+        lengths = {name: (each["minItems"], each["items"]["minItems"]) for name, each in properties.items()}
+        assert lengths == {"state": (2, 2), "patches": (3, 2), "table": (2, 2)}
+        assert [each["description"] for each in properties.values()] == [
+            "float64 of shape (2, 2)",
+            "float64 of shape (3, 2)",
+            "float64 of shape (2, 2)",
+        ]
 
 
 async def test_few_runs_show_what_the_outputs_are() -> None:

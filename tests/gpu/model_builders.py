@@ -64,6 +64,40 @@ class Version(nn.Module):
         return torch.stack((self.number.expand(len(x)), self.linear(x).sum(1) * 0 + self.number), dim=1)
 
 
+class Patches(nn.Module):
+    """The states of a recurrent network with the batch in the middle, three places for a row, every other step, and a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(8, 16, num_layers=2, batch_first=True)
+        self.patch = nn.Linear(16, 3 * 4)
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, steps: torch.Tensor) -> Any:
+        sequence, state = self.gru(steps)
+        return {
+            "state": state,
+            "patches": self.patch(state[-1]).reshape(-1, 4),
+            "halves": sequence[:, ::2].contiguous(),
+            "table": self.table,
+        }
+
+
+class Normalizing(nn.Module):
+    """Rows that depend on the others of their batch."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x - x.mean(0)
+
+
+def patches() -> nn.Module:
+    return Patches()
+
+
+def normalizing() -> nn.Module:
+    return Normalizing()
+
+
 def encoder() -> nn.Module:
     return Encoder()
 

@@ -12,7 +12,8 @@ import torch
 
 import accel
 from accel.models.library import Forward
-from tests.gpu.model_builders import WIDTH, WORDS, classifier, encoder, version, waiting
+from accel.models.outputs import Follows
+from tests.gpu.model_builders import WIDTH, WORDS, classifier, encoder, normalizing, patches, version, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,31 @@ async def test_lengths_are_padded_and_clients_are_batched(host: Any, rng: np.ran
         for length in (8, 32):
             ids = sentences(rng, 7, length)
             check_vectors(await model.numpy(ids), module, ids)
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+@pytest.mark.parametrize("host", HOSTS)
+async def test_each_request_gets_its_own_part_of_any_output(host: Any, graphs: Any, rng: np.random.Generator) -> None:
+    """With the batch in the middle, several places for a row, another length, and a table; what no row has alone is refused."""
+    module, weights = state(patches, rng)
+    steps = {"steps": accel.TensorSpec(("batch", "length", 8), "float32")}
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host=host)
+        model = await device.load_model(patches, weights=weights, inputs=steps, buckets={"batch": (1, 4), "length": (6, 12)}, graphs=graphs)
+        halves = ("batch", Follows("length", 1, 1, 2), 16)
+        assert model.outputs.shapes == ((2, "batch", 16), (Follows("batch", 3), 4), halves, (2, 3))
+        items = [rng.standard_normal((n, 8), np.float32) for n in (12, 6, 12, 12, 6)]
+        async with accel.serve(model, max_delay=0.05) as service, asyncio.timeout(60):
+            found = await asyncio.gather(*map(service.submit, items))
+        for item, answer in zip(items, found, strict=True):
+            expected = answers(module, item[None].astype(float))
+            np.testing.assert_allclose(answer["halves"], expected["halves"][0], rtol=5e-3, atol=5e-3)
+            np.testing.assert_array_equal(answer["table"], expected["table"])
+            if len(item) == 12:  # the state after a padded sequence is that of the padding
+                np.testing.assert_allclose(answer["state"], expected["state"][:, 0], rtol=5e-3, atol=5e-3)
+                np.testing.assert_allclose(answer["patches"], expected["patches"], rtol=5e-3, atol=5e-3)
+        with pytest.raises(accel.InvalidArgumentError, match="'0'"):
+            await device.load_model(normalizing, inputs=ROWS, buckets={"batch": (4,)}, graphs=graphs)
 
 
 async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random.Generator) -> None:
