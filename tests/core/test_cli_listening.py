@@ -120,9 +120,10 @@ HEAD = b"POST /wait HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n
 @pytest.mark.parametrize("target", ["wait", "asgi", "aio"])
 async def test_a_head_has_a_time_and_an_answer_takes_as_long_as_it_takes(target: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--device", "cpu") if target == "wait" else ()
-    async with running(monkeypatch, *words, "--head-timeout", "0.2", f"{module}:{target}") as (port, _):
-        (working, to_work), *others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+    async with running(monkeypatch, *words, "--head-timeout", "0.4", f"{module}:{target}") as (port, _):
+        working, to_work = await asyncio.open_connection("127.0.0.1", port)
         to_work.write(HEAD + b"1")
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         for (_, writer), begun in zip(others, (b"", b"POST /wa", b"POST /wait HTTP/1.1\r\nHost: a\r\n"), strict=True):
             writer.write(begun)
         for reader, writer in others:

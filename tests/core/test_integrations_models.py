@@ -190,7 +190,7 @@ async def test_a_body_that_does_not_arrive_is_408(serving: Any, rng: np.random.G
         yield b'{"x": '
         await ended.wait()
 
-    async with serving(affine_service(affine(rng)), {"body_timeout": 0.05}) as client:
+    async with serving(affine_service(affine(rng)), {"body_timeout": 0.25}) as client:
         for path in ("/m", "/m/list"):
             assert (await client.send(begun(), path))[:2] == (408, {"detail": "The body did not arrive in time."})
         ended.set()

@@ -221,7 +221,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_408_and_costs_no_log(
 ) -> None:
     seen: list[int] = []
     ended = asyncio.Event()
-    async with asyncio.timeout(PATIENCE), client(limit, seen, 0.05) as post:
+    async with asyncio.timeout(PATIENCE), client(limit, seen, 0.25) as post:
         assert await post("/length", begun(ended)) == 408
         ended.set()
         assert await post("/length", begun(ended)) == 200
