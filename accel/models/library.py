@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.dtype import DType
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
-from accel.errors import InvalidArgumentError
+from accel.errors import LibraryError
 from accel.models.outputs import DESCRIPTION_NBYTES, dtype_of, encoded, flattened
 from accel.ops import KernelOp, Plan, Spec
 from accel.ref import AccelRef
@@ -163,7 +163,7 @@ class ModelLibrary(KernelLibrary):
             wanted = [(name, output.shape, output.dtype) for name, output in zip(op.names, outputs, strict=True)]
             if given != wanted:
                 shapes = {name: tuple(input_.shape) for name, input_ in zip(self._inputs, inputs, strict=True)}
-                raise InvalidArgumentError(
+                raise LibraryError(
                     f"the model returned a {structure} of {given} for inputs of {shapes}, and {wanted} before",
                     remedy="Names, order and shapes of a model's outputs must depend on the shapes of its inputs alone.",
                 )

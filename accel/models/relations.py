@@ -139,7 +139,7 @@ class Relations:
             deadline = deadline_of(timeout)
             found = await self._described(bucket, left(deadline))
             if not self.outputs.admits(found, bucket):
-                raise InvalidArgumentError(
+                raise LibraryError(
                     f"the model returns {found.described()} for inputs of {dict(bucket)}, and {self.outputs.described()} at other sizes",
                     remedy="Shapes of a model's outputs must depend on the shapes of its inputs alone.",
                 )
@@ -159,12 +159,12 @@ class Relations:
 
         Raises
         ------
-        InvalidArgumentError
-            One has not: nobody can say whose it is.
+        LibraryError
+            One has not: it may be another request's.
         """
         for place, value in known.common.items():
             if not _same(arrays[place], value):
-                raise InvalidArgumentError(
+                raise LibraryError(
                     f"output {self.outputs.names[place]!r} of the model was the same for all inputs when it was loaded, and now is another",
                     remedy="Leave it out with load_model(outputs=), or return a row of it for each row of the batch.",
                 )

@@ -236,7 +236,7 @@ class FunctionRunner:
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
         wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
-            raise InvalidArgumentError(
+            raise LibraryError(
                 f"{self._name} returned {given} for inputs of {[ref.shape for ref in operands]}, and {wanted} before",
                 remedy="Names, order and shapes of a model's outputs must depend on the shapes of its inputs alone.",
             )

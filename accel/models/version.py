@@ -99,7 +99,7 @@ class Version:
 
         Raises
         ------
-        InvalidArgumentError
+        LibraryError
             The outputs are not what was established when the model was loaded.
         """
         deadline = deadline_of(timeout)

@@ -72,7 +72,7 @@ async def test_outputs_that_change_their_order_are_not_mistaken_for_each_other(h
         model = await device.load_model(Turning, inputs=X, buckets={"batch": (1, 4)})
         x = np.ones((2, 5), np.float32)
         np.testing.assert_array_equal((await model.numpy(x))["half"], x / 2)
-        with pytest.raises(accel.InvalidArgumentError, match="order"):
+        with pytest.raises(accel.LibraryError, match="order"):
             await model.numpy(-x)
         np.testing.assert_array_equal((await model.numpy(x))["double"], x * 2)
 
