@@ -210,7 +210,7 @@ class _Answer:
 def _tensor(file: StoredFile, dtype: Any, shape: Any, start: Any, strides: Any) -> StoredTensor:
     if not is_shape(shape) or not is_sizes([start]) or not (strides is None or (is_sizes(strides) and len(strides) == len(shape))):
         raise ValueError(f"a tensor of shape {shape!r:.200}")
-    found = StoredTensor(tuple(shape), DType(dtype), start, None if strides is None else tuple(strides))
+    found = StoredTensor(tuple(shape), DType(dtype), start, tuple(strides) if strides else None)
     if found.end > file.size:
         raise ValueError(f"a tensor that ends at byte {found.end} of {file.size}")
     return found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import weakref
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from accel.errors import InvalidArgumentError
 
@@ -89,17 +88,6 @@ class RegularFile:
     def stream(self) -> BinaryIO:
         """Return a file object over the same file."""
         return os.fdopen(os.dup(self._fd), "rb")
-
-    def mapped(self, start: int, nbytes: int) -> tuple[Any, int]:
-        """Return a mapping of a part that is not empty, and where the part begins in it.
-
-        The process ends by a signal if the file is truncated while the mapping is read.
-        """
-        before = start % mmap.ALLOCATIONGRANULARITY
-        try:
-            return mmap.mmap(self._fd, nbytes + before, access=mmap.ACCESS_READ, offset=start - before), before
-        except (OSError, ValueError) as error:
-            raise self._unreadable(error) from error
 
     def _irregular(self) -> InvalidArgumentError:
         return InvalidArgumentError(

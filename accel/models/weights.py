@@ -21,6 +21,7 @@ import numpy as np
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import AccelError, InvalidArgumentError
 from accel.files.description import describe
+from accel.files.strided import gather
 
 if TYPE_CHECKING:
     from accel.actors.system import ActorSystem
@@ -286,11 +287,7 @@ def _opened(file: StoredFile, stored: StoredTensor) -> Read:
     opened = file.opened()
     if stored.strides is None:
         return lambda start, out: opened.fill(stored.start + start, out)
-    if stored.end == stored.start:
-        return lambda start, out: None
-    memory, before = opened.mapped(stored.start, stored.end - stored.start)
-    strides = [stride * stored.dtype.itemsize for stride in stored.strides]
-    return _reader(np.ndarray(stored.shape, stored.dtype.numpy, memory, before, strides))
+    return partial(gather, opened, stored)
 
 
 def _number(name: str, value: complex) -> _Weight:

@@ -22,13 +22,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import accel
 from accel.actors import ActorSystem
-from accel.files import description, state_dict
+from accel.files import description, state_dict, strided
 from accel.files import onnx as onnx_format
 from accel.files.description import describe
 from accel.files.growth import limit_private_memory
 from accel.files.messages import Kind
 from accel.files.onnx import session
 from accel.files.regular_file import RegularFile
+from accel.files.stored_tensor import StoredTensor
 from accel.models import version
 from accel.models.weights import load_weights
 from accel.process.child import ChildProcess
@@ -344,6 +345,43 @@ async def test_state_dicts_of_any_layout_are_loaded(rng: np.random.Generator, tm
             assert found.astype(np.float64 if name in ("step", "rate") else found.dtype).tobytes() == bytes(
                 expected.reshape(-1).view(torch.uint8).numpy()
             ), name
+
+
+def test_parts_of_tensors_of_any_strides_are_gathered(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strided, "_SMALL", 100)
+    monkeypatch.setattr(strided, "_WINDOW", 1000)
+    data = rng.integers(0, 256, 40_000, np.uint8)
+    file = RegularFile(written(tmp_path / "data", data.tobytes()))
+    for _ in range(200):
+        shape = tuple(map(int, rng.integers(1, 9, rng.integers(1, 5))))
+        order = rng.permutation(len(shape))
+        strides, step = [0] * len(shape), int(rng.integers(1, 3))
+        for axis in order:
+            strides[axis] = int(step * rng.integers(0, 3)) if rng.random() < 0.3 else step
+            step = max(step, strides[axis]) * shape[axis]
+        begin = int(rng.integers(0, 8))
+        stored = StoredTensor(shape, accel.DType.INT16, begin, tuple(strides))
+        if stored.end > file.size:
+            continue
+        view = np.lib.stride_tricks.as_strided(
+            data[begin : begin + (file.size - begin) // 2 * 2].view(np.int16), shape, [2 * each for each in strides]
+        )
+        expected = np.ascontiguousarray(view).tobytes()
+        start, end = sorted(map(int, rng.integers(0, len(expected) + 1, 2)))
+        out = bytearray(end - start)
+        strided.gather(file, stored, start, memoryview(out))
+        assert out == expected[start:end], (shape, strides, start, end)
+
+
+def test_a_large_transposed_tensor_is_gathered_in_a_moment(rng: np.random.Generator, tmp_path: Path) -> None:
+    values = rng.random((1500, 2000), np.float32)
+    file = RegularFile(written(tmp_path / "data", values.tobytes()))
+    out = bytearray(4 << 20)
+    strided.gather(file, StoredTensor((2000, 1500), accel.DType.FLOAT32, 0, (1, 2000)), 1 << 20, memoryview(out))
+    assert out == np.ascontiguousarray(values.T).tobytes()[1 << 20 : 5 << 20]
+    os.truncate(tmp_path / "data", 100)  # a mapping of the file would end the process
+    with pytest.raises(accel.InvalidArgumentError, match="truncated"):
+        strided.gather(file, StoredTensor((2000, 1500), accel.DType.FLOAT32, 0, (1, 2000)), 1 << 20, memoryview(out))
 
 
 # -- hostile pickles
