@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ChildProcess"]
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_TAIL = 4096
+_TAIL = 32768
+"""Bytes that are kept of what the child wrote: the report of a crash has a line for each frame of each thread."""
 _PIECE = 65536
 _MOST_PIECES = 64
 """How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""

@@ -13,6 +13,9 @@ __all__ = ["ExitStatus"]
 
 _LINES = 8
 _CHARACTERS = 1000
+_CRASH = "Fatal Python error: "
+_CURRENT = "Current thread "
+"""How ``faulthandler`` begins its report of a crash, and the part of the thread that crashed."""
 _MEANINGS = {
     1: "it raised",
     _child.USAGE: "its command line or its socket is wrong",
@@ -41,9 +44,14 @@ class ExitStatus:
     stderr: str = ""
 
     def describe(self) -> str:
-        """Say in words how the process ended, with the last lines that it wrote."""
-        lines = self.stderr.rstrip().splitlines()[-_LINES:]
-        said = "\n".join(lines)[-_CHARACTERS:]
+        """Say in words how the process ended, with the last lines that it wrote, or the first ones of the report of a crash."""
+        _, crash, report = self.stderr.rpartition(_CRASH)
+        if crash:  # the thread that crashed may be the last one; its most recent call is the first
+            what, _, threads = report.partition("\n")
+            frames = threads[max(threads.rfind(_CURRENT), 0) :].strip().splitlines()
+            said = "\n".join((crash + what, *frames[:_LINES]))[:_CHARACTERS]
+        else:
+            said = "\n".join(self.stderr.rstrip().splitlines()[-_LINES:])[-_CHARACTERS:]
         return f"{self._ending()}; it last wrote:\n{said}" if said else self._ending()
 
     def error(self, **fields: Any) -> HostDiedError:

@@ -54,7 +54,7 @@ async def test_an_end_with_an_error_says_why(target: str, code: int, said: str) 
     assert seen == [status]
     assert (status.code, status.signal) == (code, None)
     assert said in status.describe()
-    assert len(status.stderr) <= 4096
+    assert len(status.stderr) <= 32768
     error = status.error(device="cpu:0")
     assert isinstance(error, accel.HostDiedError)
     assert (error.exit_code, error.signal, error.device) == (code, None, "cpu:0")
@@ -299,3 +299,22 @@ async def test_a_closed_system_starts_nothing() -> None:
         pass
     with pytest.raises(accel.ClosedError):
         await ChildProcess.start(system, f"{OURS}returns")
+
+
+def test_a_crash_is_told_by_the_first_lines_of_its_report() -> None:
+    frames = [f'  File "/lib/asyncio/events.py", line {number} in _run' for number in range(200)]
+    report = [
+        "a warning",
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x02 (most recent call first):",
+        '  File "/other.py", line 1 in wait',
+        "",
+        "Current thread 0x01 (most recent call first):",
+        '  File "/model.py", line 7 in run',
+    ]
+    told = ExitStatus(None, 11, "\n".join((*report, *frames))).describe()
+    assert "Fatal Python error: Segmentation fault" in told
+    assert '"/model.py", line 7 in run' in told
+    assert "line 199" not in told
+    assert "/other.py" not in told
