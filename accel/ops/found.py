@@ -17,6 +17,7 @@ from accel.ref import AccelRef
 
 __all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll", "ordered"]
 
+_MOST_EDGES = 1 << 16
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 _COUNT = Spec((), DType.INT64)
 _DIMENSIONS = 8
@@ -227,6 +228,11 @@ class Bincount(FamilyOp):
         return Plan(tuple(refs.values()), writes, creates, status=_STATUS)
 
 
+def _has_room(low: float, high: float, bins: int) -> bool:
+    """Return whether edges of bins that are hardly wider than the distance of two numbers rise; there is no room for very many."""
+    return bins <= _MOST_EDGES and bool((np.diff(np.linspace(low, high, bins + 1)) > 0).all())
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Histogram(FamilyOp):
     """How many elements of ``x`` are in each of ``bins`` equal parts of ``range``, int64.
@@ -271,9 +277,7 @@ class Histogram(FamilyOp):
             raise InvalidArgumentError(f"bins is {self.bins}", remedy="Give an int of 1 or more.")
         if not low < high or not math.isfinite(high - low):
             raise InvalidArgumentError(f"range is {self.range}", remedy="Give finite numbers, the least first.")
-        if (high - low) / self.bins < 2 * np.spacing(max(abs(low), abs(high))) and not (
-            np.diff(np.linspace(low, high, self.bins + 1)) > 0
-        ).all():
+        if (high - low) / self.bins < 2 * np.spacing(max(abs(low), abs(high))) and not _has_room(low, high, self.bins):
             raise InvalidArgumentError(
                 f"range {self.range} has no {self.bins} parts in float64", remedy="Give fewer bins, or a wider range."
             )

@@ -136,6 +136,9 @@ async def test_a_range_without_room_for_its_bins_is_refused(device: accel.Device
     with pytest.raises(ValueError, match="Too many bins"):
         np.histogram(np.full(3, limits[0]), 10, limits)
     assert (await device.get(await device.sort.histogram(x, 1, limits))).tolist() == [3]
+    for bins in (2**40, 2**62):  # no array of as many edges is made
+        with pytest.raises(accel.InvalidArgumentError, match=f"has no {bins} parts"):
+            await device.sort.histogram(x, bins, limits)
 
 
 async def test_the_timeout_covers_the_number_too(device: accel.Device) -> None:
