@@ -69,6 +69,19 @@ class IsolationOptions(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Death:
+    """A context's death, with what may be its cause.
+
+    Attributes
+    ----------
+    left
+        How many of those that were in flight have not passed since; 0 once a part of them has ended a context alone.
+    """
+
+    left: int
+
+
+@dataclass(slots=True)
 class _Group:
     """Suspects that are tried together.
 
@@ -78,13 +91,13 @@ class _Group:
         What they are.
     arrival
         The number of the fault that brought them.
-    among
-        Of how many together a context has died last; 0: of none.
+    death
+        The last death that they were in, if any.
     """
 
     requests: list[Request]
     arrival: int
-    among: int
+    death: _Death | None = None
 
 
 @dataclass(slots=True)
@@ -150,7 +163,7 @@ class Isolation:
         self._wake = asyncio.Event()
         self._idling: asyncio.Timeout | None = None
         self._faulted: set[Hashable] = set()
-        self._forward = self._dying = 0.0  # seconds of a trial that passes, on average, and of the last one that did not
+        self._forward = self._dying = 0.0  # moving averages of the seconds of a trial that passes, and of one that does not
         self._root: RootTask
 
     @property
@@ -355,13 +368,16 @@ class Isolation:
             await self._quarantine.handler()  # it may take seconds, in which others may come
             self._bound, self._is_bound_last = self._arrived, True
         is_repeat = bool(self._repeats) and all(group.arrival > self._bound for group in self._groups)
-        group = _Group([self._repeats[0]], self._arrived, 1) if is_repeat else self._next_group()
+        group = _Group([self._repeats[0]], self._arrived) if is_repeat else self._next_group()
         tried = self._left(group)
         results = await self._results(tried)
         if is_repeat:
             self._repeats.popleft()
         if is_repeat or not self._repeats:  # what is next there lets those pass that are there now
             self._bound, self._is_bound_last = self._arrived, False
+        died = any(map(is_fault, results.values()))
+        if group.death is not None and group.death.left:  # the fewer are left, the more likely it is one of them
+            group.death.left = 0 if died else max(1, group.death.left - len(group.requests))
         again = [request for request in group.requests if request in self._open and is_fault(results.get(request))]
         for request in group.requests:
             if request in self._open and request not in again:
@@ -376,24 +392,27 @@ class Isolation:
 
     def _learn(self, seconds: float, *, died: bool) -> None:
         """Take how long a trial took, by which groups are split."""
+        known = self._dying if died else self._forward
+        seconds += self._quarantine.seconds if died else 0.0
+        seconds = known + 0.2 * (seconds - known) if known else seconds
         if died:
             self._dying = seconds
-        elif self._forward:
-            self._forward += 0.2 * (seconds - self._forward)
         else:
             self._forward = seconds
 
     def _next_group(self) -> _Group:
-        """Take the group whose trial saves the most waiting for its time.
+        """Take the group whose trial saves the most waiting for its time; long waits count most.
 
-        So callers of innocent items wait least when poison comes faster than it can be found: that is alone, mostly, and costs a context.
+        So callers of innocent items wait least when poison comes faster than it can be found: that is alone, mostly, and costs a context. The fewer are left
+        of those that were in flight at a death, the more likely each is its cause, and the later it runs.
         """
         now, forward = self._root.loop.time(), self._seconds()
 
         def gain(group: _Group) -> float:
-            waited = sum(now - request.since + _SLICE for request in group.requests if not request.future.done())
-            innocent = 1.0 - 1.0 / (group.among + 1) if group.among else 1.0
-            guilty = len(group.requests) / group.among if group.among else 0.0
+            waited = sum((now - request.since + _SLICE) ** 2 for request in group.requests if not request.future.done())
+            left = 0 if group.death is None else group.death.left
+            innocent = 1.0 - 1.0 / (left + 1) if left else 1.0
+            guilty = min(1.0, len(group.requests) / left) if left else 0.0
             return waited * innocent**2 / (forward + guilty * self._death())
 
         group = max(self._groups, key=gain)
@@ -406,7 +425,8 @@ class Isolation:
         is_hang = fault is not None and kind_of_fault(fault) == "hang"  # which takes longer than any forward
         parts = count if count < 3 or is_hang else self._parts(count)
         edges = [count * n // parts for n in range(parts + 1)]
-        return [_Group(requests[a:b], arrival, count) for a, b in pairwise(edges)]
+        death = _Death(count)
+        return [_Group(requests[a:b], arrival, death) for a, b in pairwise(edges)]
 
     def _parts(self, count: int) -> int:
         """Return into how many parts so many requests are split: if all but one pass, they take as long as one more death."""
@@ -418,7 +438,7 @@ class Isolation:
 
     def _death(self) -> float:
         """Return how long one takes that does not, until the next one can begin."""
-        return self._dying + (self._quarantine.seconds or _REBUILD)
+        return self._dying or self._quarantine.seconds or _REBUILD
 
     def _left(self, group: _Group) -> list[Request]:
         """Settle what need not be tried any more, and return the others."""
@@ -555,7 +575,7 @@ class Isolation:
                 self._settle(request, found)
                 continue
             if sum(each.size for each in group) + request.size > self._options.most:
-                groups.append(_Group(group, 0, 0))
+                groups.append(_Group(group, 0))
                 group = []
             group.append(request)
-        self._groups.extendleft(reversed([*groups, _Group(group, 0, 0)]) if group else ())
+        self._groups.extendleft(reversed([*groups, _Group(group, 0)]) if group else ())
