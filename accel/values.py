@@ -22,7 +22,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["converted", "number"]
+__all__ = ["check_choice", "converted", "number"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,6 +56,19 @@ def number(name: str, value: object) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"{name} is {_shown(value)}: {error}", remedy="Give a finite number.") from error
     raise InvalidArgumentError(f"{name} is {_shown(value)}, which is not a number", remedy="Give an int, a float or a complex.")
+
+
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Raise unless ``value`` is one of these texts: not an array that compares with them element by element, and not what has no hash.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It says which there are.
+    """
+    if not isinstance(value, str) or value not in choices:
+        *most, last = map(repr, choices)
+        raise InvalidArgumentError(f"{name} is {_shown(value)}", remedy=f"Use {', '.join(most)} or {last}.")
 
 
 def converted(

@@ -97,16 +97,5 @@ class Scribbling(Affine):
         return super().run(inputs)
 
 
-class Forms:
-    """Outputs of several forms: the batch in the middle, three places for a row, a table, and a total of the batch."""
-
-    def open(self, *_: Any) -> None:
-        """Has no weights."""
-
-    def run(self, inputs: Mapping[str, accel.Operand]) -> dict[str, np.ndarray[Any, Any]]:
-        x = np.asarray(inputs["x"])
-        return {"state": np.stack([x, 10 * x]), "patches": np.repeat(x, 3, 0), "table": np.arange(4.0), "total": np.array(x.sum())}
-
-
 X = {"x": accel.TensorSpec(("batch", 5), "float32")}
 SEQUENCES = {"ids": accel.TensorSpec(("batch", "length"), "int64", pad=-1), "mask": accel.TensorSpec(("batch", "length"), "float64")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from accel.errors import InvalidArgumentError
 
 __all__ = ["check_seconds"]
@@ -14,5 +16,6 @@ def check_seconds(name: str, value: object) -> None:
     ------
     InvalidArgumentError
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise InvalidArgumentError(f"{name} is {value!r}, which is not a number of seconds", remedy="Give an int or a float.")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or value != value or (isinstance(value, int) and abs(value) > sys.float_info.max):
+        raise InvalidArgumentError(f"{name} is {value!r:.80}, which is not a number of seconds", remedy="Give an int or a float.")

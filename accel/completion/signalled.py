@@ -27,7 +27,7 @@ def check_watch_interval(seconds: float) -> None:
     ------
     InvalidArgumentError
     """
-    if not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
         raise InvalidArgumentError(f"watch_interval={seconds!r} is not a time to wait", remedy="Use more than 0 seconds.")
 
 

@@ -8,7 +8,7 @@ from accel import ops
 from accel.device.recording import Recorder
 from accel.dtype import native
 from accel.engine.submission import BatchSubmission
-from accel.errors import AccelError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.ops.base import operand
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Batch(Recorder):
         self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]], name: str
     ) -> None:
         super().__init__(core, sender, timeout, families)
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"name is {name!r:.80}", remedy="Give a text; errors call the batch so.")
         self._name = name
 
     def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel.actors.checks import check_seconds
 from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from accel.backend import AccelBackend
@@ -34,10 +35,8 @@ def check_hosting(
     UnsupportedError
         If the host has no use for one.
     """
-    if host not in ("auto", "inline", "process"):
-        raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
-    if standby not in ("none", "imports", "context", "model"):
-        raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none', 'imports', 'context' or 'model'.")
+    check_choice("host", host, "auto", "inline", "process")
+    check_choice("standby", standby, "none", "imports", "context", "model")
     if type(spares) is not int or spares < 1:
         raise InvalidArgumentError(
             f"spares is {spares!r}", remedy="Give how many spare children there are, from 1; standby='none' is for none."
@@ -46,8 +45,10 @@ def check_hosting(
         raise InvalidArgumentError(
             f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."
         )
-    _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
-    _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
+    if hang_timeout is not None:
+        _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
+    if stall_after is not None:
+        _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
     _check_above_zero("busy_timeout", busy_timeout)
     _check_above_zero("heartbeat_interval", heartbeat_interval)
     _check_above_zero("heartbeat_timeout", heartbeat_timeout)
@@ -69,11 +70,10 @@ def check_hosting(
     }
 
 
-def _check_above_zero(name: str, seconds: float | None, remedy: str = "Give seconds above 0.") -> None:
-    if seconds is not None:
-        check_seconds(name, seconds)
-        if seconds <= 0:
-            raise InvalidArgumentError(f"{name} is {seconds!r}", remedy=remedy)
+def _check_above_zero(name: str, seconds: float, remedy: str = "Give seconds above 0.") -> None:
+    check_seconds(name, seconds)
+    if seconds <= 0:
+        raise InvalidArgumentError(f"{name} is {seconds!r}", remedy=remedy)
 
 
 def _check_inline(standby: str, hang_timeout: float | None, busy_timeout: float, heartbeat: tuple[float, float]) -> None:

@@ -134,7 +134,12 @@ class _Functions:
 
 
 def kernel_op(
-    *, like: str | None = None, makes: Callable[..., Spec | tuple[Spec, ...]] | None = None, cost: float = _COST, capturable: bool = False
+    function: None = None,
+    *,
+    like: str | None = None,
+    makes: Callable[..., Spec | tuple[Spec, ...]] | None = None,
+    cost: float = _COST,
+    capturable: bool = False,
 ) -> Decorator:
     """Make an op of a function that computes with arrays.
 
@@ -156,6 +161,8 @@ def kernel_op(
 
     Parameters
     ----------
+    function
+        Nothing: the decorator is called first, since results have a shape that only its options tell.
     like
         Name of the parameter whose shape and dtype each result has.
     makes
@@ -170,6 +177,11 @@ def kernel_op(
     InvalidArgumentError
         If the function does not fit.
     """
+    if function is not None:
+        raise InvalidArgumentError(
+            f"kernel_op decorates {getattr(function, '__name__', function)!r} without options",
+            remedy="Say what its results are like: @accel.kernel_op(like='x'), or @accel.kernel_op(makes=...).",
+        )
     if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not cost >= 0:
         raise InvalidArgumentError(f"cost is {cost!r}", remedy="Give the seconds that the function takes, such as 1e-3.")
     if not isinstance(capturable, bool):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelEvent
     from accel.engine.context import Context
-    from accel.engine.kernel_library import OwnLibrary
     from accel.engine.lane import Lane
     from accel.engine.registration import Unregistration
 
@@ -86,22 +85,13 @@ class LeavingLibraries:
                 await self._passed(lane, seq)
             own = context.own.get(name)
             if own is not None:
-                await self._close(own)
+                with context.opening:
+                    await context.core.system.run_blocking(context.offloaded.make, own.close)
             context.kernels.remove_own(name)
             then()
             context.retire(submission, 1, 0, is_last=True)
         except AccelError as error:  # the context is gone, and has answered the submission
             logger.debug("library_not_closed", device=context.core.name, library=name, error=error)
-
-    async def _close(self, own: OwnLibrary) -> None:
-        """Close an instance. Where no thread can be had for that, it is left unclosed, and the library ends all the same."""
-        context = self._context
-        try:
-            with context.opening:
-                await context.core.system.run_blocking(context.offloaded.make, own.close)
-        except AccelError as error:
-            context.check_alive()
-            logger.warning("library_not_closed", device=context.core.name, library=own.name, error=error)
 
     async def _passed(self, lane: Lane, seq: int) -> None:
         """Wait until a lane has done its work up to a number; raises as :meth:`Context.until` does."""

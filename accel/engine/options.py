@@ -12,6 +12,7 @@ from accel.engine.kernels import LIBRARIES
 from accel.engine.streams import resolve_streams
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +96,9 @@ def check_options(
         If one is not; it says which, and what would do.
     """
     strategy = resolve_streams(streams)
-    if debug is True and strategy.priorities:
+    check_choice("overload", overload, "wait", "reject")
+    _check_flag("debug", debug)
+    if debug and strategy.priorities:
         raise InvalidArgumentError("priorities with debug=True: all ops run in one stream", remedy="Leave one of the two out.")
     return DeviceOptions(
         completion=resolve_strategy(completion),
@@ -108,20 +111,20 @@ def check_options(
         pinned_limit=None if pinned_limit is None else _positive("pinned_limit", pinned_limit),
         pending_limit=_positive("pending_limit", pending_limit),
         max_in_flight=_positive("max_in_flight", max_in_flight),
-        overload=_overload(overload),
+        overload=overload,
         restart=_restart(restart),
         faults=_faults(faults),
-        debug=_flag("debug", debug),
+        debug=debug,
     )
 
 
 def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     try:
         wanted: tuple[Library, ...] = (names,) if isinstance(names, str) else tuple(names)
-    except TypeError:
-        raise InvalidArgumentError(f"libraries is {names!r}", remedy="Give names of libraries.") from None
+    except Exception as error:  # of an iterable of the caller's
+        raise InvalidArgumentError(f"libraries is {names!r}", remedy="Give names of libraries.") from error
     for name in wanted:
-        if name not in LIBRARIES:
+        if not isinstance(name, str) or name not in LIBRARIES:
             raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
     ready = dict.fromkeys(each for name in wanted for each in _USED.get(name, (name,)))
     return cast("tuple[Library, ...]", tuple(ready))
@@ -130,12 +133,6 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
 def _positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive int.")
-    return value
-
-
-def _overload(value: Literal["wait", "reject"]) -> Literal["wait", "reject"]:
-    if value not in ("wait", "reject"):
-        raise InvalidArgumentError(f"overload is {value!r}", remedy="Use 'wait' or 'reject'.")
     return value
 
 
@@ -158,7 +155,6 @@ def _faults(value: FaultSource | None) -> FaultSource | None:
     return value
 
 
-def _flag(name: str, value: bool) -> bool:
+def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
-    return value

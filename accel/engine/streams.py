@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
+from accel.values import check_choice
 
 __all__ = ["BATCH", "POOLED", "StreamStrategy", "resolve_streams"]
 
@@ -52,8 +53,7 @@ class StreamStrategy:
     priorities: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in ("balanced", "per_actor", "single", "pooled"):
-            raise InvalidArgumentError(f"kind is {self.kind!r}", remedy="Use 'balanced', 'per_actor', 'single' or 'pooled'.")
+        check_choice("kind", self.kind, "balanced", "per_actor", "single", "pooled")
         if self.kind == "balanced" and self.n is None:
             object.__setattr__(self, "n", _LANES)
         if self.kind in ("balanced", "pooled"):
@@ -91,13 +91,9 @@ def resolve_streams(streams: str | StreamStrategy) -> StreamStrategy:
     """
     if isinstance(streams, StreamStrategy):
         return streams
-    if streams == "balanced":
-        return StreamStrategy("balanced")
-    if streams == "per_actor":
-        return StreamStrategy("per_actor")
-    if streams == "single":
-        return StreamStrategy("single")
-    match = re.fullmatch(r"(balanced|pooled)\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
+    if isinstance(streams, str) and streams in ("balanced", "per_actor", "single"):
+        return StreamStrategy(cast("Literal['balanced', 'per_actor', 'single']", streams))
+    match = re.fullmatch(r"(balanced|pooled)\(([1-9]\d{0,8})\)", streams) if isinstance(streams, str) else None
     if match is None:
         raise InvalidArgumentError(
             f"streams is {streams!r}",

@@ -112,6 +112,9 @@ class Array:
 
     __hash__ = object.__hash__
     __array_priority__ = 1000
+    instead_of_ref: ClassVar[str] = "Await the array, and give its ref: (await x).ref."
+    """What to do where an op wants a ref."""
+
     __array_ufunc__: ClassVar[None] = None
     """numpy's operators leave theirs to the array's: ``numpy_array + x`` raises instead of converting."""
 
@@ -240,6 +243,16 @@ class Array:
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
         self._refuse("np.asarray(x)")
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuse numpy's functions, which would compute on the host, but those of the shape."""
+        name = function.__name__
+        if name in ("shape", "ndim", "size"):
+            return function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        instead = (
+            f"x.xp.{name}(...)" if callable(getattr(self.xp, name, None)) else "the functions of x.xp, or `value = await x.numpy()` first"
+        )
+        raise LazyArrayError(f"np.{name} computes on the host", remedy=f"Use {instead}.")
 
     def __iter__(self) -> Any:
         raise LazyArrayError("rows are not iterated over by accident", remedy="Use xp.unstack(x), or x[i].")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from accel import ops
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, cast
+from accel.expressions.functions import explained, missing
 from accel.expressions.manipulation import axes_of, axis_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, real_of
 
@@ -34,6 +35,7 @@ def _shift(batch: Any, x: AccelRef, name: str, axes: tuple[int, ...]) -> AccelRe
     return made
 
 
+@explained("xp.fft")
 class FourierFunctions:
     """Fourier transforms of complex64 and complex128, and of float32 and float64. Axes are cropped, or padded with zeros, to the lengths asked for.
 
@@ -45,6 +47,11 @@ class FourierFunctions:
 
     def __init__(self, xp: ReductionFunctions) -> None:
         self._xp = xp
+
+    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("xp.fft", type(self), name)
 
     def fft(self, x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
         """Return the transform along one axis."""

@@ -2,15 +2,115 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+import inspect
+import reprlib
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from accel.errors import InvalidArgumentError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.expressions.array import Array, Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.dtype import DType
 
-__all__ = ["Functions"]
+__all__ = ["Functions", "explained", "missing"]
+
+C = TypeVar("C", bound=type)
+
+
+def explained(space: str) -> Callable[[C], C]:
+    """Return a decorator of a class: what its functions raise for wrong arguments names the function, and how it is called.
+
+    Arguments are looked at by what is computed with them. What that raises tells of a step inside; the caller wants to know of the call.
+
+    Parameters
+    ----------
+    space
+        What the functions are reached by: ``"xp"``.
+    """
+
+    def decorate(cls: C) -> C:
+        for name in dir(cls):
+            function = inspect.getattr_static(cls, name)
+            if inspect.isfunction(function) and not name.startswith("_") and not inspect.iscoroutinefunction(function):
+                setattr(cls, name, _explained(f"{space}.{name}", function))
+        return cls
+
+    return decorate
+
+
+def _explained(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # self is the first; arrays are given by their place.
+    arrays = [place for place, each in enumerate(inspect.signature(function).parameters.values()) if each.annotation == "Array"]
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for place in arrays:
+            if place < len(args) and not isinstance(args[place], Array):
+                raise _no_array(name, function, place, args[place])
+        try:
+            return function(*args, **kwargs)
+        except (AccelError, MemoryError):
+            raise
+        except Exception as error:
+            raise _explanation(name, function, args, kwargs, error) from error
+
+    return call
+
+
+def _no_array(name: str, function: Callable[..., Any], place: int, value: object) -> InvalidArgumentError:
+    parameter = list(inspect.signature(function).parameters)[place]
+    return InvalidArgumentError(
+        f"{parameter} of {name} is {reprlib.repr(value)}, which is no array of xp",
+        argument=parameter,
+        remedy=f"Use {name}(xp.asarray({parameter})).",
+    )
+
+
+def _explanation(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """Return what to raise for an error of a function: a ``TypeError`` if the arguments are not even its parameters."""
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as wrong:
+        return TypeError(f"{name}() {wrong}")
+    _, *parameters = signature.parameters.values()
+    shown = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in given.items() if key != "self" and not isinstance(value, Array))
+    called = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)).replace("'", "")
+    return InvalidArgumentError(f"{name} with {shown or 'these arrays'}: {error}", remedy=f"It is called as {name}{called}.")
+
+
+_ELSEWHERE = {
+    "norm": "linalg.vector_norm(x) or linalg.matrix_norm(x)",
+    "dot": "vecdot(x1, x2) for vectors, x1 @ x2 for matrices",
+    "inner": "vecdot(x1, x2)",
+    "matrix_power": "linalg.matrix_power(x, n), or await device.solver.matrix_power(ref, n)",
+    "concatenate": "concat(arrays)",
+    "array": "asarray(value)",
+    "transpose": "permute_dims(x, axes), or x.T",
+    "amax": "max(x)",
+    "amin": "min(x)",
+    "absolute": "abs(x)",
+    "clip_by_value": "clip(x, min, max)",
+    "softmax": "x.softmax()",
+}
+"""What numpy and others call a function -> what there is."""
+
+
+def missing(space: str, owner: object, name: str) -> AttributeError:
+    """Return the error for a function that is not there: it says which there are."""
+    found = difflib.get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], n=3)
+    remedy = (
+        f"Use xp.{_ELSEWHERE[name]}."
+        if name in _ELSEWHERE
+        else f"Did you mean {' or '.join(found)}?"
+        if found
+        else "dir(xp) lists what there is."
+    )
+    return AttributeError(f"{space} has no {name!r}: it has the functions of the array API standard. {remedy}", name=name)
 
 
 class Functions:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import operator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
+from accel.expressions.functions import explained, missing
 from accel.expressions.manipulation import axes_of, axis_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
 from accel.ops.matrices import REALS, flag
@@ -56,6 +58,7 @@ def _solver(batch: Any, *arguments: Any) -> Any:
     return getattr(batch.solver, name)(*refs, **dict(options))
 
 
+@explained("xp.linalg")
 class LinalgFunctions:
     """Products, norms and diagonals of matrices, and their factorizations by ``device.solver``.
 
@@ -70,6 +73,11 @@ class LinalgFunctions:
 
     def __init__(self, xp: LinearFunctions) -> None:
         self._xp = xp
+
+    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("xp.linalg", type(self), name)
 
     def matmul(self, x1: Array, x2: Array, /) -> Array:
         """Return ``x1 @ x2``."""
@@ -159,6 +167,7 @@ class LinalgFunctions:
 
     def matrix_power(self, x: Array, n: int, /) -> Array:
         """Return the products of ``n`` times the same matrix; negative powers are those of the inverse."""
+        n = operator.index(n)
         if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
             raise InvalidArgumentError(f"shape {x.shape} is not that of square matrices", remedy="Give as many rows as columns.")
         if n < 0:

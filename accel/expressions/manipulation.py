@@ -23,6 +23,8 @@ __all__ = ["ManipulationFunctions", "axes_of", "axis_of", "known"]
 def axis_of(axis: Any, ndim: int) -> int:
     """Return the number of an axis, counted from the first one."""
     number = operator.index(axis)
+    if isinstance(axis, bool):
+        raise AxisError(f"axis is {axis}", remedy="Give an int.")
     if not -ndim <= number < ndim:
         raise AxisError(f"axis {axis} is not one of {ndim} dimension(s)", remedy="Count from 0, or from the end from -1.")
     return number % ndim
@@ -224,6 +226,8 @@ class ManipulationFunctions(SelectionFunctions):
             x, axis = self.reshape(x, (-1,) if x.size != 0 else (0,)), 0
         place = axis_of(axis, x.ndim)
         if isinstance(repeats, Array):
+            if repeats.ndim > 1 or not repeats.dtype.is_integer:
+                raise InvalidArgumentError(f"repeats is {repeats!r}", remedy="Give an int, or a 1-d array of integers.")
             return self.repeated(x, repeats, place)
         length, count = x.shape[place], operator.index(repeats)
         shape = (*x.shape[:place], None if length is None else length * count, *x.shape[place + 1 :])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from accel.dtype import DType
 from accel.expressions.evaluate import evaluate
 from accel.expressions.fft import FourierFunctions
+from accel.expressions.functions import explained, missing
 from accel.expressions.info import DTypeFunctions
 from accel.expressions.linalg import LinalgFunctions
 from accel.expressions.recordings import Recordings
@@ -24,6 +25,7 @@ _NOT_METHODS |= {"broadcast_arrays", "concat", "stack", "result_type", "can_cast
 _NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated", "several"}
 
 
+@explained("xp")
 class Namespace(DTypeFunctions):
     """Functions of the Python array API standard on one device: ``xp = device.xp``. They record; ``await`` computes.
 
@@ -71,6 +73,11 @@ class Namespace(DTypeFunctions):
     def linalg(self) -> LinalgFunctions:
         """Linear algebra; see :class:`~accel.expressions.linalg.LinalgFunctions`."""
         return LinalgFunctions(self)
+
+    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("xp", type(self), name)
 
     def __repr__(self) -> str:
         return f"<xp of {self.device.name}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 from accel.dtype import DType
@@ -123,6 +124,7 @@ class ReductionFunctions(ManipulationFunctions):
 
     def diff(self, x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None) -> Array:
         """Return the ``n``-th differences of neighbours along ``axis``, with ``prepend`` before and ``append`` behind the elements."""
+        n = operator.index(n)
         if n < 0:
             raise InvalidArgumentError(f"n is {n}", remedy="Give 0 or more.")
         if not n:
@@ -132,7 +134,8 @@ class ReductionFunctions(ManipulationFunctions):
         if len(parts) > 1:
             x = self.concat(parts, axis=place)
         before = (slice(None),) * place
-        for _ in range(n):
+        length = x.shape[place]
+        for _ in range(n if length is None else min(n, length)):  # nothing has no differences
             name = "not_equal" if x.dtype is DType.BOOL else "sub"
             x = apply(name, self.indexed(x, (*before, slice(1, None))), self.indexed(x, (*before, slice(None, -1))))
         return x

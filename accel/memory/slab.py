@@ -9,20 +9,17 @@ import os
 import warnings
 from typing import Final
 
-from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.fork import close_after_fork
 from accel.memory.machine import memory_left, memory_size
 from accel.shortage import raise_shortage
 
-__all__ = ["MemfdSlab", "check_shared_memory"]
+__all__ = ["MemfdSlab"]
 
 _STEP: Final = 16 << 20
 """Bytes that are taken at once of a control group's memory: less than what is left to others there."""
 
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW, errno.EINVAL, errno.EDQUOT})
-
-_REFUSED: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
-"""What a sandbox answers to ``memfd_create`` that does not allow it."""
 
 
 class MemfdSlab:
@@ -124,25 +121,6 @@ class MemfdSlab:
             self.close()
 
 
-def check_shared_memory(device: str) -> None:
-    """See that this process may make memory that another one can map.
-
-    Raises
-    ------
-    UnsupportedError
-        If it may not: a sandbox refuses ``memfd_create``.
-    """
-    fd = _sealed_memfd(mmap.PAGESIZE, "accel-probe")
-    if fd < 0:
-        raise UnsupportedError(
-            f"{device} shares no memory with a child process: this system does not allow memfd_create",
-            device=device,
-            library="os",
-            remedy="Allow memfd_create, in a container by its seccomp profile; or open the device with host='inline'.",
-        )
-    os.close(fd)
-
-
 def _duplicate(fd: int, nbytes: int) -> int:
     """Return another descriptor of the same memory. Mapping more than there is would end the process when it is touched."""
     size = os.fstat(fd).st_size
@@ -157,12 +135,7 @@ def _sealed_memfd(nbytes: int, name: str) -> int:
         return -1
     import fcntl  # it exists wherever memfd_create does
 
-    try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        if error.errno in _REFUSED:
-            return -1
-        raise
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         _commit(fd, nbytes)

@@ -80,6 +80,7 @@ class Model:
         system: ActorSystem,
     ) -> Model:
         """See :meth:`accel.Device.load_model`."""
+        _check_function("on_progress", on_progress)
         check_batch_axis(batch_axis)
         source = source_of(target, options, graphs=graphs, imports=imports, outputs=outputs)
         file = source.target if isinstance(source.target, Path) else None
@@ -320,6 +321,20 @@ class Model:
         self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
         self._replays += version.outputs.is_captured
 
+    def _canaries(self, given: Iterable[Any]) -> list[dict[str, Array]]:
+        """Return canaries as :meth:`item` does; an error says which one is wrong."""
+        items: list[dict[str, Array]] = []
+        try:
+            items.extend(self.item(each) for each in given)
+        except Exception as error:  # of the item, or of the caller's iterable
+            said = error.message if isinstance(error, InvalidArgumentError) else str(error)
+            raise InvalidArgumentError(
+                f"canary {len(items)} is no item of the model: {said}",
+                argument="canaries",
+                remedy="Give a list of items, each as submit() takes it: one request's inputs, without the batch dimension.",
+            ) from error
+        return items
+
     # -- versions
 
     async def swap(
@@ -365,7 +380,9 @@ class Model:
         Swaps of one model wait for each other. Cancelling leaves the old weights in service; the new ones go as soon as the device lets go of them. The
         weights of before the last swap are let go once it is known what the new ones are, before they are loaded, and are gone also if the swap then fails.
         """
-        items = [self.item(each) for each in canaries]
+        _check_function("compare", compare)
+        _check_function("on_progress", on_progress)
+        items = self._canaries(canaries)
         async with self._swapping, self._versions.coming(weights, on_progress) as new:
             old = self._serving
             new.outputs.check_serves_for(old.outputs)
@@ -443,3 +460,8 @@ class Model:
 
     async def _answer(self, version: Version, item: dict[str, Array]) -> Any:
         return (await self._rows(version, [item]))[0]
+
+
+def _check_function(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise InvalidArgumentError(f"{name} is {value!r:.80}", argument=name, remedy="Give a function, or None.")

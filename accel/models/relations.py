@@ -102,14 +102,15 @@ class Relations:
             await self._see(seen[dim], tried_lengths(dim, self._buckets)[1:], smallest, dim, said)
             if dim != BATCH and _is_strided(seen[dim]):  # how are the lengths between rounded?
                 await self._see(seen[dim], (smallest[dim] + 1, smallest[dim] - 1 or 2), smallest, dim, said)
-        shapes = []
-        for place, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
-            dims = []
-            for axis, length in enumerate(shape):
-                lengths = {dim: {size: found.shapes[place][axis] for size, found in sorted(runs.items())} for dim, runs in seen.items()}
-                dims.append(_dim(length, lengths, self._buckets))
-            shapes.append(_shape(name, dims, shape, said, smallest.get(BATCH)))
-        self.outputs = dataclasses.replace(first, shapes=tuple(shapes))
+        self.outputs = dataclasses.replace(
+            first,
+            shapes=tuple(
+                [
+                    _shape(name, [_dim(seen, place, axis, self._buckets) for axis in range(len(shape))], shape, said, smallest.get(BATCH))
+                    for place, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True))
+                ]
+            ),
+        )
         if BATCH in smallest and not (is_said and self.outputs.batch_axes.count(None) == 0):
             await self._prove([(found, {**smallest, BATCH: rows}) for rows, found in sorted(seen[BATCH].items())], said)
         self._is_told = not any(None in shape for shape in self.outputs.shapes) and (
@@ -301,7 +302,7 @@ def _said(given: BatchAxis, names: Sequence[str]) -> Mapping[str, int | None]:
 
 
 def tried_lengths(dim: str, buckets: Buckets) -> tuple[int, ...]:
-    """Return the lengths of a dimension on which a model is tried: two of the batch, of others all of its buckets, and one that is far from these."""
+    """Return the lengths of a dimension on which a model is tried: two of the batch, of others all that it has buckets for, and one that is far from them."""
     lengths = buckets.lengths.get(dim)
     if lengths is None:
         return (1, 2) if dim == BATCH else _FREE
@@ -310,15 +311,14 @@ def tried_lengths(dim: str, buckets: Buckets) -> tuple[int, ...]:
     return lengths if lengths[-1] >= 2 * lengths[0] else (*lengths, lengths[0] // 2 or 2)
 
 
-def _dim(length: Dim, lengths: Mapping[str, Mapping[int, Any]], buckets: Buckets) -> Dim | Literal["?"]:
-    """Return what a dimension of an output follows, given its length in runs on several lengths of each dimension of the inputs.
-
-    ``"?"`` stands for the batch, in a way in which it cannot be split.
-    """
+def _dim(seen: Mapping[str, Mapping[int, OutputSpecs]], place: int, axis: int, buckets: Buckets) -> Dim | Literal["?"]:
+    """Return what a dimension of an output follows, given runs on several lengths of each dimension of the inputs; ``"?"``: the batch, in another way."""
+    lengths = {dim: {size: found.shapes[place][axis] for size, found in sorted(runs.items())} for dim, runs in seen.items()}
     moved = [dim for dim, each in lengths.items() if len(set(each.values())) > 1]
     if not moved:
-        return length
-    dim, sizes, of_sizes = moved[0], list(lengths[moved[0]]), list(lengths[moved[0]].values())
+        return next(iter(next(iter(lengths.values())).values())) if lengths else None
+    dim, sizes = moved[0], list(lengths[moved[0]])
+    of_sizes: list[Any] = list(lengths[dim].values())
     if BATCH in moved:
         found = _line(sizes, of_sizes) if len(moved) == 1 else None
         if found is None or found.plus:
@@ -342,10 +342,7 @@ def _line(sizes: Sequence[int], seen: Sequence[int]) -> Follows | None:
 
 
 def _stride(sizes: Sequence[int], seen: Sequence[int], *, is_unique: bool) -> Follows | None:
-    """Return ``(n + plus) // over``, if the lengths are that for the sizes.
-
-    Of several the one that leaves nothing out, unless it must be the only one.
-    """
+    """Return ``(n + plus) // over``, if the lengths are that for the sizes: of several the one that leaves nothing out, if it need not be the only one."""
     points = list(zip(sizes, seen, strict=True))
     strides = {round((size - other) / (length - less)) for size, length in points for other, less in points if length > less}
     for over in sorted(each for each in strides if each > 1):
@@ -357,7 +354,7 @@ def _stride(sizes: Sequence[int], seen: Sequence[int], *, is_unique: bool) -> Fo
 
 
 def _shape(name: str, dims: Sequence[Dim], shape: Sequence[Any], said: Mapping[str, int | None], rows: int | None) -> tuple[Dim, ...]:
-    """Return the dimensions of an output, of which at most one follows the batch: the one that the user names, if any."""
+    """Return the dimensions of an output, of which at most one follows the batch, by a whole factor: the one that the user names, if one is named."""
     found, axis = [None if dim == "?" else dim for dim in dims], said.get(name)
     if name not in said or rows is None:
         if "?" in dims:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ from accel.ref import AccelRef
 from accel.values import converted, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["BATCH", "Buckets", "Inputs", "Sizes", "TensorSpec"]
 
@@ -60,7 +60,10 @@ class TensorSpec:
     example: Array | None = field(default=None, compare=False)
 
     def __init__(self, shape: Sequence[int | str], dtype: Any = "float32", *, pad: float = 0, example: Any = None) -> None:
-        dims = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
+        try:
+            dims = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
+        except Exception as error:  # of an iterable of the caller's
+            raise InvalidArgumentError(f"shape is {shape!r:.200}", remedy=f"Give lengths and names: ({BATCH!r}, 784).") from error
         for place, dim in enumerate(dims):
             is_length = isinstance(dim, int) and not isinstance(dim, bool) and dim > 0
             if not (is_length or (isinstance(dim, str) and dim.isidentifier())):
@@ -119,8 +122,10 @@ class Buckets:
         self.inputs = dict(inputs)
         self.dims = tuple(dict.fromkeys(dim for spec in inputs.values() for dim in spec.names))
         self.lengths: dict[str, tuple[int, ...]] = {}
+        if lengths is not None and not isinstance(lengths, Mapping):
+            raise InvalidArgumentError(f"buckets is {lengths!r:.200}", remedy='Give lengths for each dimension: {"batch": (1, 8, 64)}.')
         for dim, given in (lengths or {}).items():
-            found = (given,) if isinstance(given, int) else tuple(given)
+            found = tuple(given) if isinstance(given, Iterable) else (given,)
             if dim not in self.dims or not found or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found):
                 raise InvalidArgumentError(
                     f"buckets has {found!r} for {dim!r}, and the inputs have the dimensions {', '.join(self.dims) or '(none)'}",

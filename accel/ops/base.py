@@ -343,11 +343,12 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
         if isinstance(value, AccelToken):
             raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: ref = device.resolve(token).")
         check_awaited(name, value)
+        if value is Ellipsis:
+            raise InvalidArgumentError(f"{name} is Ellipsis", remedy="Leave it out, or give a ref of the result's shape and dtype.")
         if isinstance(value, (list, tuple)) and any(isinstance(each, AccelRef) for each in value):
             raise InvalidArgumentError(f"{name} is a {type(value).__name__} of refs", remedy="Call it once for each of them.")
-        raise InvalidArgumentError(
-            f"{name} is a {type(value).__name__}, not an AccelRef", remedy="Put it on the device first: ref = await device.put(array)."
-        )
+        remedy = getattr(type(value), "instead_of_ref", "Put it on the device first: ref = await device.put(array).")
+        raise InvalidArgumentError(f"{name} is a {type(value).__name__}, not an AccelRef", remedy=remedy)
     if ndim is not None and len(value.shape) != ndim:
         raise InvalidArgumentError(
             f"{name} has shape {value.shape}; {ndim} dimension(s) are needed", remedy="Put it on the device with as many dimensions."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 from asyncio import _get_running_loop
 from contextvars import Context
 from functools import partial
@@ -28,6 +29,7 @@ from accel.patterns.quarantine import QuarantineHandler
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -130,7 +132,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         _check_counts(max_pending=max_pending, least=max_items)
         _check_counts(remember_poison=remember_poison, least=0)
         _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
-        if quarantine_idle != math.inf:
+        if not (isinstance(quarantine_idle, float) and quarantine_idle == math.inf):
             _check_seconds(quarantine_idle=quarantine_idle)
         _check_choices(overload, idempotent)
         _check_hooks(handler, size, device, quarantine, fingerprint)
@@ -264,6 +266,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         size = 1 if self._size is None else self._measure(self._size(item))
         if self._launching is None:
             self._now = loop.time()  # one reading for all submissions of this event loop iteration
+        if idempotent is not None and not isinstance(idempotent, bool):
+            raise InvalidArgumentError(f"idempotent is {idempotent!r:.80}", remedy="Give True, False or None.")
         request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
@@ -454,8 +458,7 @@ def _check_counts(*, least: int = 1, **values: int) -> None:
 
 def _check_choices(overload: object, idempotent: object) -> None:
     """Raise unless these are one of their choices."""
-    if overload not in ("wait", "reject"):
-        raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+    check_choice("overload", overload, "wait", "reject")
     if not isinstance(idempotent, bool):
         raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
 
@@ -469,9 +472,8 @@ def _check_hooks(handler: object, size: object, device: object, quarantine: obje
     if device is not None and not callable(getattr(device, "generations", None)):
         raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
     if fingerprint is not None and (quarantine is None or not callable(fingerprint)):
-        raise InvalidArgumentError(
-            f"fingerprint is {fingerprint!r}, and quarantine {quarantine!r}", remedy="Give a function of one item, and quarantine= too."
-        )
+        without = "" if callable(quarantine) else f", and quarantine {quarantine!r}"
+        raise InvalidArgumentError(f"fingerprint is {fingerprint!r}{without}", remedy="Give a function of one item, and quarantine= too.")
     if quarantine is None:
         return
     if not callable(quarantine):
@@ -486,5 +488,6 @@ def _check_hooks(handler: object, size: object, device: object, quarantine: obje
 def _check_seconds(**values: float) -> None:
     """Raise unless each of ``values`` is a number of seconds."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give seconds, at least 0.")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= sys.float_info.max:
+            raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy="Give seconds, at least 0.")

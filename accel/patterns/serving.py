@@ -41,6 +41,9 @@ class ModelService(DynamicBatcher[Any, Any]):
                 f"max_items is {max_items}, and the largest batch of {model!r} {most}", remedy="Load the model with a larger bucket."
             )
         self.model = model
+        for name, flag in (("check_finite", check_finite), ("quarantine", quarantine)):
+            if not isinstance(flag, bool):
+                raise InvalidArgumentError(f"{name} is {flag!r:.80}", argument=name, remedy="Give True or False.")
         self._check_finite = check_finite
         self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
         self._apart_version = 0

@@ -140,7 +140,7 @@ class Forks:
             reading, writing = os.pipe()
             undo.callback(os.close, reading)
             theirs.callback(os.close, writing)
-            folder = os.open("/proc/self/cwd", os.O_PATH)  # not ".", for which the user must be allowed to enter it
+            folder = os.open(".", os.O_PATH)
             theirs.callback(os.close, folder)
             order |= {"path": python_path(), "umask": _umask()}
             answer = self._ask(ForkKind.FORK, json.dumps(order).encode(), fds=(sock.fileno(), writing, their_bond.fileno(), folder))

@@ -179,10 +179,7 @@ def _become(order: dict[str, Any], sock: int, output: int, bond: int, folder: in
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.dup2(output, 1)
     os.dup2(output, 2)
-    with contextlib.suppress(
-        PermissionError
-    ):  # the folder of the service, which its user may not enter, and where the forkserver has started
-        os.fchdir(folder)
+    os.fchdir(folder)
     _close((output, folder))
     os.umask(order["umask"])
     os.environ.clear()

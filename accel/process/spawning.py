@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel import _child
-from accel.errors import AccelError, BackendUnavailableError
+from accel.errors import BackendUnavailableError
 from accel.fork import close_after_fork
 from accel.shortage import REMEDIES
 
@@ -123,9 +123,8 @@ def cannot_start(error: Exception) -> BackendUnavailableError:
     number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # else: no thread to start it from
     remedy = None if number is None else _REMEDIES.get(number)
     code = None if number is None else errno.errorcode.get(number, number)
-    why = error.message if isinstance(error, AccelError) else error  # its remedy is this one's
     new = BackendUnavailableError(
-        f"a child process cannot be started: {why}", code=code, library="os", retryable=number in REMEDIES, remedy=remedy
+        f"a child process cannot be started: {error}", code=code, library="os", retryable=number in REMEDIES, remedy=remedy
     )
     new.__cause__ = error
     return new
@@ -133,11 +132,7 @@ def cannot_start(error: Exception) -> BackendUnavailableError:
 
 def python_path() -> list[str]:
     """Return where this process finds modules, for a child that is to find them there too."""
-    try:
-        here = [os.getcwd()]
-    except OSError:  # it was removed, and nothing is found there
-        here = []
-    return [found for path in sys.path if isinstance(path, str) for found in ([path] if path else here)]
+    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

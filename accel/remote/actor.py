@@ -15,7 +15,6 @@ from accel.dtype import DType
 from accel.engine.in_flight import fault_behind
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
-from accel.memory.slab import check_shared_memory
 from accel.process.protocol import ProtocolError
 from accel.remote.context import RemoteContext
 from accel.remote.error_codec import decode_error
@@ -79,7 +78,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     async def started(self, context: ActorContext) -> None:
         """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
         core = self._core
-        check_shared_memory(core.name)
         began = time.perf_counter()
 
         def land(copy: Copy, then: Landed) -> None:

@@ -97,7 +97,8 @@ class FaultPlan:
     def _plan(self, n: int, op: str | None, action: Injection | AccelError) -> Self:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidArgumentError(f"n is {n!r}", remedy="Ops are counted from 1.")
-        if op is not None and op not in (kinds := _kinds()):
+        kinds = _kinds()
+        if op is not None and (not isinstance(op, str) or op not in kinds):
             raise InvalidArgumentError(
                 f"op is {op!r}, and no op that is counted is called that",
                 remedy=f"Use one of {', '.join(sorted(kinds))}; or import the module that defines yours before.",

@@ -36,12 +36,6 @@ _BATCHES = (1, 8, 64)
 _PAUSE = 0.02
 _POISON_EVERY = 4.0
 """Seconds between two poisonous requests, on average."""
-_REPEAT_EVERY = 0.3
-"""Seconds between two of a poison that is repeated, and its timeout."""
-_RENEW_EVERY, _KILL_EVERY = 3.0, 4.0
-_HURRIED = 16
-"""Requests with a deadline that a kill meets."""
-_DEADLINE = 20.0
 _SWAP_EVERY = 5.0
 _KEPT = 8
 """Versions of the weights whose answers are still recognized; each takes half a megabyte."""
@@ -188,39 +182,6 @@ class Modelled:
                 await ask(self._ledger, self._ledger.begin("model", self.subject), self._clean(ids))
             await asyncio.sleep(_PAUSE * draw.random())
 
-    async def repeat(self, stop: asyncio.Event) -> None:
-        """Be a client that sends one poison again and again, and gives up before it is found, until told to stop."""
-        ids = np.full(LENGTH, ASSERT)
-        while not await _is_set(stop, _REPEAT_EVERY):
-            self.subject.faulted()
-            entry = self._ledger.begin("poison", self.subject, timeout=_REPEAT_EVERY)
-            await ask(self._ledger, entry, self._poison(ids, timeout=_REPEAT_EVERY))
-
-    async def renew(self, stop: asyncio.Event) -> None:
-        """Be a client of ever new poisons, until told to stop."""
-        rng = np.random.default_rng([self._seed, 1 << 25])
-        while not await _is_set(stop, _RENEW_EVERY * rng.uniform(0.5, 1.5)):
-            ids = rng.integers(0, VOCABULARY, LENGTH)
-            ids[0] = ASSERT
-            self.subject.faulted()
-            entry = self._ledger.begin("poison", self.subject, timeout=_DEADLINE)
-            await ask(self._ledger, entry, self._poison(ids, timeout=_DEADLINE))
-
-    async def hurry(self, stop: asyncio.Event) -> None:
-        """Ask under a deadline while the child that serves is killed, until told to stop."""
-        rng = np.random.default_rng([self._seed, 1 << 26])
-        while not await _is_set(stop, _KILL_EVERY * rng.uniform(0.5, 1.5)):
-            asked = []
-            for _ in range(_HURRIED):
-                entry = self._ledger.begin("hurried", self.subject, timeout=_DEADLINE)
-                asked.append(ask(self._ledger, entry, self._clean(rng.integers(0, VOCABULARY, LENGTH), timeout=_DEADLINE)))
-            all_of_them = asyncio.gather(*asked)
-            await asyncio.sleep(0.01 * rng.random())
-            if (pid := self.subject.device.info().pid) is not None:
-                self.subject.faulted()
-                send_signal(pid, signal.SIGKILL)
-            await all_of_them
-
     async def change(self, stop: asyncio.Event) -> None:
         """Swap the weights, and kill the child that serves, now and then, until told to stop."""
         draw, version = random.Random(f"{self._seed} swaps"), 1
@@ -241,10 +202,10 @@ class Modelled:
             raise
         await self._model.release()
 
-    async def _clean(self, ids: Array, *, timeout: float | None = None) -> None:
+    async def _clean(self, ids: Array) -> None:
         """Send a request that is not poison, whatever its neighbours are."""
         try:
-            answer = await self.batcher.submit(ids, timeout=timeout)
+            answer = await self.batcher.submit(ids)
         except accel.PoisonedInputError as error:
             if died_of(error) in _GUILTY or not self._is_hunted:
                 raise WrongAnswerError(f"a clean request was taken for poison: {error}") from error
@@ -258,11 +219,11 @@ class Modelled:
             raise WrongAnswerError(f"the answer is of version {answer[_OUTPUTS]}; there are {sorted(self._versions)}")
         check(answer[:_OUTPUTS], _expected(self._versions[version], ids), f"version {version}")
 
-    async def _poison(self, ids: Array, *, timeout: float | None = None) -> None:
+    async def _poison(self, ids: Array) -> None:
         """Send poison: the error must be the one of its kind."""
         kind = int(ids[0])
         try:
-            answer = await self.batcher.submit(ids, timeout=timeout)
+            answer = await self.batcher.submit(ids)
         except accel.PoisonedInputError as error:
             wanted = {ASSERT: "fault", ILLEGAL: "fault", HANG: "hang"}.get(kind)
             if error.kind != wanted and not self._is_hunted:

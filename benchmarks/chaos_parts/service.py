@@ -27,7 +27,7 @@ from benchmarks.chaos_parts.suspects import CpuFragile, CudaFragile, Suspects
 from benchmarks.chaos_parts.wrecks import CpuWreck, CudaWreck
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from benchmarks.chaos_parts.oracle import Ledger
     from benchmarks.chaos_parts.plants import Plant
@@ -202,7 +202,7 @@ class Service:
         tasks = [asyncio.ensure_future(client.run(stop)) for client in clients]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in suspects for number in range(options.suspects)]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in models for number in range(options.models)]
-        tasks += [asyncio.ensure_future(each) for model in models for each in _others(model, stop)]
+        tasks += [asyncio.ensure_future(each) for model in models for each in (model.change(stop), model.bad_loads.run(stop))]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]
@@ -362,8 +362,3 @@ class Service:
 async def _square(device: accel.Device, a: Any) -> None:
     x = await device.put(a)
     check(await device.get(await device.blas.gemm(x, x)), a @ a, "square")
-
-
-def _others(model: Modelled, stop: asyncio.Event) -> tuple[Coroutine[Any, Any, None], ...]:
-    """Return what goes on beside the ordinary clients of a model."""
-    return model.repeat(stop), model.renew(stop), model.hurry(stop), model.change(stop), model.bad_loads.run(stop)

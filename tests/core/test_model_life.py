@@ -236,30 +236,6 @@ async def test_failed_and_cancelled_loads_leave_no_streams(streams: Any, rng: np
         assert await serving(model) == 1
 
 
-async def test_weights_go_also_where_no_thread_can_be_had_to_close_the_model(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = accel.System.run_blocking
-
-    async def short_of_threads(self: accel.System, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if any(getattr(each, "__qualname__", "") == "OwnLibrary.close" for each in args):
-            raise accel.OutOfMemoryError("there is no thread to be had", library="os")
-        return await run(self, function, *args, **kwargs)
-
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        before = used(device)
-        model = await loaded(device, rng)
-        await model.swap(affine(rng, 2))
-        monkeypatch.setattr(accel.System, "run_blocking", short_of_threads)
-        await bounded(model.release())
-        assert await serving(model) == 2
-        await bounded(model.aclose())
-        monkeypatch.undo()
-        assert "library_not_closed" in caplog.text
-        await given_back(device, before)
-
-
 @pytest.mark.parametrize("host", ["inline", "process"])
 async def test_closing_while_a_library_opens_is_no_fault(host: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"

@@ -17,7 +17,6 @@ from accel import InvalidArgumentError
 from accel.integrations.fastapi import add_model, install, lifespan
 from accel.models.outputs import Follows
 from tests.device_support import bounded, failure, used
-from tests.model_support import Forms, X
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -355,20 +354,6 @@ async def test_outputs_of_the_loaded_weights_are_those_of_a_swap(rng: np.random.
         assert await model.swap({"w": 2 * w}) == 2
 
 
-async def test_a_model_of_one_size_has_no_batch(rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        computing = Computing(lambda x: {"y": 2 * x, "total": x.sum()})
-        model = await device.load_model(computing, inputs={"x": accel.TensorSpec((3, 2), "float64")})
-        assert model.outputs.shapes == ((3, 2), ())
-        x = rng.standard_normal((3, 2))
-        check(await model.numpy(x), {"y": 2 * x, "total": x.sum()})
-        assert len(computing.shapes) == 3, "warmed up, described, and called"
-        lengths = await device.load_model(Computing(lambda x: x.sum()), inputs={"x": accel.TensorSpec(("rows", 2), "float64")})
-        assert lengths.outputs.shapes == ((),), "a total of what is no batch"
-        check(await lengths.numpy(x), x.sum())
-
-
 async def test_sizes_are_told_apart_whatever_their_order() -> None:
     """A length that only a run tells, for two pairs of sizes that are each other turned."""
 
@@ -386,21 +371,10 @@ async def test_sizes_are_told_apart_whatever_their_order() -> None:
             assert [answer.shape for answer in answers] == [function(np.zeros((1, length)))[0].shape] * rows
 
 
-async def test_outputs_of_a_model_in_a_child_are_split_there_too(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_recurrent_module_of_torch_gives_each_request_its_state(host: Any, rng: np.random.Generator) -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
-        options: dict[str, Any] = {"inputs": X, "buckets": {"batch": (2, 4)}}
-        error = await failure(device.load_model(Forms, **options), InvalidArgumentError)
-        assert "'total'" in error.message
-        model = await device.load_model(Forms, **options, outputs=("table", "state", "patches"))
-        items = list(rng.standard_normal((3, 5), np.float32))
-        for x, answer in zip(items, await served(model, items), strict=True):
-            check(answer, {"table": np.arange(4), "state": np.stack([x, 10 * x]), "patches": np.stack([x] * 3)})
-
-
-async def test_a_recurrent_module_of_torch_gives_each_request_its_state(rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
+        device = await system.open_device("cpu", host=host)
         model = await device.load_model(
             "tests.model_zoo:gru", inputs=STEPS, buckets={"batch": (1, 4), "length": (3, 6)}, options={"threads": 1}
         )

@@ -16,6 +16,7 @@ from accel.dtype import DType
 from accel.engine.kernel_library import Operand
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError, LibraryError, UnsupportedError
 from accel.models.adapters import host
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -205,7 +206,7 @@ def source_of(
     InvalidArgumentError
         It is none of these.
     """
-    if outputs is not None and (isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs)):
+    if outputs is not None and not (isinstance(outputs, (tuple, list)) and outputs and all(isinstance(name, str) for name in outputs)):
         raise InvalidArgumentError(
             f"outputs is {outputs!r}", argument="outputs", remedy='Give names of outputs, of a tuple their places: ("scores",).'
         )
@@ -217,8 +218,11 @@ def source_of(
             argument="imports",
             remedy="Leave imports out: this process imports for it.",
         )
-    if graphs not in ("auto", "off"):
-        raise InvalidArgumentError(f"graphs is {graphs!r}", argument="graphs", remedy="Give 'auto' or 'off'.")
+    check_choice("graphs", graphs, "auto", "off")
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
+        raise InvalidArgumentError(
+            f"options is {options!r:.200}", argument="options", remedy="Give a dict: name of a parameter of the model -> value."
+        )
     given = {} if options is None else dict(options)
     rest = (given, graphs, tuple(imports), None if outputs is None else tuple(dict.fromkeys(outputs)))
     if isinstance(model, (str, os.PathLike)):
