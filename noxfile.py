@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -17,6 +18,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 TYPED = ("accel", "accel_cuda", "tests", "examples", "benchmarks", "noxfile.py")
 # Most tests wait for processes and timers; more than two at once wait for each other's processors, and measure those.
 TWO_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+WITHOUT_SYSTEM_PACKAGES = "not gpu and not page"
 # Tests start hundreds of children. Each would compile accel anew without its bytecode, and a second BLAS thread of each only takes turns with the other tests.
 CHILDREN = {"PYTHONDONTWRITEBYTECODE": "", "OPENBLAS_NUM_THREADS": "1"}
 ARRAY_API_TESTS = "55fcc60179efa2680ddd6cd926ddf17b83530e2b"
@@ -41,16 +43,30 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test that needs no GPU; with arguments, run pytest with these alone."""
+    """Run every test that needs no GPU and no browser; with arguments, run pytest with these alone: ``-- -m quick -n 2`` takes 90 s at most."""
     install(session, extras="cpu,web,cli,metrics", groups=("tests", "search"))
-    session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE)), env=CHILDREN)
+    session.run("pytest", *(session.posargs or ("-m", WITHOUT_SYSTEM_PACKAGES, *TWO_AT_ONCE)), env=CHILDREN)
+
+
+@nox.session
+def pages(session: nox.Session) -> None:
+    """Drive the web page of an example in Chromium, which is installed first where ``apt-get`` may."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        as_root = () if os.geteuid() == 0 else ("sudo", "-n")
+        if shutil.which("apt-get") is None or (as_root and shutil.which("sudo") is None):
+            session.error("install Chromium and ChromeDriver first (Debian: apt-get install chromium chromium-driver), and run this session again")
+        session.run(*as_root, "apt-get", "update", "-qq", external=True)
+        command = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "chromium", "chromium-driver")
+        session.run(*as_root, "env", "DEBIAN_FRONTEND=noninteractive", *command, external=True, silent=True)
+    install(session, extras="cpu,web", groups=("pages", "search"))
+    session.run("pytest", "-m", "page", *(session.posargs or ("tests/pages",)), env=CHILDREN)
 
 
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Run the same tests, which take a third longer, and fail if they reach less than 95 % of the lines and branches."""
     install(session, extras="cpu,web,cli,metrics", groups=("tests", "search"))
-    session.run("pytest", "-m", "not gpu", *TWO_AT_ONCE, *COVERAGE, *session.posargs, env=CHILDREN)
+    session.run("pytest", "-m", WITHOUT_SYSTEM_PACKAGES, *TWO_AT_ONCE, *COVERAGE, *session.posargs, env=CHILDREN)
 
 
 @nox.session

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -23,6 +24,13 @@ _PATIENCE = 10.0
 _OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:")
 _OF_LIBRARIES = "anon_inode:[eventfd]"
 """accel opens no such descriptor. PyTorch, ONNX Runtime and CUDA do, at times of their own, and keep it."""
+
+
+def pytest_configure() -> None:
+    """Heed the signals that a shell has its background commands ignore: children of tests inherit what is ignored."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

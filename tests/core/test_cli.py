@@ -30,8 +30,6 @@ import asyncio, signal, sys, threading, types
 import accel
 from accel.cli.main import COMMANDS, Command, main
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background have it ignored
-
 async def run(arguments):
     async with accel.System() as system:
         device = await system.open_device("cpu", completion="sync")

@@ -13,7 +13,7 @@ from tests.program_support import python, started
 QUERY = "smallest eigenvalues of a sparse matrix"
 
 
-@pytest.mark.slow
+@pytest.mark.page
 @pytest.mark.timeout(400)
 async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path) -> None:
     service = python("-m", "examples.semantic_search.app")
