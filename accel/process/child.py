@@ -217,9 +217,10 @@ class ChildProcess:
         self._check_home()
         self._close_socket()
         try:
-            async with asyncio.timeout(grace):
-                return await self.wait()
-        except TimeoutError:
+            if grace:  # in a task that was cancelled before, Python 3.11.2 raises CancelledError when the time is over
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        return await self.wait()
             return await self._killed()
         except asyncio.CancelledError:
             self.kill()
