@@ -54,7 +54,9 @@ def pages(session: nox.Session) -> None:
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         as_root = () if os.geteuid() == 0 else ("sudo", "-n")
         if shutil.which("apt-get") is None or (as_root and shutil.which("sudo") is None):
-            session.error("install Chromium and ChromeDriver first (Debian: apt-get install chromium chromium-driver), and run this session again")
+            session.error(
+                "install Chromium and ChromeDriver first (Debian: apt-get install chromium chromium-driver), and run this session again"
+            )
         session.run(*as_root, "apt-get", "update", "-qq", external=True)
         command = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "chromium", "chromium-driver")
         session.run(*as_root, "env", "DEBIAN_FRONTEND=noninteractive", *command, external=True, silent=True)

@@ -17,13 +17,24 @@ import numpy as np
 import pytest
 import uvloop
 
+from tests.child_support import descriptors
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
+_QUICK_CORE = """
+actor allocator batcher completion cpu_ device_arguments device_backpressure device_c device_deadlines device_graph device_lost device_memory device_o
+device_streams device_wai elementwise expressions.py host_arena host_errors injected_faults isolation.py kernel_actor lane launches linalg.py mailbox
+model_buckets op_ poller portal reduce slab sort supervision system timer usage values views vocabulary
+"""
+_QUICK_PROPERTIES = "allocator batcher completion host_arena mailbox supervision usage view"
+QUICK = (
+    "tests/test_layout.py",
+    *(f"tests/core/test_{name}" for name in _QUICK_CORE.split()),
+    *(f"tests/properties/test_{name}" for name in _QUICK_PROPERTIES.split()),
+)
+"""What the paths of the modules begin with whose tests are ``quick``: pure logic, and devices of the CPU in this process."""
 _PATIENCE = 10.0
-_OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:")
-_OF_LIBRARIES = "anon_inode:[eventfd]"
-"""accel opens no such descriptor. PyTorch, ONNX Runtime and CUDA do, at times of their own, and keep it."""
 
 
 def pytest_configure() -> None:
@@ -31,6 +42,13 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that contributors run while they write."""
+    for item in items:
+        if item.nodeid.startswith(QUICK):
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_collection_finish() -> None:
@@ -47,18 +65,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _descriptors() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the descriptor that listed the directory
-            continue
-        if target.startswith(_OURS) and target != _OF_LIBRARIES:
-            found[fd] = target
-    return found
-
-
 def _described(fd: str, target: str) -> str:
     """Return what a descriptor is of: of a socket, also its ends, which tell whose it is."""
     if not target.startswith("socket:"):
@@ -68,6 +74,10 @@ def _described(fd: str, target: str) -> str:
             return f"{target} {sock.family.name} {sock.getsockname()!r} to {sock.getpeername()!r}"
     except OSError as error:  # it has no peer, or is closed by now
         return f"{target} ({error})"
+
+
+def _opened_since(before: dict[str, str]) -> dict[str, str]:
+    return {fd: _described(fd, target) for fd, target in descriptors().items() if before.get(fd) != target}
 
 
 def _threads() -> set[threading.Thread]:
@@ -85,7 +95,7 @@ def used_loops() -> None:
 @pytest.fixture
 async def nothing_left(used_loops: None) -> AsyncIterator[None]:
     """Fail a test that leaves threads of ours, tasks or descriptors behind."""
-    threads, descriptors, tasks = _threads(), _descriptors(), asyncio.all_tasks()
+    threads, before, tasks = _threads(), descriptors(), asyncio.all_tasks()
     yield
     left_tasks = {task.get_name() for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}}
     assert not left_tasks, f"tasks left behind: {sorted(left_tasks)}"
@@ -95,7 +105,7 @@ async def nothing_left(used_loops: None) -> AsyncIterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
     left = sorted(thread.name for thread in _threads() - threads)
     assert not left, f"threads left behind: {left}"
-    opened = {fd: _described(fd, target) for fd, target in _descriptors().items() if descriptors.get(fd) != target}
+    opened = _opened_since(before)
     assert not opened, f"descriptors left open: {opened}"
 
 
@@ -138,10 +148,10 @@ def run_checked(
             unexpected: list[Any] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
             await asyncio.sleep(0)
-            before = os.listdir("/proc/self/fd")
+            before = descriptors()
             await main()
             assert unexpected == []
-            assert os.listdir("/proc/self/fd") == before
+            assert _opened_since(before) == {}
 
         run_on_loop(checked)
 

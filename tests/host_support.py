@@ -111,10 +111,6 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def open_descriptors() -> set[str]:
-    return {entry for entry in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{entry}")}
-
-
 def write_end() -> int:
     """Return the write end of a pipe whose read end is closed: a descriptor and nothing else."""
     reading, writing = os.pipe()

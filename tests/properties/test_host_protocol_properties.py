@@ -19,7 +19,8 @@ from accel import errors
 from accel.errors import AccelError
 from accel.process.protocol import HEADER_BYTES, FrameDecoder, ProtocolError, greeting
 from accel.remote.error_codec import decode_error, encode_error
-from tests.host_support import End, message, open_descriptors
+from tests.child_support import descriptors
+from tests.host_support import End, message
 
 MAX = 4096
 messages = st.lists(st.tuples(st.integers(1, 65_535), st.binary(max_size=200), st.integers(0, 64)), max_size=20)
@@ -149,10 +150,10 @@ def test_a_channel_survives_whatever_it_is_told(sent: list[tuple[int, bytes, int
     stream = bytearray(b"".join(message(*each) for each in sent) + garbage)
     for flip in flips if stream else ():
         stream[flip // 8 % len(stream)] ^= 1 << flip % 8
-    before = open_descriptors()
+    before = descriptors()
     with asyncio.Runner() as runner:
         problems: list[object] = []
         runner.get_loop().set_exception_handler(lambda _, context: problems.append(context))
         runner.run(_survives(bytes(stream)))
         assert problems == []
-    assert open_descriptors() == before
+    assert descriptors() == before
