@@ -126,6 +126,7 @@ def test_increments_of_zero_and_negative_lengths_are_refused() -> None:
     stream = InlineStream()
     compute = CpuCompute(stream)
     compute.init()
+    before = stream.count  # the first product of matrices warms up
     x = at(np.zeros(8, np.float32))
     calls: list[Callable[[], None]] = [
         lambda: compute.axpy(2, 1, x, 0, x, 1),
@@ -138,4 +139,4 @@ def test_increments_of_zero_and_negative_lengths_are_refused() -> None:
     for call in calls:
         with pytest.raises(InvalidArgumentError):
             call()
-    assert stream.count == 0
+    assert stream.count == before
