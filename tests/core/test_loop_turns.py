@@ -95,7 +95,7 @@ async def test_graph_is_recorded_and_replayed_in_turns(host: Any, rng: np.random
         device = await system.open_device("cpu", host=host)
         x = await device.put(values)
         async with device.graph() as graph:
-            y = chain(graph, x, 4001)
+            y = chain(graph, x, 10001)
             watched = cut_in_turns(0.3)
             await watched.__aenter__()
         await watched.__aexit__(None, None, None)
