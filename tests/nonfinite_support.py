@@ -40,7 +40,8 @@ class Case:
         Of the inputs: the results by numpy, or an exception that it raises, :class:`numpy.linalg.LinAlgError` or ``ValueError``.
     is_exact
         Whether each element is as in the reference: NaN, the same infinity, or a number close to it. Otherwise (factorizations: it depends on the order of
-        operations) an element is not finite where the reference's is not, and elsewhere close to it, or NaN. An error in place of a result with NaN will do.
+        operations) an element is not finite where the reference's is not, and elsewhere close to it, or NaN. An error in place of what
+        is not finite will do.
     """
 
     name: str
@@ -62,11 +63,13 @@ async def wrong(device: accel.Device, case: Case) -> str:
         made = _several(await case.call(device, *refs))
     except accel.DeadlineExceededError:
         return f"{case.name}: no answer within {SECONDS} s"
+    except accel.BackendUnavailableError:
+        return ""  # an optional library of the vendor's is not installed
     except accel.AccelError as error:
         kind = np.linalg.LinAlgError if isinstance(expected, np.linalg.LinAlgError) else ValueError
         if isinstance(expected, Exception):
             return "" if isinstance(error, kind) else f"{case.name}: {error!r} instead of {expected!r}"
-        may_raise = not case.is_exact and isinstance(error, np.linalg.LinAlgError) and any(np.isnan(each).any() for each in expected)
+        may_raise = not case.is_exact and isinstance(error, np.linalg.LinAlgError) and any(not np.isfinite(each).all() for each in expected)
         return "" if may_raise else f"{case.name}: {error!r} instead of {expected!r:.400}"
     found = [each if isinstance(each, (int, float)) else await device.get(each) for each in made]
     if isinstance(expected, Exception):
@@ -321,7 +324,8 @@ def _norms(rng: np.random.Generator) -> Iterator[Case]:
     for shape in ((7,), (2000,)):
         for dtype in ("float32", "float64"):
             for name, x in _strewn(rng, shape, dtype, 0.01):
-                yield Case(f"nrm2 {name}", _bound("blas", "nrm2"), (x,), np.linalg.norm)
+                # Of infinities and NaN together, BLAS may give either.
+                yield Case(f"nrm2 {name}", _bound("blas", "nrm2"), (x,), np.linalg.norm, is_exact="mixed" not in name)
                 yield Case(f"asum {name}", _bound("blas", "asum"), (x,), lambda x: np.abs(x).sum())
         for scale in (1e30, 1e-30):
             x = np.full(shape, scale, np.float32)

@@ -49,6 +49,7 @@ def attention_of(q: Array, k: Array, v: Array, scale: float, causal: Causal) -> 
             weights /= weights.sum(-1, keepdims=True)
             blind = min(seq_q, max(0, 1 - first)) if seq_kv else seq_q
             weights[:, :, :blind] = 0
+            weights[np.isneginf(scores.max(-1, initial=-np.inf))] = 0
             return weights @ v, weights @ np.abs(v)
         for i in range(seq_q):
             seen = max(0, min(seq_kv, first + i))
@@ -56,6 +57,7 @@ def attention_of(q: Array, k: Array, v: Array, scale: float, causal: Causal) -> 
                 scores = scale * np.einsum("bhd,bhkd->bhk", q[:, :, i], k[:, :, :seen])
                 weights = np.exp(scores - scores.max(-1, keepdims=True))
                 weights /= weights.sum(-1, keepdims=True)
+                weights[np.isneginf(scores.max(-1))] = 0
                 out[:, :, i] = np.einsum("bhk,bhkd->bhd", weights, v[:, :, :seen])
                 spread[:, :, i] = np.einsum("bhk,bhkd->bhd", weights, np.abs(v[:, :, :seen]))
     return out, spread
@@ -156,7 +158,7 @@ def test_scales_of_any_sign_and_size(harness: Harness, dtype: DType) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", WIDE, ids=lambda dtype: str(dtype.value))
 def test_scores_of_minus_infinity(harness: Harness, dtype: DType) -> None:
-    """Keys whose scores are -infinity have no weight; a query with no other gives NaN, as 0/0 does."""
+    """Keys whose scores are -infinity have no weight; a query with no other gives 0, as one that sees no key does."""
     q, k, v = random_arrays(harness, 1, 1, 70, 150, 16, dtype)
     q[..., 0] = 1
     k[:, :, :75, 0] = -np.inf

@@ -119,6 +119,9 @@ class TorchAdapter:
         module = built(self._builder)
         with _working_in(self._device, stream):
             assign(module, {name: _tensor(weight) for name, weight in weights.items()})
+            for each in module.modules():
+                if isinstance(each, torch.nn.RNNBase):
+                    each._init_flat_weights()  # noqa: SLF001 - its first forward would gather its weights so, and count as a write of them
         self._module = module if self._train else module.eval()
         self._named = _parameters(module)
         self._is_checked = False

@@ -1,0 +1,25 @@
+"""NaN and infinity on the GPU: the table of ``tests/nonfinite_support.py``, as on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import accel
+from tests import nonfinite_support as table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", [*table.SOLVERS, *table.FAMILIES])
+async def test_results_are_numpy_s(kind: str, rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        found = [each for case in table.cases(kind, rng) if (each := await table.wrong(device, case))]
+        assert not found, f"{len(found)} are wrong:\n" + "\n".join(found[:20])
+        assert device.generation == 1
