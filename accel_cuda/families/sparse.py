@@ -33,6 +33,8 @@ _COMMANDS = 64
 """Commands of an op at most: the library sorts in some of its calls, and does not say in how many steps."""
 
 _NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
+_BEHIND = 512
+"""Bytes behind the memory that a call says it works in: ``cusparseSpMM`` of 16-bit elements overruns it by up to 256 (12.6)."""
 _PRODUCTS = ("spmv", "spmm")
 _AS_CSR = "Convert it first: await device.sparse.tocsr(a)."
 _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
@@ -108,7 +110,7 @@ class SparseLibrary:
         if op.kind == "fromdense":
             return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         nbytes = self._call_nbytes(op)
-        return None if nbytes is None else structure_nbytes(op) + nbytes
+        return None if nbytes is None else structure_nbytes(op) + nbytes + (_BEHIND if op.kind in _PRODUCTS else 0)
 
     def _call_nbytes(self, op: Any) -> int | None:
         if op.kind == "solve":

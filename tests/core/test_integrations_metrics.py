@@ -249,7 +249,7 @@ WRONG_METRICS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG_METRICS, ids=str)
+@pytest.mark.parametrize("wrong", WRONG_METRICS)
 def test_options_of_metrics_are_honoured_or_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError, match="metrics_"):
         install(FastAPI(), **wrong)

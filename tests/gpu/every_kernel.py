@@ -388,6 +388,8 @@ def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays
 def _addresses(compute: Any, memory: Memory, supported: Any) -> None:
     with memory.take(8 * 300, 8) as (apart, index):
         blas_matrices.write_addresses(compute.stream, apart, 4096, 24, 300)
+        for width in (32, 64):
+            compute.stream.launch(compute.stream.functions[f"index_of_nan_f{width}"], 2, 128, index, apart, 300, 1)
         compute.stream.launch(compute.stream.functions["index_from_zero"], 1, 1, index, 300)
 
 
