@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice
 
-pytestmark = pytest.mark.gpu
+# Compilers fill a cold cache of programs first.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 # A fault takes CUDA from the whole process, so that no context can follow it here; test_cuda_faults says what happens instead.
 REBUILDING = {
