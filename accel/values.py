@@ -187,7 +187,7 @@ class _Conversion:
             return self._of_flat(*flattened(self.name, content if array.ndim else number(self.name, content)))
         is_number = kind in "biufc" or (kind == "V" and array.dtype.fields is None and hasattr(ml_dtypes, array.dtype.name))
         if not is_number or (kind == "c" and not self.dtype.is_complex):
-            raise InvalidArgumentError(f"{self.name} is of dtype {array.dtype}", remedy=f"Give {self._range}.")
+            raise InvalidArgumentError(f"{self.name} is of dtype {array.dtype}, not {self.dtype.value}", remedy=f"Give {self._range}.")
         if not (self.dtype.is_integer or self.dtype is DType.BOOL):
             return self._as_floats(array)
         least, most = self._limits
