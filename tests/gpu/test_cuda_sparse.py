@@ -245,3 +245,19 @@ async def test_large_matrices_of_blocks(device: accel.Device, rng: np.random.Gen
         await graph.aclose()
     with pytest.raises(accel.UnsupportedError, match="transpose"):
         await device.sparse.spmv(a, await device.zeros((csr.shape[0],), dtype), transpose_a=True)
+
+
+async def test_a_product_of_a_million_rows_stays_in_its_memory(device: accel.Device, rng: np.random.Generator) -> None:
+    """``cusparseSpMM`` wrote behind what it was measured to work in, up to the end of the slab and beyond."""
+    n, each = 1 << 20, 16
+    indices = np.sort(rng.integers(0, n, (n, each), dtype=np.int32), axis=1).ravel()
+    data, indptr = rng.standard_normal(n * each, np.float32), np.arange(n + 1, dtype=np.int32) * each
+    b = rng.standard_normal((n, 32), np.float32)
+    refs = [await device.put(part) for part in (data, indices, indptr)]
+    matrix, right = accel.SparseRef("csr", refs[0], refs[1], refs[2], (n, n)), await device.put(b)
+    for _ in range(4):
+        y = await device.get(await device.sparse.spmm(matrix, right))
+    for row in (0, 1, n // 2, n - 1):
+        part = slice(row * each, (row + 1) * each)
+        np.testing.assert_allclose(y[row], data[part].astype(np.float64) @ b[indices[part]], rtol=1e-4, atol=1e-4)
+    assert device.generation == 1
