@@ -75,6 +75,10 @@ class LinearFunctions(ReductionFunctions):
     def tensordot(self, x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
         """Return sums of products along axes of both: the last of ``x1`` and the first of ``x2``, as many as ``axes`` says, or those that it names."""
         if isinstance(axes, int):
+            if not 0 <= axes <= min(x1.ndim, x2.ndim):
+                raise InvalidArgumentError(
+                    f"axes is {axes}, the arrays have {x1.ndim} and {x2.ndim}", remedy="Give as many as both have, or fewer."
+                )
             first, second = tuple(range(x1.ndim - axes, x1.ndim)), tuple(range(axes))
         else:
             first, second = axes_of(tuple(axes[0]), x1.ndim), axes_of(tuple(axes[1]), x2.ndim)

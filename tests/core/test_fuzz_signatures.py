@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import resource
 import secrets
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,6 +167,17 @@ async def test_models_and_services(numbers: np.random.Generator) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """Let a call that takes memory without an end fail, and not the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 30), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("bounded_memory")
 async def test_functions_of_expressions(numbers: np.random.Generator) -> None:
     wrong = []
     async with accel.System(close_timeout=5) as system:
