@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @pytest.fixture(autouse=True)
 def no_collections() -> Iterator[None]:
-    """A pass of the garbage collector is in nobody's turn."""
+    """A pass of the garbage collector belongs to no turn of accel's."""
     gc.collect()
     gc.disable()
     yield
