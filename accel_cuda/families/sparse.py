@@ -108,7 +108,7 @@ class SparseLibrary:
         if op.kind == "fromdense":
             return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         nbytes = self._call_nbytes(op)
-        return None if nbytes is None else structure_nbytes(op) + nbytes + _behind(op)
+        return None if nbytes is None else structure_nbytes(op) + nbytes
 
     def _call_nbytes(self, op: Any) -> int | None:
         if op.kind == "solve":
@@ -311,14 +311,6 @@ def _checked(kernel: Kernel, lane: Any, op: Any, inputs: Sequence[int], outputs:
     if (op.kind in PRODUCTS or op.kind == "solve") and not lane.stream.is_capturing and not is_sound(lane, outputs):
         return  # these wait for the device, so the library need not be called
     kernel(lane, op, *taken)
-
-
-def _behind(op: Any) -> int:
-    """Return the bytes behind the memory that a product was measured to work in.
-
-    ``cusparseSpMM`` has overrun that: by up to 256 bytes with 37 rows, by 512 bytes to 4 MiB with 2**20.
-    """
-    return 512 + 8 * sum(_matrix_of(op).shape) if op.kind in _PRODUCTS else 0
 
 
 def _matrix_of(op: Any) -> SparseRef:

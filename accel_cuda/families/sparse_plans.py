@@ -126,7 +126,7 @@ class Plan:
     def __init__(self, dtype: DType) -> None:
         self.matrix = 0
         self.dense: list[int] = []
-        self.factors = np.ones(2, dtype.numpy)  # not 0, with which a product may be measured as one that computes nothing
+        self.factors = np.ones(2, dtype.numpy)  # not 0: `SpMM_bufferSize` of csr returns 0 for alpha = 0
         self.arguments: tuple[int, ...] = ()
         self.nbytes = 0
         self.owned: list[tuple[Callable[[int], object], int]] = []
