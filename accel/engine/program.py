@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from accel.actors.turns import EVERY, Turn
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from accel.engine.kernel_library import OwnLibrary
     from accel.engine.lane import Lane
     from accel.engine.scratch import Scratch
-    from accel.memory import Usage
+    from accel.memory import Block, Usage
     from accel.storage.buffers import Buffers
 
 __all__ = ["Call", "Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
@@ -213,11 +214,20 @@ class Program:
         by now, or will have, replays come after what these enqueue, as any op does on shared memory.
         """
         found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
-        blocks = [block for block in found if block is not None]
-        shared = context.sharing.as_one([block.usage for block in blocks])
-        for block in blocks:
-            block.usage = shared
+        shared = context.sharing.as_one([block.usage for block in found if block is not None])
+        special, free = context.buffers.special, context.buffers.allocator.free
+        for ref, block in zip(self.made, found, strict=True):
+            if block is not None:
+                block.usage = shared
+                # Memory that is free again has other buffers, each with uses of its own: their ops have nothing to do with each other.
+                special[ref.buffer] = partial(_part, special.get(ref.buffer, free))
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
+
+
+def _part(free: Callable[[Block], object], block: Block) -> None:
+    """Free the block of a graph's buffer, with a usage of its own in the place of the one that all of them have."""
+    block.usage = block.usage.alone()
+    free(block)
 
 
 class _PlacedStatus(NamedTuple):

@@ -120,7 +120,6 @@ class SharedUsage(Usage):
 
     def alone(self) -> Usage:
         """Return ordinary uses in the place of these, for memory that nobody has any more: whoever has it next waits for all there were."""
-        usage = Usage()
-        usage.merge(self)
+        usage = super().alone()
         usage.read(self._outside.timeline, self._outside.last(), [])
         return usage

@@ -203,6 +203,12 @@ class Usage:
         for timeline, seq in other.pending():
             self._hold(timeline, seq)
 
+    def alone(self) -> Usage:
+        """Return a usage with the pending uses of this one, for one of several blocks that it stood for: its next write waits for all of them."""
+        usage = Usage()
+        usage.merge(self)
+        return usage
+
     def _hold(self, timeline: Timeline, seq: int) -> None:
         reader = self._reader
         if reader is timeline:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from accel.actors.acquire import acquire
 from accel.backend import ImportsSlabs
 from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
-from accel.memory import DurableUsage, Usage
+from accel.memory import DurableUsage
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,8 +115,7 @@ class DurableSlabs:
         self.buffers.discard(buffer)
         slab = block.slab
         if isinstance(block.usage, DurableUsage):  # the next user of the memory waits for the uses so far only
-            block.usage, before = Usage(), block.usage
-            block.usage.merge(before)
+            block.usage = block.usage.alone()
         buffers.allocator.free(block)
         self._keeper.dropped(buffer)
         self._living[slab] -= 1

@@ -241,7 +241,6 @@ KINDS: dict[str, tuple[float, Callable[[Asker, Subject], Awaitable[None]], froze
     "freed": (0.5, Asker.freed, frozenset({"freed"})),
     "too_large": (0.5, Asker.too_large, frozenset({"oom"})),
     "mistaken": (0.5, Asker.mistaken, frozenset()),
-    # Not drawn: on devices in children that fault, the error of such an op has twice reached an op of another request; the cause is not known.
-    "corrupt": (0.0, Asker.corrupt, frozenset()),
+    "corrupt": (0.5, Asker.corrupt, frozenset()),
 }
 """Kind of request -> how often it is drawn, how it is asked, and what it may be answered besides."""

@@ -376,3 +376,23 @@ async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:
             assert gone[0]() is None
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_memory_of_a_graph_that_is_gone_has_owners_that_do_not_share_an_error(host: Any) -> None:
+    """All buffers of a graph are tracked as one; those that get their memory later are not: an op with a bad index once failed their readers."""
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            y = x
+            for _ in range(6):
+                y = graph.elementwise.unary("neg", y)
+        await graph.replay()
+        del graph, y
+        await device.zeros((4,))  # frees what was dropped
+        kept = [await device.full((4,), float(n)) for n in range(3)]
+        with pytest.raises(accel.InvalidArgumentError, match="99"):
+            await device.arrays.take(x, await device.put(np.array([99], np.int32)))
+        for n, ref in enumerate(kept):
+            np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), np.full(4, 2.0 * n))
