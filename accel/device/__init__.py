@@ -7,13 +7,13 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
-from accel.device.sparse import DeviceSparse
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
-from accel.engine.kernel_op import kernel_op
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
 from accel.engine.streams import StreamStrategy
+from accel.functions import kernel_op
+from accel.solvers import DeviceSparse
 
 __all__ = [
     "Batch",

@@ -16,8 +16,6 @@ from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
-from accel.device.residents import Residents
-from accel.device.sparse import DeviceSparse
 from accel.engine.attribution import Attribution
 from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
@@ -28,6 +26,8 @@ from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
 from accel.models import Model
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
+from accel.residents import Residents
+from accel.solvers import DeviceSparse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ import pytest
 
 import accel
 from accel import ops
-from accel.device.sparse import DeviceSparse
+from accel.solvers import DeviceSparse
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:

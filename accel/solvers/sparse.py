@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.device import krylov
 from accel.dtype import DType
 from accel.errors import BackendUnavailableError, InvalidArgumentError, OutOfMemoryError
 from accel.ops.namespace import Awaited
 from accel.ops.sparse import SparseOps
 from accel.ops.sparse_operands import structure_error
 from accel.ref import AccelRef
+from accel.solvers import krylov
 from accel.sparse_ref import FORMATS, SparseFormat, SparseRef, sparse_of, structure_fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from accel.ops.namespace import Submitter
+    from accel.solvers.device import SolvingDevice
 
 __all__ = ["DeviceSparse"]
 
@@ -47,7 +48,7 @@ class DeviceSparse(SparseOps[Awaited]):
 
     __slots__ = ("_device", "_run_blocking", "_sizes")
 
-    def __init__(self, submitter: Submitter[Awaited], device: krylov.SolvingDevice, run_blocking: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, submitter: Submitter[Awaited], device: SolvingDevice, run_blocking: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(submitter)
         self._device = device
         self._run_blocking = run_blocking

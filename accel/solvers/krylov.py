@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,14 +17,9 @@ from accel.ref import AccelRef
 from accel.sparse_ref import SparseRef, sparse_of
 
 if TYPE_CHECKING:
-    from accel.device.batch import Batch
-    from accel.device.graph import Graph
-    from accel.device.recording import Recorder
-    from accel.ops.elementwise import ElementwiseOps
-    from accel.ops.namespace import Awaited
-    from accel.ops.sparse import SparseOps
+    from accel.solvers.device import Graph, Recorder, SolvingDevice
 
-__all__ = ["Callback", "Options", "Preconditioner", "SolvingDevice", "cg", "gmres"]
+__all__ = ["Callback", "Options", "Preconditioner", "cg", "gmres"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,30 +32,6 @@ Callback: TypeAlias = Callable[[int, float], object]
 _REAL = {DType.FLOAT32: DType.FLOAT32, DType.FLOAT64: DType.FLOAT64, DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _MOST_STEPS = 500
 """Of a cycle of GMRES: a cycle of n steps is a graph of 10 n ops."""
-
-
-class SolvingDevice(Protocol):
-    """What the solvers use of :class:`~accel.Device`."""
-
-    def batch(self, *, timeout: float | None = None) -> Batch:
-        """See :meth:`accel.Device.batch`."""
-
-    def graph(self, *, timeout: float | None = None) -> Graph:
-        """See :meth:`accel.Device.graph`."""
-
-    async def put(self, array: Any, *, out: AccelRef | None = None, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """See :meth:`accel.Device.put`."""
-
-    async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
-        """See :meth:`accel.Device.get`."""
-
-    @property
-    def elementwise(self) -> ElementwiseOps[Awaited]:
-        """See :class:`~accel.ops.ElementwiseOps`."""
-
-    @property
-    def sparse(self) -> SparseOps[Awaited]:
-        """See :class:`~accel.ops.SparseOps`."""
 
 
 @dataclass(frozen=True)
