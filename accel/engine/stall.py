@@ -1,8 +1,8 @@
-"""Whether a device makes progress: what makes ``/readyz`` tell of a stall while the state is still READY."""
+"""For how long the oldest work in flight has been so: readiness and the watchdog of a child ask, each with limits of its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from accel.completion.prediction import Predictor
 
@@ -10,49 +10,116 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
 
-__all__ = ["StallWatch"]
+    from accel.engine.submission import Submission
 
-_LOOKS = 8
-"""How often the watch checks within ``stall_after``: a stall is seen an eighth of it late at most."""
+__all__ = ["LoopClock", "OldestInFlight", "StallWatch"]
+
+_CHECKS = 8
+"""How often readiness checks within ``stall_after``: a stall is seen an eighth of it late at most."""
 
 _KINDS = 256
 """How many kinds of slow work are remembered with how long they take."""
 
-
-class _Submission(Protocol):
-    """What the watch needs of a submission."""
-
-    @property
-    def work(self) -> Hashable: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def outstanding(self) -> int: ...
+_LATE = 0.1
+"""Seconds by which a timer may be late without the loop counting as stopped."""
 
 
-class StallWatch:
-    """Knows whether the oldest op in flight has been so for longer than what its kind usually takes and ``stall_after`` seconds.
+class LoopClock:
+    """Seconds in which the loop ran, so that it could see work end.
 
-    An op waits for ops that were sent before it, and for no others. So the oldest of all in flight waits for nothing: if it does not end, the device is
-    stalled, whatever goes on in other streams. The watch checks on a timer, and has none while nothing is in flight.
-
-    The first op of a kind is never stalled: it loads, compiles and plans, and nothing is known of it. Only ops that take longer than an eighth of
-    ``stall_after`` are remembered with how long they take. The watch keeps no ref and no result.
+    A timer that is late, because the process was stopped or its loop blocked, counts as one that was on time.
 
     Parameters
     ----------
     loop
-        On which the watch checks.
+        The loop.
+
+    Attributes
+    ----------
+    seconds : float
+        As of the last timer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.seconds = 0.0
+        self._loop = loop
+        self._armed_at = self._pause = 0.0
+
+    def arm(self, pause: float, tick: Callable[[], object]) -> asyncio.TimerHandle:
+        """Have ``tick`` called after ``pause`` seconds; it calls :meth:`advance` first."""
+        self._pause, self._armed_at = pause, self._loop.time()
+        return self._loop.call_at(self._armed_at + pause, tick)
+
+    def advance(self) -> None:
+        """Count the time since the last timer was armed."""
+        self.seconds = self.now()
+
+    def now(self) -> float:
+        """Return the seconds so far. Any thread may ask."""
+        passed, pause = self._loop.time() - self._armed_at, self._pause
+        return self.seconds + (passed if passed < pause + max(pause, _LATE) else pause)
+
+
+class OldestInFlight:
+    """The oldest work in flight, and for how long it has been so.
+
+    Work waits for what was sent before it, and for nothing else. So the oldest waits for nothing: if it does not end, the
+    device makes no progress, whatever goes on in other streams.
+
+    Parameters
+    ----------
+    first
+        Returns what names the oldest work in flight and its progress; ``None`` where nothing is in flight.
+    busy_seconds
+        Returns for how many seconds so far something was opened, loaded or compiled that work may wait for.
+    allowance
+        How many of these seconds do not count, for each work that is the oldest.
+
+    Attributes
+    ----------
+    key : object
+        What ``first`` returned at the last look.
+    """
+
+    def __init__(self, first: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:
+        self.key: Hashable = None
+        self.first = first
+        self._busy_seconds = busy_seconds
+        self._allowance = allowance
+        self._since = self._busy_before = 0.0
+
+    def look(self, now: float) -> bool:
+        """Look which work is the oldest at a time of the clock; return whether it is another one, or has made progress."""
+        key = self.first()
+        if key == self.key:
+            return False
+        self.key, self._since, self._busy_before = key, now, self._busy_seconds()
+        return True
+
+    def seconds(self, now: float) -> float:
+        """Return for how long the oldest work at the last look has been so, without what does not count."""
+        if self.key is None:
+            return 0.0
+        return now - self._since - min(self._busy_seconds() - self._busy_before, self._allowance)
+
+
+class StallWatch:
+    """Knows whether the oldest op in flight exceeds what its kind usually takes by more than ``stall_after`` seconds.
+
+    It checks on a timer, and has none while nothing is in flight. The first op of a kind is never stalled: it loads, compiles
+    and plans, and nothing is known of it. Only kinds that take longer than an eighth of ``stall_after`` are remembered with
+    how long they take. No ref and no result is kept.
+
+    Parameters
+    ----------
+    loop
+        On which it checks.
     stall_after
         Seconds.
     first
         Returns the oldest submission in flight and when it was sent, or ``None``.
-    busy_seconds
-        Returns for how many seconds so far something was opened, loaded or compiled that ops may wait for: that does not count ...
-    allowance
-        ... up to this many seconds for each op that is the oldest.
+    busy_seconds, allowance
+        See :class:`OldestInFlight`.
 
     Attributes
     ----------
@@ -66,29 +133,26 @@ class StallWatch:
         self,
         loop: asyncio.AbstractEventLoop,
         stall_after: float,
-        first: Callable[[], tuple[_Submission, float] | None],
+        first: Callable[[], tuple[Submission, float] | None],
         busy_seconds: Callable[[], float],
         allowance: float,
     ) -> None:
-        self._loop = loop
         self._stall_after = stall_after
-        self._period = stall_after / _LOOKS
+        self._period = stall_after / _CHECKS
         self._first = first
-        self._busy_seconds = busy_seconds
-        self._allowance = allowance
+        self._clock = LoopClock(loop)
+        self._oldest = OldestInFlight(self._progress, busy_seconds, allowance)
         self._usual = Predictor(_KINDS)
-        self._seen: tuple[float, int] | None = None
         self._work: Hashable = None
         self._name = ""
-        self._since = self._due = self._busy_before = self._took = self._takes = 0.0
+        self._took = self._takes = 0.0
         self.ended: set[Hashable] = set()
         self.handle: asyncio.TimerHandle | None = None
 
     def sent(self) -> None:
-        """Take note that something is in flight."""
+        """Begin to check, now that something is in flight."""
         if self.handle is None:
-            self._begin()
-            self._arm()
+            self.handle = self._clock.arm(self._period, self._check)
 
     def stop(self) -> None:
         """Check no more."""
@@ -98,47 +162,36 @@ class StallWatch:
 
     def reason(self) -> str:
         """Return what is stalled, or nothing. Any thread may ask."""
-        if not self._seen or self._work not in self.ended:
-            return ""
-        seconds, usual = self._seconds(), self._takes
-        if seconds <= self._stall_after + usual:
+        oldest, seconds, usual = self._oldest, self._oldest.seconds(self._clock.now()), self._takes
+        if self._work not in self.ended or seconds <= self._stall_after + usual:
             return ""
         try:
-            if self._oldest() != self._seen:
+            if oldest.first() != oldest.key:
                 return ""
         except (RuntimeError, KeyError):  # it ends at this moment, and this is another thread
             return ""
         return f"{self._name} has been the oldest op in flight for {seconds:.1f} s, and usually takes {usual:.1f} s"
 
-    def _oldest(self) -> tuple[float, int] | None:
+    def _progress(self) -> tuple[float, int] | None:
         """Return when the oldest was sent, and how many of its ops are left: a batch that goes on is not stalled."""
         first = self._first()
         return None if first is None else (first[1], first[0].outstanding)
 
+    def _check(self) -> None:
+        self.handle = None
+        clock, oldest = self._clock, self._oldest
+        clock.advance()
+        if oldest.look(clock.seconds):
+            self._begin()
+        if oldest.key is not None:
+            self._took = oldest.seconds(clock.seconds)
+            self.handle = clock.arm(self._period, self._check)
+
     def _begin(self) -> None:
-        """Take note of another oldest, and learn from the last one."""
+        """Learn how long the last oldest took, and expect of the new one what its kind usually takes."""
         if self._took > self._period:
             self._usual.observe(self._work, self._took)
         first, self._took = self._first(), 0.0
-        self._seen, self._since, self._busy_before = self._oldest(), self._loop.time(), self._busy_seconds()
         self._work, self._name = (None, "") if first is None else (first[0].work, first[0].name)
         known = self._usual.expect(self._work)
         self._takes = 0.0 if known is None else known.mean + known.deviation
-
-    def _seconds(self) -> float:
-        """Return for how long the oldest at the last check is the oldest, without what does not count."""
-        return self._loop.time() - self._since - min(self._busy_seconds() - self._busy_before, self._allowance)
-
-    def _arm(self) -> None:
-        self._due = self._loop.time() + self._period
-        self.handle = self._loop.call_at(self._due, self._check)
-
-    def _check(self) -> None:
-        self.handle = None
-        if self._oldest() != self._seen:
-            self._begin()
-        elif (late := self._loop.time() - self._due) > max(0.1, 2 * self._period):  # the loop was stopped, and has read no answer
-            self._since += late
-        if self._seen:
-            self._took = self._seconds()
-            self._arm()

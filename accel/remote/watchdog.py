@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from accel.engine.stall import LoopClock, OldestInFlight
 
 if TYPE_CHECKING:
     import asyncio
@@ -15,9 +17,6 @@ _PERIOD = 0.5
 
 _TO_READ = 0.05
 """Seconds in which the loop reads what has arrived, between an expired bound and the verdict."""
-
-_LATE = 0.1
-"""Seconds by which a tick may be late without the loop counting as stopped."""
 
 _BUSY = 6
 """Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent: one call may hold the child's GIL for all of it."""
@@ -56,8 +55,8 @@ class _Bounds(Protocol):
 class Watchdog:
     """Bounds every step of one child: its start, its answer to the oldest request, and its silence.
 
-    The watchdog counts only the time in which this process could read answers. A tick that is late, because the process was stopped or its loop was
-    blocked, counts as one period. A bound that has expired is checked again after what has arrived meanwhile was read.
+    Only the time in which this process could read answers counts; see :class:`~accel.engine.stall.LoopClock`. A bound that has
+    expired is checked again after what has arrived meanwhile was read.
 
     Parameters
     ----------
@@ -73,20 +72,19 @@ class Watchdog:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, bounds: _Bounds, expired: Callable[[str], object]) -> None:
-        self._loop = loop
         self._child = child
         self._bounds = bounds
         self._expired = expired
         shortest = min(4 * bounds.heartbeat_interval, bounds.busy_timeout, bounds.hang_timeout or bounds.busy_timeout)
         self._period = min(shortest / 4, _PERIOD)
-        self._clock = 0.0  # seconds in which answers could be read
+        self._clock = LoopClock(loop)
         self._step: _Step | None = None
-        self._oldest: tuple[_Oldest, ...] = ()
+        self._oldest: list[tuple[OldestInFlight, float, str]] = []  # with the limit, and what expires
         self._is_heard = False
         self._asked: float | None = None  # when the first ping was sent that is not answered
         self._next_ping = 0.0
         self._suspicion = ""
-        self._arm(self._period)
+        self._handle = self._clock.arm(self._period, self._tick)
 
     @property
     def is_starting(self) -> bool:
@@ -104,7 +102,7 @@ class Watchdog:
             Seconds for the step from when the child has sent something; ``seconds`` is only for that.
         """
         self._is_heard = False
-        self._step = _Step(seconds, then, self._clock)
+        self._step = _Step(seconds, then, self._clock.seconds)
         self._period = min(self._period, seconds / 4)
 
     def end(self) -> None:
@@ -113,13 +111,14 @@ class Watchdog:
 
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
         """Bound the answers to what is in flight, by number in the order of sending: ops, and questions that take no place in the order of ops."""
-        allowance, busy = self._bounds.busy_timeout, self._child.busy_seconds
-        asked = _Oldest(
-            questions, allowance, f"hung: it has not compiled or opened for {allowance:g} s what it was asked to", lambda: 0.0, 0.0
-        )
-        self._oldest = (asked,)
-        if (timeout := self._bounds.hang_timeout) is not None:
-            self._oldest += (_Oldest(ops, timeout, f"hung: its oldest op has not ended for {timeout:g} s", busy, allowance),)
+        bounds = self._bounds
+        asked = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
+        what = f"hung: it has not compiled or opened for {bounds.busy_timeout:g} s what it was asked to"
+        self._oldest = [(asked, bounds.busy_timeout, what)]
+        if bounds.hang_timeout is not None:
+            oldest = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, bounds.busy_timeout)
+            what = f"hung: its oldest op has not ended for {bounds.hang_timeout:g} s"
+            self._oldest.append((oldest, bounds.hang_timeout, what))
 
     def heard(self) -> None:
         """Take note that the child has sent something."""
@@ -132,36 +131,35 @@ class Watchdog:
     def silence(self) -> str:
         """Return that the child does not answer pings, or nothing. Any thread may ask."""
         asked = self._asked
-        seconds = 0.0 if asked is None else self._clock - asked
+        seconds = 0.0 if asked is None else self._clock.seconds - asked
         is_silent = seconds >= self._bounds.heartbeat_interval and not self._is_heard and not (self.is_starting or self._child.is_busy)
         return f"the child has not answered for {seconds:.1f} s" if is_silent else ""
 
     # -- the tick
 
-    def _arm(self, pause: float) -> None:
-        self._pause = pause
-        self._last = self._loop.time()
-        self._handle = self._loop.call_at(self._last + pause, self._tick)
-
     def _tick(self) -> None:
-        passed = self._loop.time() - self._last
-        self._clock += passed if passed < self._pause + max(self._pause, _LATE) else self._pause
-        reasons = [self._late_step(), self._silent(), *(each.hung(self._clock) for each in self._oldest)]
+        self._clock.advance()
+        reasons = [self._late_step(), self._silent(), *(self._hung(*watched) for watched in self._oldest)]
         reason = next(filter(None, reasons), "")
         if reason and reason == self._suspicion:
             self._expired(reason)
             return
         self._suspicion = reason
         self._ping()
-        self._arm(_TO_READ if reason else self._period)
+        self._handle = self._clock.arm(_TO_READ if reason else self._period, self._tick)
+
+    def _hung(self, oldest: OldestInFlight, limit: float, what: str) -> str:
+        """Return that the oldest request was not answered in time, or nothing."""
+        now = self._clock.seconds
+        return what if not oldest.look(now) and oldest.seconds(now) >= limit else ""
 
     def _late_step(self) -> str:
         step = self._step
         if step is None:
             return ""
         if step.then is not None and self._is_heard:
-            self._step = step = _Step(step.then, None, self._clock)
-        return f"was not ready within {step.seconds:g} s" if self._clock - step.since >= step.seconds else ""
+            self._step = step = _Step(step.then, None, self._clock.seconds)
+        return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
     def _silent(self) -> str:
         """Return that the child is silent for too long. One that starts may be, unless a signal has stopped it; one that is busy, for longer."""
@@ -170,62 +168,24 @@ class Watchdog:
         if self._is_heard or (self.is_starting and not is_stopped):
             self._asked = None
         limit = self._bounds.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
-        is_silent = self._asked is not None and self._clock - self._asked >= limit
+        is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
         return f"has not answered for {limit:g} s" if is_silent else ""
 
     def _ping(self) -> None:
-        if self._clock >= self._next_ping:
-            self._next_ping = self._clock + self._bounds.heartbeat_interval
+        if self._clock.seconds >= self._next_ping:
+            self._next_ping = self._clock.seconds + self._bounds.heartbeat_interval
             self._is_heard = False
             if self._asked is None:
-                self._asked = self._clock
+                self._asked = self._clock.seconds
             self._child.ping()
 
 
-class _Step:
-    """A step of a child: when it began, and what it may take."""
+class _Step(NamedTuple):
+    """A step of a child: what it may take, and when it began."""
 
-    __slots__ = ("seconds", "since", "then")
-
-    def __init__(self, seconds: float, then: float | None, since: float) -> None:
-        self.seconds = seconds
-        self.then = then
-        self.since = since
-
-
-class _Oldest:
-    """The oldest request in flight. It waits for no other, so that a child that does not answer it hangs, whatever goes on in other streams.
-
-    Parameters
-    ----------
-    requests
-        What is in flight, the oldest first.
-    timeout
-        Seconds for which a request may be the oldest, without ...
-    busy_seconds, allowance
-        ... the seconds in which the child was busy with loading and compiling; at most ``allowance`` of them count for each request.
-    reason
-        What the child has not done.
-    """
-
-    def __init__(
-        self, requests: Mapping[int, object], timeout: float, reason: str, busy_seconds: Callable[[], float], allowance: float
-    ) -> None:
-        self._requests = requests
-        self._timeout = timeout
-        self._reason = reason
-        self._busy_seconds = busy_seconds
-        self._allowance = allowance
-        self._number = 0
-        self._since = self._busy_before = 0.0
-
-    def hung(self, now: float) -> str:
-        """Return that the oldest request was not answered in time, or nothing."""
-        number = next(iter(self._requests), 0)
-        if number != self._number:
-            self._number, self._since, self._busy_before = number, now, self._busy_seconds()
-        busy = min(self._busy_seconds() - self._busy_before, self._allowance)
-        return self._reason if number and now - self._since - busy >= self._timeout else ""
+    seconds: float
+    then: float | None
+    since: float
 
 
 def _is_stopped(pid: int) -> bool:
