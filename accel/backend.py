@@ -487,6 +487,17 @@ class TakesWorkspace(Protocol):
 
 
 @runtime_checkable
+class LaunchesEmptyKernels(Protocol):
+    """What an :class:`AccelBackend` has besides if ``accel bench`` can measure its smallest op beside the driver's own launch."""
+
+    def empty_op(self, out: Any) -> Any:
+        """Return an op that launches a kernel which does nothing, as a writer of the array ``out``."""
+
+    def raw_launch(self, index: int) -> AbstractContextManager[Callable[[], object]]:
+        """Lend a call that launches the same kernel by the driver alone, and blocks until it has ended."""
+
+
+@runtime_checkable
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
 
@@ -501,8 +512,6 @@ class AccelBackend(Protocol):
 
     One whose driver holds devices by open files names them in ``device_files``, a tuple of what their names begin with: in a device's child process these are
     closed in what a library forks there, because the device's memory would stay taken when the child has died.
-
-    A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 
     Attributes
     ----------

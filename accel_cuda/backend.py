@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
 from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_mode
-from accel_cuda.core.driver import load_driver
+from accel_cuda.core.driver import Handle, load_driver
 from accel_cuda.core.libraries import requirements
 from accel_cuda.device import CudaDevice
+from accel_cuda.families.kernels.bench import EmptyKernel, launch_and_wait
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from accel import AccelError
+    from accel import AccelError, AccelRef
     from accel.backend import Diagnosis
-    from accel.cli.bench.suite import Suite
     from accel_cuda.core.driver import Driver
 
 __all__ = ["CudaBackend"]
@@ -113,12 +114,19 @@ class CudaBackend:
         """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""
         return all_checks(library for part in PARTS.values() for library in part.libraries)
 
-    def bench_suite(self) -> Suite:
-        """Return what ``accel bench`` measures here; see :class:`accel.cli.bench.suite.Suite`. Needs no GPU."""
-        # Most processes never measure.
-        from accel_cuda.bench import bench_suite
+    def empty_op(self, out: AccelRef) -> EmptyKernel:
+        """Return an op that launches an empty kernel; see :class:`accel.backend.LaunchesEmptyKernels`."""
+        return EmptyKernel(out)
 
-        return bench_suite()
+    @contextmanager
+    def raw_launch(self, index: int) -> Iterator[Callable[[], object]]:
+        """Lend a call that launches the same kernel by the driver alone; see :class:`accel.backend.LaunchesEmptyKernels`."""
+        device = self.open(index)
+        try:
+            yield launch_and_wait(device, device.functions["empty"], device.create_stream().handle)
+        finally:
+            device.driver.hot.set_current(Handle(0))
+            device.close()
 
     def _describe(self, driver: Driver, index: int) -> DeviceDescription:
         device = driver.call("cuDeviceGet", index)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from accel import Device
     from accel.cli.bench.measure import Meter, Samples
     from accel.cli.bench.suite import Bench
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
     Array = np.ndarray[Any, Any]
 
@@ -30,7 +30,7 @@ _WAYS = ("put", "get")
 class _Copier:
     """Measures copies of one kind of host memory."""
 
-    def __init__(self, rig: TwinRig, bench: Bench, device: Device) -> None:
+    def __init__(self, rig: Rig, bench: Bench, device: Device) -> None:
         self.rig, self.bench, self.device = rig, bench, device
 
     async def measure(self, size: str, kind: str, host: Array, target: Array, *, is_here: bool = True) -> dict[str, Samples]:
@@ -93,7 +93,7 @@ def _ratios(results: dict[str, Samples], nbytes: int, size: str, kind: str, foun
         }
 
 
-async def _run(rig: TwinRig, bench: Bench, sizes: dict[str, int], host: Literal["auto", "process"] = "auto") -> dict[str, dict[str, float]]:
+async def _run(rig: Rig, bench: Bench, sizes: dict[str, int], host: Literal["auto", "process"] = "auto") -> dict[str, dict[str, float]]:
     """Measure all sizes and both kinds of memory, pinned alone for a process host, and return what each way of each gave."""
     found: dict[str, dict[str, float]] = {}
     async with System("bench") as system:
@@ -117,7 +117,7 @@ def _least(found: dict[str, dict[str, float]], *beginnings: str) -> tuple[float,
     return min((each["ratio"] for each in chosen.values()), default=0.0), chosen
 
 
-async def copies(rig: TwinRig, bench: Bench) -> None:
+async def copies(rig: Rig, bench: Bench) -> None:
     """P7: large arrays. Each budget is held by the worst of the sizes (and, pinned, of both ways)."""
     found = await _run(rig, bench, {"64 MiB": _JUDGED["64 MiB"]} if bench.quick else _JUDGED)
     for way in _WAYS:
@@ -129,12 +129,12 @@ async def copies(rig: TwinRig, bench: Bench) -> None:
     bench.report.hold("P7", value, copies=details)
 
 
-async def copies_of_all_sizes(rig: TwinRig, bench: Bench) -> None:
+async def copies_of_all_sizes(rig: Rig, bench: Bench) -> None:
     """Measure the sizes that P7 leaves out."""
     await _run(rig, bench, _OTHERS)
 
 
-async def copies_to_a_child(rig: TwinRig, bench: Bench) -> None:
+async def copies_to_a_child(rig: Rig, bench: Bench) -> None:
     """P9-copy: pinned put and get of large arrays on a process host. Held by the worst of both."""
     value, details = _least(await _run(rig, bench, {"256 MiB": _JUDGED["256 MiB"]}, "process"), "pinned")
     bench.report.hold("P9-copy", value, copies=details)

@@ -8,10 +8,10 @@ from array import array
 from typing import TYPE_CHECKING
 
 from accel import System
+from accel.cli.bench.cases_launch import OURS, micro
 from accel.cli.bench.measure import CpuMeter, Samples, awaited, called
-from accel_cuda.bench.cases import micro
-from accel_cuda.bench.rig import OURS, TORCH_QUERY
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
+from benchmarks.cuda_cases.rig import TORCH_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from accel.cli.bench.measure import Meter
     from accel.cli.bench.suite import Bench
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
     Spin = Callable[[int], Awaitable[object]]
 
@@ -32,7 +32,7 @@ _SHORTEST, _LONGEST = 200_000, 5_000_000
 """Nanoseconds."""
 
 
-async def batch(rig: TwinRig, bench: Bench) -> None:
+async def batch(rig: Rig, bench: Bench) -> None:
     """P3: tiny kernels in batches, against a loop of raw launches."""
     raw, count = rig.raw(bench), bench.scale(150, 40)
     async with System("bench") as system:
@@ -53,7 +53,7 @@ async def batch(rig: TwinRig, bench: Bench) -> None:
     bench.report.hold("P3", results["batch()"].rate / results[raw_name].rate)
 
 
-async def graph(rig: TwinRig, bench: Bench) -> None:
+async def graph(rig: Rig, bench: Bench) -> None:
     """P3-graph: the same kernels as a graph, against a raw graph."""
     raw, count = rig.raw(bench), bench.scale(300, 80)
     async with System("bench") as system:
@@ -114,7 +114,7 @@ class _Jittered:
         return 100.0 * self._cpu / self._wall if self._wall else 0.0
 
 
-async def jittered(rig: TwinRig, bench: Bench) -> None:
+async def jittered(rig: Rig, bench: Bench) -> None:
     """P4: 8 kernels in flight, each of a length that is drawn anew. Each task has a device, and so a stream, of its own."""
     raw, torch = rig.raw(bench), rig.torch(bench)
     lengths = bench.rng.integers(_SHORTEST, _LONGEST, (_IN_FLIGHT, bench.scale(80, 20)), endpoint=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import System
+from accel.cli.bench.cases_launch import OURS, RAW
 from accel.cli.bench.measure import compare
 from accel.cli.bench.report import Point
-from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
+from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from accel import AccelRef, Device
     from accel.cli.bench.suite import Bench
     from accel.completion import CompletionName
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
     Line = Callable[[int], Callable[[], Awaitable[Any]]]
 
@@ -38,7 +39,7 @@ def _ours(device: Device, out: AccelRef) -> Line:
     return line
 
 
-async def _lines(rig: TwinRig, bench: Bench, system: System) -> dict[str, Line]:
+async def _lines(rig: Rig, bench: Bench, system: System) -> dict[str, Line]:
     """Return name -> what makes an op of a length."""
     raw, cupy, torch = rig.raw(bench), rig.cupy(bench), rig.torch(bench)
     lines: dict[str, Line] = {}
@@ -56,7 +57,7 @@ async def _lines(rig: TwinRig, bench: Bench, system: System) -> dict[str, Line]:
     return lines
 
 
-async def kernel_lengths(rig: TwinRig, bench: Bench) -> None:
+async def kernel_lengths(rig: Rig, bench: Bench) -> None:
     """Measure every line at every length, the lines in turn."""
     rounds, budget = bench.scale(4, 2), bench.scale(400, 60) / 1e3
     async with System("bench") as system:

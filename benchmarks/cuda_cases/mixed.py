@@ -9,7 +9,7 @@ from benchmarks.cases.mixed import SIZES, judge, matrices_of, measure, products_
 
 if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
 __all__ = ["TORCH_ONE", "TORCH_POOL", "mixed"]
 
@@ -18,7 +18,7 @@ TORCH_POOL = f"PyTorch, event.query, {_STREAMS} streams in turn"
 TORCH_ONE = "PyTorch, event.query, one stream"
 
 
-async def mixed(rig: TwinRig, bench: Bench) -> None:
+async def mixed(rig: Rig, bench: Bench) -> None:
     """P14: against PyTorch on 8 streams; PyTorch on one stream is measured beside."""
     torch = rig.torch(bench)
     if torch is None:

@@ -1,4 +1,4 @@
-"""What a process host costs and saves: P9, beside the raw twin of P1 and the inline device, and P10."""
+"""What a process host costs: P9, beside the raw twin of P1 and the inline device."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import itertools
 from typing import TYPE_CHECKING
 
 from accel import System
+from accel.cli.bench.cases_launch import OURS, RAW
 from accel.cli.bench.measure import awaited, called, together
-from accel_cuda.bench.rig import OURS, RAW
 from accel_cuda.families.kernels.bench import EmptyKernel
-from benchmarks.cases.recovery import recovery
 
 if TYPE_CHECKING:
     from accel import Device
     from accel.cli.bench.measure import Meter
     from accel.cli.bench.suite import Bench
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
-__all__ = ["await_one", "from_tasks", "recoveries"]
+__all__ = ["await_one", "from_tasks"]
 
 _MICRO = 1e6
 _TASKS = 64
 _INLINE = "accel, inline"
 
 
-async def await_one(rig: TwinRig, bench: Bench) -> None:
+async def await_one(rig: Rig, bench: Bench) -> None:
     """P9: one empty kernel at a time, in a child."""
     raw = rig.raw(bench)
     async with System("bench") as system:
@@ -45,7 +44,7 @@ async def await_one(rig: TwinRig, bench: Bench) -> None:
     )
 
 
-async def from_tasks(rig: TwinRig, bench: Bench) -> None:
+async def from_tasks(rig: Rig, bench: Bench) -> None:
     """P9-rate: empty kernels from 64 tasks, in a child and inline."""
     async with System("bench") as system:
         rates: dict[str, Meter] = {}
@@ -61,12 +60,3 @@ async def from_tasks(rig: TwinRig, bench: Bench) -> None:
 def _together(device: Device, ops: list[EmptyKernel], count: int) -> Meter:
     turn = itertools.cycle(ops)
     return together(lambda: device.run(next(turn)), len(ops), count)
-
-
-async def recoveries(rig: TwinRig, bench: Bench) -> None:
-    """P10: from the driver's error to the first good gemm, with and without a spare child. The faults are kernels that write to an illegal address."""
-    cold = await recovery(bench, "none", bench.scale(5, 3))
-    imports = await recovery(bench, "imports", bench.scale(5, 3))
-    context = await recovery(bench, "context", bench.scale(9, 4))
-    for name, samples in (("P10", cold), ("P10-standby", context)):
-        bench.report.hold(name, samples.median, max_s=round(max(samples.times), 4), imports_s=round(imports.median, 4))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType, System
+from accel.cli.bench.cases_launch import OURS
 from accel.cli.bench.measure import awaited, called, together
-from accel_cuda.bench.rig import OURS, TORCH_QUERY
 from benchmarks.cuda_cases.raw_blas import RawBlas
+from benchmarks.cuda_cases.rig import TORCH_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from accel import AccelRef, Device
     from accel.cli.bench.measure import Meter
     from accel.cli.bench.suite import Bench
-    from benchmarks.cuda_cases.twins import TwinRig
+    from benchmarks.cuda_cases.rig import Rig
 
 __all__ = ["products", "products_of_all_sizes"]
 
@@ -44,7 +45,7 @@ class _Products:
         self._free: list[AccelRef] = []
         self._slab: Any = None
 
-    async def load(self, values: np.ndarray[Any, Any], rig: TwinRig, bench: Bench) -> None:
+    async def load(self, values: np.ndarray[Any, Any], rig: Rig, bench: Bench) -> None:
         """Put operands and results on the device, twice; check one product against a smaller one of numpy's."""
         device, n = self.device, self.n
         a, b = (np.ascontiguousarray(each[: n * n].reshape(n, n).astype(self.dtype.numpy)) for each in (values, values[::-1]))
@@ -87,7 +88,7 @@ class _Products:
             self._slab.close()
 
 
-async def products(rig: TwinRig, bench: Bench) -> None:
+async def products(rig: Rig, bench: Bench) -> None:
     """P8: gemm 4096 with 8 in flight, and one at a time. The budgets are held by the worst dtype."""
     values = bench.rng.standard_normal(_SIDE * _SIDE, dtype=np.float32)
     many: dict[str, dict[str, float]] = {}
@@ -122,7 +123,7 @@ async def _judge_many(each: _Products, bench: Bench) -> dict[str, float]:
     return {"ratio": round(ours / raw, 4), "TFLOP_per_s": round(ours * tera, 1), "raw_TFLOP_per_s": round(raw * tera, 1)}
 
 
-async def _judge_one(each: _Products, rig: TwinRig, bench: Bench) -> dict[str, float]:
+async def _judge_one(each: _Products, rig: Rig, bench: Bench) -> dict[str, float]:
     """Measure products that are awaited one by one, and return the microseconds by which they take longer than the library alone."""
     # In short turns: depending on its recent load, the GPU takes up to a tenth more or less for one.
     count = bench.scale(20, 4)
@@ -135,7 +136,7 @@ async def _judge_one(each: _Products, rig: TwinRig, bench: Bench) -> dict[str, f
     return {subject: round((alone[subject].median - alone[_RAW].median) * 1e6, 3) for subject in (OURS, _TURNING)}
 
 
-async def products_of_all_sizes(rig: TwinRig, bench: Bench) -> None:
+async def products_of_all_sizes(rig: Rig, bench: Bench) -> None:
     """Measure the sizes that P8 leaves out, one product at a time."""
     sides = _SIDES[:-1] if bench.quick else _SIDES
     values = bench.rng.standard_normal(sides[-1] ** 2, dtype=np.float32)

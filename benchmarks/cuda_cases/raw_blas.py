@@ -11,7 +11,7 @@ from accel_cuda.core.libraries import load_library, load_module
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.cuda_cases.twins import RawTwins
+    from benchmarks.cuda_cases.raw import Raw
 
 __all__ = ["RawBlas"]
 
@@ -30,7 +30,7 @@ class RawBlas:
         The stream; its context is current.
     """
 
-    def __init__(self, raw: RawTwins) -> None:
+    def __init__(self, raw: Raw) -> None:
         load_library("cublas", "nvidia-cublas")
         self._cublas: Any = load_module("nvmath.bindings.cublas", "nvmath-python")
         self._workspace = raw.context.create_slab(_WORKSPACE)

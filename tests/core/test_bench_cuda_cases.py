@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ import pytest
 
 from accel import AccelRef, Device, System, UnsupportedError
 from accel.backend import Injection
-from accel.cli.bench.cases import CASES
+from accel.cli.bench import cases_launch, cases_recovery
+from accel.cli.bench.cases import CASES, LAUNCH_CASES
+from accel.cli.bench.cases_launch import OURS, RAW, await_empty
 from accel.cli.bench.command import suite_of
 from accel.cli.bench.measure import Samples
 from accel.cli.bench.report import Report
@@ -23,22 +26,22 @@ from accel.cli.main import main
 from accel.cpu.backend import CpuDevice
 from accel.registry import load_backend
 from accel_cuda import CudaBackend
-from accel_cuda.bench import bench_suite, cases, families, family_lines
-from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
+from accel_cuda.families.kernels.bench import EmptyKernel
 from benchmarks import run as program
 from benchmarks.cases import mixed as any_mixed
 from benchmarks.cases.suite import suite_of as all_cases_of
-from benchmarks.cuda_cases import copies, latency, lengths, mixed, process, products
-from benchmarks.cuda_cases.twins import CupyTwins, RawTwins, TorchTwins
+from benchmarks.cuda_cases import copies, empty, families, family_lines, latency, lengths, mixed, process, products
+from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD, Rig
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
+    from accel_cuda.families.kernels.bench import SpinKernel
 
-PACKAGED = {"P1", "P2", "P5", "P6", "P6-rate", "P12", "P13", "P17"}
-EACH_LOOP = {"P3", "P3-graph", "P4", "P4-cpu", "P7", "P7-put", "P7-get", "P8", "P8-one", "P9", "P9-rate", "P9-copy"}
+PACKAGED = {"P1", "P5", "P10", "P10-standby", "P12", "P13"}
+ONCE = {"P10", "P10-standby", "P13", "P17"}
+EACH_LOOP = {"P2", "P6", "P6-rate", "P3", "P3-graph", "P4", "P4-cpu", "P7", "P7-put", "P7-get", "P8", "P8-one", "P9", "P9-rate", "P9-copy"}
 MIXED = {"P14", "P14-p50", "P14-p99", "P14-small", "P14-cpu"}
 
 
@@ -158,6 +161,8 @@ def frozen_again() -> Iterator[None]:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(Bench, "scale", lambda self, full, quick: 2)
     monkeypatch.setattr(CpuDevice, "kernels", native)
+    backend = SimpleNamespace(empty_op=EmptyKernel, raw_launch=lambda index: nullcontext(FakeRaw().blocking()))
+    monkeypatch.setattr(cases_launch, "find_device", lambda spec: (backend, SimpleNamespace(index=0)))
     monkeypatch.setattr(products, "RawBlas", FakeBlas)
     monkeypatch.setattr(products, "_SIDE", 64)
     monkeypatch.setattr(products, "_SIDES", (8, 32))
@@ -176,9 +181,9 @@ def subjects(bench: Bench) -> set[str]:
 @pytest.mark.parametrize(
     ("run", "budgets"),
     [
-        (cases.await_one, {"P1"}),
-        (cases.from_tasks, {"P2"}),
-        (cases.busy, {"P6", "P6-rate"}),
+        (empty.await_one, {"P1"}),
+        (empty.from_tasks, {"P2"}),
+        (empty.busy, {"P6", "P6-rate"}),
     ],
 )
 async def test_an_empty_kernel_is_measured_beside_all_others(run: Any, budgets: set[str], bench: Bench) -> None:
@@ -188,11 +193,29 @@ async def test_an_empty_kernel_is_measured_beside_all_others(run: Any, budgets: 
     assert subjects(bench) >= {OURS} | others
 
 
+async def test_a_backend_without_an_empty_kernel_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="the backend cpu has no empty kernel"):
+        await await_empty(Bench(Report({})))
+
+
+async def test_recoveries_are_held_cold_and_with_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Samples()
+    samples.add(0.1)
+
+    async def recovery(bench: Bench, standby: str, rounds: int) -> Samples:
+        return samples
+
+    monkeypatch.setattr(cases_recovery, "recovery", recovery)
+    bench = Bench(Report({}))
+    await cases_recovery.hold_recoveries(bench)
+    assert {name: ratio.value for name, ratio in bench.report.ratios.items()} == {"P10": 0.1, "P10-standby": 0.1}
+
+
 async def test_what_is_not_installed_is_left_out(bench: Bench) -> None:
-    await cases.await_one(FakeRig(others=False), bench)  # type: ignore[arg-type]
+    await empty.await_one(FakeRig(others=False), bench)  # type: ignore[arg-type]
     assert subjects(bench) == {OURS, RAW}
     with pytest.raises(UnsupportedError, match="pip install cupy-cuda13x torch"):
-        await cases.from_tasks(FakeRig(others=False), bench)  # type: ignore[arg-type]
+        await empty.from_tasks(FakeRig(others=False), bench)  # type: ignore[arg-type]
     assert set(bench.report.ratios) == {"P1"}
 
 
@@ -283,7 +306,7 @@ async def test_a_replay_is_told_by_what_it_adds(bench: Bench) -> None:
 
 
 async def test_the_better_of_two_is_the_twin_of_many_tasks(bench: Bench) -> None:
-    await cases.from_tasks(FakeRig(), bench)  # type: ignore[arg-type]
+    await empty.from_tasks(FakeRig(), bench)  # type: ignore[arg-type]
     ratio = bench.report.ratios["P2"]
     rates = ratio.details["ops_per_s"]
     assert ratio.value == pytest.approx(rates[OURS] / max(rates[CUPY], rates[TORCH_QUERY]), rel=1e-2, abs=1e-3)
@@ -418,7 +441,7 @@ async def test_products_are_judged_by_the_worst_dtype(bench: Bench) -> None:
 @pytest.mark.parametrize(("module", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
 def test_what_cannot_be_imported_is_said_once(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    bench, rig = Bench(Report({}), spec="cuda:0"), Rig(RawTwins, CupyTwins, TorchTwins)
+    bench, rig = Bench(Report({}), spec="cuda:0"), Rig()
     closed: list[int] = []
     rig._raw = SimpleNamespace(enter=lambda: None, close=lambda: closed.append(1))  # type: ignore[assignment]
     frozen = gc.get_freeze_count()
@@ -449,7 +472,7 @@ async def test_a_child_is_rated_beside_the_inline_device(bench: Bench, monkeypat
     assert bench.report.ratios["P9-rate"].value == pytest.approx(rates[OURS] / rates["accel, inline"], rel=1e-2)
 
 
-@pytest.mark.parametrize(("find", "budgets"), [(suite_of, PACKAGED), (all_cases_of, PACKAGED | EACH_LOOP | MIXED | {"P10", "P10-standby"})])
+@pytest.mark.parametrize(("find", "budgets"), [(suite_of, PACKAGED), (all_cases_of, PACKAGED | EACH_LOOP | MIXED | ONCE)])
 def test_the_suites_answer_the_designs_budgets_without_a_gpu(find: Callable[[Any], Suite], budgets: set[str]) -> None:
     suite = find(CudaBackend())
     assert isinstance(suite, Suite)
@@ -458,7 +481,7 @@ def test_the_suites_answer_the_designs_budgets_without_a_gpu(find: Callable[[Any
     assert len(answered) == len(set(answered))
     assert len({case.name for case in suite.cases}) == len(suite.cases)
     assert suite.loops == ("asyncio", "uvloop")
-    both = EACH_LOOP | MIXED | PACKAGED - {"P13", "P17"}
+    both = (EACH_LOOP | MIXED | PACKAGED) - ONCE
     assert not any(case.once for case in suite.cases if set(case.budgets) & both), "on each loop"
     assert all(case.limit <= 120 for case in suite.cases if case.name not in ("idle", "ask"))
     suite.close()
@@ -468,7 +491,7 @@ def test_the_suites_answer_the_designs_budgets_without_a_gpu(find: Callable[[Any
 def test_cases_are_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--backend", "cuda", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(case.name) for line in lines) for case in bench_suite().cases)
+    assert all(any(line.startswith(case.name) for line in lines) for case in LAUNCH_CASES)
     assert "needs" not in next(line for line in lines if line.startswith("P1 "))
     assert "not among this suite's cases" in next(line for line in lines if line.startswith("P11 "))
     assert "benchmarks/run.py" in next(line for line in lines if line.startswith("P9 "))

@@ -14,8 +14,8 @@ from accel import DType, System
 from accel.cli.main import main
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 from benchmarks import run
+from benchmarks.cuda_cases.raw import Raw
 from benchmarks.cuda_cases.raw_blas import RawBlas
-from benchmarks.cuda_cases.twins import RawTwins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +43,13 @@ async def test_a_spinning_kernel_takes_its_time_and_holds_its_buffer() -> None:
 
 
 @pytest.fixture
-def raw() -> Iterator[RawTwins]:
-    made = RawTwins(0)
+def raw() -> Iterator[Raw]:
+    made = Raw(0)
     yield made
     made.close()
 
 
-def test_raw_kernels_take_their_time(raw: RawTwins) -> None:
+def test_raw_kernels_take_their_time(raw: Raw) -> None:
     for call, least in ((raw.blocking(), 0.0), (raw.blocking(2_000_000, launches=3), 0.006), (raw.graph(64), 0.0)):
         call()
         began = time.perf_counter()
@@ -64,7 +64,7 @@ def test_raw_kernels_take_their_time(raw: RawTwins) -> None:
     assert time.perf_counter() - began >= 0.02
 
 
-def test_raw_copies_move_the_bytes(raw: RawTwins) -> None:
+def test_raw_copies_move_the_bytes(raw: Raw) -> None:
     source = np.random.default_rng().integers(0, 256, 1 << 20, np.uint8)
     slab = raw.context.create_slab(source.nbytes)
     for copies in (raw.pageable_copies, raw.pinned_copies):
@@ -77,7 +77,7 @@ def test_raw_copies_move_the_bytes(raw: RawTwins) -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
-def test_raw_products_are_right(name: str, raw: RawTwins) -> None:
+def test_raw_products_are_right(name: str, raw: Raw) -> None:
     seed = np.random.SeedSequence().entropy
     n, dtype = 96, DType.of(name)
     values = np.random.default_rng(seed).standard_normal((3, n, n)).astype(dtype.numpy)

@@ -1,13 +1,16 @@
-"""The cases of every backend: an idle system, one awaited op, an actor's answer."""
+"""The cases that the package brings: an idle system, one awaited op, an actor's answer, and what launches kernels."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel import Actor, ActorContext, System
+from accel.cli.bench.cases_launch import await_empty
+from accel.cli.bench.cases_recovery import hold_recoveries
 from accel.cli.bench.cases_soak import soak
 from accel.cli.bench.measure import CpuMeter, awaited, called
 from accel.cli.bench.suite import Bench, BenchCase
@@ -15,7 +18,7 @@ from accel.cli.bench.suite import Bench, BenchCase
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-__all__ = ["ASK", "CASES", "IDLE", "Echo"]
+__all__ = ["ASK", "CASES", "CASE_LIMIT", "IDLE", "LAUNCH_CASES", "MANY_SOAK", "STANDBY", "Echo"]
 
 
 class Echo(Actor[int, int]):
@@ -87,4 +90,11 @@ CASES = (
     ASK,
     BenchCase("soak", "growth of memory and of live objects", soak, ("P13",)),
 )
-"""In the order in which they run."""
+"""The cases of every backend, in the order in which they run."""
+
+CASE_LIMIT = 60.0
+"""Seconds of one case on a device that launches kernels."""
+STANDBY = BenchCase("standby", "from a fault to the first good gemm", hold_recoveries, ("P10", "P10-standby"), once=True, limit=CASE_LIMIT)
+MANY_SOAK = BenchCase("soak", "growth of memory and of live objects", partial(soak, tasks=64), ("P13",), once=True, limit=2 * CASE_LIMIT)
+LAUNCH_CASES = (IDLE, ASK, BenchCase("await", "await an empty kernel", await_empty, ("P1",), limit=CASE_LIMIT), STANDBY, MANY_SOAK)
+"""The cases of a backend whose ops are launches: see :class:`accel.backend.LaunchesEmptyKernels`."""

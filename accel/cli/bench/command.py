@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError, UnsupportedError
+from accel.backend import LaunchesEmptyKernels
 from accel.cli.bench.budgets import BUDGETS
-from accel.cli.bench.cases import CASES
+from accel.cli.bench.cases import CASES, LAUNCH_CASES
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, BenchCase, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
 from accel.registry import backend_names, find_device, load_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from accel.backend import AccelBackend
+    from accel.backend import AccelBackend, Diagnosis
     from accel.cli.console import Progress
 
     Loops = dict[str, Callable[[], asyncio.AbstractEventLoop] | None]
@@ -34,9 +35,11 @@ _LOOPS = ("asyncio", "uvloop")
 
 
 def suite_of(backend: AccelBackend) -> Suite:
-    """Return the backend's own suite, or the cases that every backend can run; see :class:`~accel.cli.bench.suite.Suite`."""
-    own: Callable[[], Suite] | None = getattr(backend, "bench_suite", None)
-    return Suite(CASES) if own is None else own()
+    """Return the cases of the package for a backend: with P1 and P10 where kernels are launched. Needs no device."""
+    if not isinstance(backend, LaunchesEmptyKernels):
+        return Suite(CASES)
+    checks: Callable[[], Iterable[Diagnosis]] = getattr(backend, "checks", tuple)
+    return Suite(LAUNCH_CASES, _LOOPS, lambda: {"requirements": {check.name: check.detail for check in checks()}})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

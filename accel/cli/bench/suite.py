@@ -84,7 +84,7 @@ class BenchCase:
 
     name: str
     title: str
-    run: Callable[[Bench], Awaitable[None]]
+    run: Callable[[Bench], Awaitable[object]]
     budgets: tuple[str, ...] = ()
     once: bool = False
     limit: float = 900.0
@@ -96,10 +96,7 @@ def _nothing() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What ``accel bench`` runs on the devices of one backend.
-
-    A backend with cases of its own has a method ``bench_suite()``, which returns one of these and must not need a device: ``accel bench --list`` calls
-    it too. Without such a method the cases are those that every backend can run.
+    """What is measured on the devices of one backend.
 
     Parameters
     ----------

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from benchmarks.cuda_cases.raw import Raw
+
+    Array = np.ndarray[Any, Any]
 
 __all__ = ["CupyWays", "TorchWays"]
 
 _EMPTY = 'extern "C" __global__ void nothing() {}'
+_SPIN = """
+extern "C" __global__ void spin(unsigned long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
+}
+"""
 _ONE = (1,)
 
 
@@ -36,6 +50,7 @@ class CupyWays:
         cupy.cuda.Device(index).use()
         self.cupy = cupy
         self._empty = cupy.RawKernel(_EMPTY, "nothing")
+        self._spin = cupy.RawKernel(_SPIN, "spin")
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def empty(self) -> Callable[[], Awaitable[None]]:
@@ -57,6 +72,10 @@ class CupyWays:
             await future
 
         return op
+
+    def op(self, nanoseconds: int) -> Callable[[], Awaitable[None]]:
+        """Return how a kernel of that length is awaited; 0 is the empty kernel."""
+        return self.launched(self._spin, (np.uint64(nanoseconds),)) if nanoseconds else self.empty()
 
 
 class TorchWays:
@@ -120,6 +139,78 @@ class TorchWays:
             self._events.append(event)
 
         return op
+
+    @property
+    def stream(self) -> int:
+        """The CUstream that PyTorch's ops go into."""
+        return int(self._stream.cuda_stream)
+
+    def matmul(self, n: int, dtype: str) -> Callable[[], object]:
+        """Return a product of square matrices into a buffer."""
+        torch = self.torch
+        a, b, c = (torch.ones(n, n, dtype=getattr(torch, dtype), device=self._device) for _ in range(3))
+        return lambda: torch.matmul(a, b, out=c)
+
+    def products(self, matrices: Mapping[int, Array], streams: int) -> Callable[[int], Awaitable[None]]:
+        """Return how the square of a matrix is computed into new memory, in streams taken in turn, and awaited by ``event.query``."""
+        torch = self.torch
+        far = {n: torch.from_numpy(matrix).to(self._device) for n, matrix in matrices.items()}
+        pool = itertools.cycle([torch.cuda.Stream(self._device) for _ in range(streams)])
+        torch.cuda.synchronize(self._device)
+
+        async def product(n: int) -> None:
+            operand, event = far[n], self._event()
+            with torch.cuda.stream(next(pool)):
+                made = operand @ operand
+                event.record()
+            while not event.query():  # noqa: ASYNC110 - this is what is measured
+                await asyncio.sleep(0)
+            del made
+            self._events.append(event)
+
+        return product
+
+    def spinning(self, raw: Raw, streams: int) -> list[Callable[[int], Awaitable[None]]]:
+        """Return, for each stream, how this project's spinning kernel is awaited by ``event.query``; it is launched raw."""
+        torch = self.torch
+
+        def spin_in(stream: Any) -> Callable[[int], Awaitable[None]]:
+            async def spin(nanoseconds: int) -> None:
+                event = self._event()
+                raw.launch(nanoseconds, int(stream.cuda_stream))
+                event.record(stream)
+                while not event.query():  # noqa: ASYNC110 - this is what is measured
+                    await asyncio.sleep(0)
+                self._events.append(event)
+
+            return spin
+
+        return [spin_in(torch.cuda.Stream(self._device)) for _ in range(streams)]
+
+    def copies(self, host: Array) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return how an array is copied to the device and back, blocking."""
+        torch, stream = self.torch, self._stream
+        near = torch.from_numpy(host)
+        far = torch.empty_like(near, device=self._device)
+
+        def put() -> None:
+            far.copy_(near, non_blocking=True)
+            stream.synchronize()
+
+        def get() -> None:
+            near.copy_(far, non_blocking=True)
+            stream.synchronize()
+
+        return put, get
+
+    def pinned(self, nbytes: int) -> Array:
+        """Return pinned host memory of PyTorch's."""
+        array: Array = self.torch.empty(nbytes, dtype=self.torch.uint8, pin_memory=True).numpy()
+        return array
+
+    def release(self) -> None:
+        """Give cached memory back to the device."""
+        self.torch.cuda.empty_cache()
 
     def _event(self) -> Any:
         return self._events.pop() if self._events else self.torch.cuda.Event()

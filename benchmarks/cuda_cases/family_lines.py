@@ -172,7 +172,7 @@ def _attended(batch: int, heads: int, tokens: int, depth: int) -> tuple[Operand,
 
 def _their_attention_grad(torch: Any, grad: Any, q: Any, k: Any, v: Any, attended: Any, stats: Any) -> Any:
     """Return the gradients by the kernel of flash attention; what dropout would need is not read."""
-    backward, tokens = torch.ops.aten._scaled_dot_product_flash_attention_backward, q.shape[2]  # noqa: SLF001  # autograd calls it so
+    backward, tokens = torch.ops.aten._scaled_dot_product_flash_attention_backward, q.shape[2]  # autograd calls it so
     return backward(grad, q, k, v, attended, stats, None, None, tokens, tokens, 0.0, True, stats, stats)
 
 
@@ -218,7 +218,7 @@ LINES: tuple[Line, ...] = (
         _SIDES,
         _linear,
         lambda d, a, b, bias: d.linalg.matmul(a, b, bias=bias, activation="gelu"),
-        lambda t, a, b, bias: t._addmm_activation(bias, a, b, use_gelu=True),  # noqa: SLF001 - PyTorch has it under this name only
+        lambda t, a, b, bias: t._addmm_activation(bias, a, b, use_gelu=True),
     ),
     Line(
         "linalg",
@@ -250,7 +250,7 @@ LINES: tuple[Line, ...] = (
         _SIDES,
         _float8,
         lambda d, a, b, s: d.linalg.matmul(a, b, transpose_b=True, scale_a=s, scale_b=s),
-        lambda t, a, b, s: t._scaled_mm(a, b.t(), scale_a=s, scale_b=s, out_dtype=t.bfloat16),  # noqa: SLF001 - PyTorch has it under this name only
+        lambda t, a, b, s: t._scaled_mm(a, b.t(), scale_a=s, scale_b=s, out_dtype=t.bfloat16),
     ),
     Line(
         "linalg",
@@ -258,7 +258,7 @@ LINES: tuple[Line, ...] = (
         _SIDES,
         _product("int8"),
         lambda d, a, b: d.linalg.matmul(a, b, transpose_b=True),
-        lambda t, a, b: t._int_mm(a, b.t()),  # noqa: SLF001 - PyTorch has it under this name only
+        lambda t, a, b: t._int_mm(a, b.t()),
     ),
     Line(
         "elementwise",

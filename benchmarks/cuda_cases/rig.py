@@ -6,20 +6,18 @@ import gc
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel_cuda.backend import CudaBackend
-from accel_cuda.bench.others import CupyWays, TorchWays
-from accel_cuda.bench.raw import Raw
 from accel_cuda.core.driver import load_driver
+from benchmarks.cuda_cases.others import CupyWays, TorchWays
+from benchmarks.cuda_cases.raw import Raw
 
 if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench
 
-__all__ = ["CUPY", "INSTALL_TWINS", "OURS", "RAW", "TORCH_QUERY", "TORCH_THREAD", "OwnRig", "Rig", "index_of", "machine"]
+__all__ = ["CUPY", "INSTALL_TWINS", "TORCH_QUERY", "TORCH_THREAD", "Rig", "index_of", "machine"]
 
-OURS = "accel"
-RAW = "raw launch + synchronize"
 CUPY = "CuPy, launch_host_func"
 TORCH_QUERY = "PyTorch, event.query each turn"
 TORCH_THREAD = "PyTorch, to_thread(event.synchronize)"
@@ -27,41 +25,30 @@ INSTALL_TWINS = "Install CuPy, PyTorch or both: pip install cupy-cuda13x torch."
 
 _PACKAGES = ("cuda-bindings", "cuda-core", "nvmath-python", "nvidia-cublas", "uvloop", "cupy-cuda13x", "torch")
 
-
-R_co = TypeVar("R_co", bound=Raw, covariant=True)
-C_co = TypeVar("C_co", bound=CupyWays, covariant=True)
-T_co = TypeVar("T_co", bound=TorchWays, covariant=True)
-W = TypeVar("W", bound=CupyWays | TorchWays)
+W = TypeVar("W", CupyWays, TorchWays)
 
 
-class Rig(Generic[R_co, C_co, T_co]):
-    """Opened at first use, closed by the command at the end: the primary context is kept for the whole run, as in a service.
+class Rig:
+    """Opened at first use, closed by the command at the end: the primary context is kept for the whole run, as in a service."""
 
-    Parameters
-    ----------
-    raw, cupy, torch
-        Classes of the twins.
-    """
-
-    def __init__(self, raw: type[R_co], cupy: type[C_co], torch: type[T_co]) -> None:
-        self._raw_type, self._cupy_type, self._torch_type = raw, cupy, torch
-        self._raw: R_co | None = None
+    def __init__(self) -> None:
+        self._raw: Raw | None = None
         self._others: dict[type[Any], Any] = {}
 
-    def raw(self, bench: Bench) -> R_co:
+    def raw(self, bench: Bench) -> Raw:
         """Return the raw twin; its context is current on this thread."""
         if self._raw is None:
-            self._raw = self._raw_type(index_of(bench))
+            self._raw = Raw(index_of(bench))
         self._raw.enter()
         return self._raw
 
-    def cupy(self, bench: Bench) -> C_co | None:
+    def cupy(self, bench: Bench) -> CupyWays | None:
         """Return CuPy's ways, or ``None`` where it is not installed."""
-        return self._other(self._cupy_type, bench)
+        return self._other(CupyWays, bench)
 
-    def torch(self, bench: Bench) -> T_co | None:
+    def torch(self, bench: Bench) -> TorchWays | None:
         """Return PyTorch's ways, or ``None`` where it is not installed."""
-        return self._other(self._torch_type, bench)
+        return self._other(TorchWays, bench)
 
     def _other(self, ways: type[W], bench: Bench) -> W | None:
         self.raw(bench)
@@ -86,10 +73,6 @@ class Rig(Generic[R_co, C_co, T_co]):
         if self._raw is not None:
             self._raw.close()
             self._raw = None
-
-
-OwnRig: TypeAlias = Rig[Raw, CupyWays, TorchWays]
-"""What the cases of ``accel bench`` need of it."""
 
 
 def index_of(bench: Bench) -> int:

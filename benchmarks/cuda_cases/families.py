@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from accel import AccelError, DType, System, UnsupportedError
+from accel.cli.bench.cases_launch import OURS
 from accel.cli.bench.measure import Samples, awaited, called
-from accel_cuda.bench.family_lines import LINES
-from accel_cuda.bench.rig import INSTALL_TWINS, OURS
+from benchmarks.cuda_cases.family_lines import LINES
+from benchmarks.cuda_cases.rig import INSTALL_TWINS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from accel import AccelRef, Device
     from accel.cli.bench.suite import Bench
-    from accel_cuda.bench.family_lines import Line, Operand, Size
-    from accel_cuda.bench.rig import OwnRig
+    from benchmarks.cuda_cases.family_lines import Line, Operand, Size
+    from benchmarks.cuda_cases.rig import Rig
 
 __all__ = ["families"]
 
@@ -31,7 +32,7 @@ _LARGE = 1 << 26
 _KIBI = 1 << 10
 
 
-async def families(rig: OwnRig, bench: Bench) -> None:
+async def families(rig: Rig, bench: Bench) -> None:
     """Measure every line. The budget is held by the family whose large op does worst beside PyTorch's."""
     torch = rig.torch(bench)
     ratios: dict[str, float] = {}

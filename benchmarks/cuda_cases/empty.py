@@ -6,30 +6,25 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import System, UnsupportedError
+from accel.cli.bench.cases_launch import OURS, RAW, await_empty, micro
 from accel.cli.bench.measure import Samples, awaited, called, compare, together
-from accel_cuda.bench.rig import CUPY, INSTALL_TWINS, OURS, RAW, TORCH_QUERY, TORCH_THREAD
 from accel_cuda.families.kernels.bench import EmptyKernel
+from benchmarks.cuda_cases.rig import CUPY, INSTALL_TWINS, TORCH_QUERY, TORCH_THREAD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from accel.cli.bench.suite import Bench
-    from accel_cuda.bench.rig import OwnRig
+    from benchmarks.cuda_cases.rig import Rig
 
     Op = Callable[[], Awaitable[Any]]
 
-__all__ = ["await_one", "busy", "from_tasks", "micro"]
+__all__ = ["await_one", "busy", "from_tasks"]
 
-_MICRO = 1e6
 _TASKS = 64
 
 
-def micro(seconds: dict[str, float]) -> dict[str, Any]:
-    """Return times in microseconds, for the details of a ratio."""
-    return {name: round(value * _MICRO, 3) for name, value in seconds.items()}
-
-
-def _others(rig: OwnRig, bench: Bench) -> dict[str, Op]:
+def _others(rig: Rig, bench: Bench) -> dict[str, Op]:
     """Return how others await the smallest op that they have."""
     found: dict[str, Op] = {}
     cupy, torch = rig.cupy(bench), rig.torch(bench)
@@ -40,24 +35,12 @@ def _others(rig: OwnRig, bench: Bench) -> dict[str, Op]:
     return found
 
 
-async def await_one(rig: OwnRig, bench: Bench) -> None:
-    """P1: one empty kernel at a time."""
-    raw, others = rig.raw(bench), _others(rig, bench)
-    async with System("bench") as system:
-        device = await system.open_device(bench.spec)
-        op = EmptyKernel(await device.zeros(4))
-        subjects = {
-            OURS: awaited(lambda: device.run(op), bench.scale(1000, 300)),
-            RAW: called(raw.blocking(), bench.scale(1000, 300)),
-            **{name: awaited(other, bench.scale(200, 50)) for name, other in others.items()},
-        }
-        results = await bench.compare("await an empty kernel", subjects)
-    ours, twin = results[OURS], results[RAW]
-    details = {"us": ours.median, "p99_us": ours.percentile(99), "raw_us": twin.median, "added_us": ours.median - twin.median}
-    bench.report.hold("P1", ours.median / twin.median, **micro(details))
+async def await_one(rig: Rig, bench: Bench) -> None:
+    """P1: one empty kernel at a time, beside how others await theirs."""
+    await await_empty(bench, _others(rig, bench))
 
 
-async def from_tasks(rig: OwnRig, bench: Bench) -> None:
+async def from_tasks(rig: Rig, bench: Bench) -> None:
     """P2: empty kernels from 64 tasks. The twin is the faster of CuPy and PyTorch."""
     others = _others(rig, bench)
     async with System("bench") as system:
@@ -96,7 +79,7 @@ class _BusyThread:
         self._thread.join()
 
 
-async def busy(rig: OwnRig, bench: Bench) -> None:
+async def busy(rig: Rig, bench: Bench) -> None:
     """P6: an empty kernel beside a thread that never sleeps."""
     raw, others = rig.raw(bench), _others(rig, bench)
     idle, many = Samples(), Samples()
@@ -121,5 +104,5 @@ async def busy(rig: OwnRig, bench: Bench) -> None:
             await together(ours, _TASKS, bench.scale(200, 60))(many)
     for name, samples in results.items():
         bench.report.add("await an empty kernel beside a busy thread", name, samples)
-    bench.report.hold("P6", results[OURS].median * _MICRO, **micro({"p99_us": results[OURS].percentile(99)}))
+    bench.report.hold("P6", results[OURS].median * 1e6, **micro({"p99_us": results[OURS].percentile(99)}))
     bench.report.hold("P6-rate", many.rate / idle.rate, ops_per_s=round(many.rate), idle_ops_per_s=round(idle.rate))
