@@ -186,17 +186,15 @@ class DeviceCore:
             listener()
 
     def became_ready(self, began: float, **pairs: object) -> None:
-        """Enter the next generation, whose context has been made since ``began``, and log that at the level of the fault before it."""
-        log = logger.info
+        """Enter the next generation, whose context has been made since ``began``, and log that: the fault before it was the warning."""
         if self.lifecycle.generation:
             self.restarts += 1
             self.rebuild_seconds = time.perf_counter() - self._faulted_at
-            log = logger.warning
         self.refs.live_generation = generation = self.lifecycle.generation + 1
         self.durable.entered(generation)
         self.lifecycle.ready()
         seconds = round(time.perf_counter() - began, 4)
-        log("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
+        logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
 
     def lost_context(self, error: AccelError, follows: Callable[[AccelError], bool]) -> None:
         """Make ordinary refs stale at once, and enter REBUILDING or LOST: ``follows`` decides whether there will be another context."""
