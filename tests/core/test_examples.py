@@ -263,5 +263,5 @@ async def test_it_survives_a_fault_under_load_and_a_graceful_end(command: list[s
             pass
         assert await program.ended() == 0, program.output
     # The fault itself is logged, with a traceback where it surfaced; none may come from the end.
-    assert "Traceback" not in program.output.rpartition("context_ready")[2], program.output
+    assert "Traceback" not in program.output.rpartition("actor_failed")[2], program.output
     assert "Warning" not in program.output, program.output

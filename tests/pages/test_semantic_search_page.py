@@ -66,5 +66,5 @@ async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path
 
         program.process.send_signal(signal.SIGTERM)
         assert await program.ended() == 0, program.output
-    assert "Traceback" not in program.output.rpartition("context_ready")[2], program.output
+    assert "Traceback" not in program.output.rpartition("actor_failed")[2], program.output
     assert "Warning" not in program.output, program.output
