@@ -1,4 +1,6 @@
-"""Turns the reStructuredText roles of our docstrings into links of the site: ``mkdocs.yml`` loads it as a griffe extension.
+"""Turns the reStructuredText roles of our docstrings into links of the site, and shows ops as the dataclasses that they are.
+
+``mkdocs.yml`` loads it as a griffe extension.
 
 Docstrings say ``:class:`~accel.StaleRefError``` because ``help()``, editors and Sphinx inventories of other projects understand that; Markdown does not.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, NameResolutionError, Object
+from griffe import Class, Decorator, ExprName, Extension, NameResolutionError, Object
 
 __all__ = ["RolesToLinks"]
 
@@ -25,6 +27,11 @@ class RolesToLinks(Extension):
         if obj.docstring is not None:
             text = ROLE.sub(lambda match: link(obj, match[2], short=bool(match[1])), obj.docstring.value)
             obj.docstring.value = LITERAL_BLOCK.sub(":", text).removeprefix(":\n").replace("\n\n:\n\n", "\n\n")
+
+    def on_class_instance(self, *, cls: Class, **kwargs: Any) -> None:
+        """Let griffe see a dataclass in a class that ``accel.ops.op`` makes one."""
+        if any(str(decorator.value).startswith("op(") for decorator in cls.decorators):
+            cls.decorators.append(Decorator(ExprName("dataclasses.dataclass"), lineno=None, endlineno=None))
 
 
 def link(obj: Object, name: str, *, short: bool) -> str:

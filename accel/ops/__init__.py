@@ -5,7 +5,7 @@ from __future__ import annotations
 from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Split, Stack, Tril, Triu
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
 from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
-from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status
+from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status, op
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
@@ -286,6 +286,7 @@ __all__ = [
     "UniqueAll",
     "Where",
     "method",
+    "op",
     "sized_method",
     "sobol_directions",
 ]

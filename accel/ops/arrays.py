@@ -6,14 +6,14 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, element, not_aliased, number, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, element, not_aliased, number, op, operand, result_in, same_dtype
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
@@ -34,7 +34,7 @@ _ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class _Joined(Copying):
     """An op that makes one array of several."""
 
@@ -48,7 +48,6 @@ class _Joined(Copying):
         set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return ref is not self.out
 
     @abstractmethod
@@ -56,19 +55,15 @@ class _Joined(Copying):
         """Return the shape of the result and the axis, counted from the first one; raise if the arrays' shapes do not fit."""
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         refs = _checked(self.arrays)
         not_aliased(self.out, **refs)
         writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
         return Plan(tuple(refs.values()), writes, creates)
 
 
+@op()
 class Concatenate(_Joined):
     """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "concatenate"
 
     def _shape(self) -> tuple[Shape, int]:
         shapes = [ref.shape for ref in self.arrays]
@@ -81,7 +76,6 @@ class Concatenate(_Joined):
         return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :]), axis
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         (shape, axis), target = self._shape(), 0
         steps, pieces = steps_of(shape), []
         for place, ref in enumerate(self.arrays):
@@ -90,12 +84,9 @@ class Concatenate(_Joined):
         return pieces
 
 
+@op()
 class Stack(_Joined):
     """``arrays``, of one dtype and shape, along a new ``axis``."""
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "stack"
 
     def _shape(self) -> tuple[Shape, int]:
         shapes = {ref.shape for ref in self.arrays}
@@ -106,7 +97,6 @@ class Stack(_Joined):
         return (*shape[:axis], len(self.arrays), *shape[axis:]), axis
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         shape, axis = self._shape()
         steps = steps_of(shape)
         target_steps = (*steps[:axis], *steps[axis + 1 :])
@@ -125,7 +115,7 @@ def _checked(arrays: Any) -> dict[str, AccelRef]:
     return {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(_arrays(arrays))}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("arrays")
 class Split(FamilyOp[tuple[AccelRef, ...]]):
     """``x`` cut along ``axis``: into equal sections, or at the indices given.
 
@@ -138,9 +128,6 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
     axis
         Which axis is cut.
     """
-
-    library: ClassVar[str] = "arrays"
-    kind: ClassVar[str] = "split"
 
     x: AccelRef
     sections: int | Sequence[int]
@@ -168,13 +155,11 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         return axis, list(itertools.pairwise(cuts))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         axis, bounds = self._bounds()
         return Plan((x,), (), tuple([Spec((*x.shape[:axis], end - begin, *x.shape[axis + 1 :]), x.dtype) for begin, end in bounds]))
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
@@ -192,17 +177,16 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
 
     def filled(self) -> None:
         """See :meth:`Copying.filled`."""
+        """See :meth:`Copying.filled`."""
 
     def number(self) -> bytes:
         """See :meth:`Copying.number`."""
         return b""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Eye(Copying):
     """A matrix with ones on one diagonal, the main one or the ``k``-th above it, and zeros elsewhere."""
-
-    kind: ClassVar[str] = "eye"
 
     n: int
     m: int | None = None
@@ -212,37 +196,30 @@ class Eye(Copying):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         rows = integer("n", self.n, INTEGERS)
         columns = rows if self.m is None else integer("m", self.m, INTEGERS)
         set_fields(self, n=rows, m=columns, k=integer("k", self.k, INTEGERS), dtype=DType.of(self.dtype))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         writes, creates = result_in(self.out, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype))
         return Plan((), writes, creates)
 
     def filled(self) -> bytes:
-        """See :meth:`Copying.filled`."""
         return np.zeros((), DType.of(self.dtype).numpy).tobytes()
 
     def number(self) -> bytes:
-        """See :meth:`Copying.number`."""
         return np.ones((), DType.of(self.dtype).numpy).tobytes()
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         rows, columns = self.n, self.n if self.m is None else self.m
         row, column = max(0, -self.k), max(0, self.k)
         length = min(rows - row, columns - column)
         return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("arrays")
 class _Triangle(FamilyOp):
     """A part of the last two axes of ``x``, zeros elsewhere."""
-
-    library: ClassVar[str] = "arrays"
 
     x: AccelRef
     k: int = 0
@@ -254,7 +231,6 @@ class _Triangle(FamilyOp):
         set_fields(self, k=integer("k", self.k, INTEGERS))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if x.ndim < 2:
             raise InvalidArgumentError(f"x has shape {x.shape}; a matrix has two dimensions at least", remedy="Reshape it.")
@@ -263,20 +239,14 @@ class _Triangle(FamilyOp):
         return Plan((x,), writes, creates)
 
 
+@op()
 class Tril(_Triangle):
     """The matrices of ``x`` with zeros above the ``k``-th diagonal."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "tril"
-
-
+@op()
 class Triu(_Triangle):
     """The matrices of ``x`` with zeros below the ``k``-th diagonal."""
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "triu"
 
 
 def _is_finite(value: float) -> bool:
@@ -287,23 +257,18 @@ def _is_finite(value: float) -> bool:
         return False
 
 
+@op("arrays")
 class _Ramp(FamilyOp):
     """Numbers that rise by one step."""
-
-    __slots__ = ()
-
-    library: ClassVar[str] = "arrays"
 
     @abstractmethod
     def ramp(self) -> tuple[int, float, float, float | None]:
         """Return how many numbers there are, the first one, the step, and the last one where it is to be exact."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Arange(_Ramp):
     """Numbers from ``start`` up to, and without, ``stop``: float32, or int64 if all are ints; with one number from 0 up to it."""
-
-    kind: ClassVar[str] = "arange"
 
     start: float
     stop: float | None = None
@@ -313,7 +278,6 @@ class Arange(_Ramp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         given = (0, self.start, self.step) if self.stop is None else (self.start, self.stop, self.step)
         start, stop, step = (number("start, stop or step", each) for each in given)
         if any(isinstance(each, complex) or not _is_finite(each) for each in (start, stop, step)) or not step:
@@ -329,7 +293,6 @@ class Arange(_Ramp):
         set_fields(self, start=start, stop=stop, step=step, dtype=dtype)
 
     def ramp(self) -> tuple[int, float, float, float | None]:
-        """See :meth:`_Ramp.ramp`."""
         start, stop, step = self.start, self.start if self.stop is None else self.stop, self.step
         if all(isinstance(each, int) for each in (start, stop, step)):
             count: float = -(-(stop - start) // step)
@@ -341,7 +304,6 @@ class Arange(_Ramp):
         return max(0, int(count)), start, step, None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         count, start, step, _ = self.ramp()
         dtype = DType.of(self.dtype)
         if dtype.is_integer and count:
@@ -350,11 +312,9 @@ class Arange(_Ramp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Linspace(_Ramp):
     """``num`` numbers from ``start`` to ``stop``, or up to it without ``endpoint``, at equal distances, in a float dtype."""
-
-    kind: ClassVar[str] = "linspace"
 
     start: float
     stop: float
@@ -365,7 +325,6 @@ class Linspace(_Ramp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         start, stop = number("start", self.start), number("stop", self.stop)
         dtype, num = DType.of(self.dtype), integer("num", self.num, INTEGERS)
         if any(isinstance(each, complex) or (isinstance(each, int) and not _is_finite(each)) for each in (start, stop)) or num < 0:
@@ -375,13 +334,11 @@ class Linspace(_Ramp):
         set_fields(self, start=float(start), stop=float(stop), num=num, dtype=dtype)
 
     def ramp(self) -> tuple[int, float, float, float | None]:
-        """See :meth:`_Ramp.ramp`."""
         parts = self.num - bool(self.endpoint)
         step = (self.stop - self.start) / parts if parts > 0 else 0.0
         return self.num, self.start, step, self.stop if self.endpoint and self.num > 1 else None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         writes, creates = result_in(self.out, (self.num,), DType.of(self.dtype))
         return Plan((), writes, creates)
 

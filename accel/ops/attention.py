@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY
 
 from accel.compute import Causal
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
@@ -17,11 +16,9 @@ __all__ = ["Attention", "AttentionForm", "PagedAttention", "RaggedAttention"]
 _ALIGNED = 16
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class AttentionForm(FamilyOp):
     """``softmax(scale * q @ k^T) @ v``: what its forms share."""
-
-    library: ClassVar[str] = "dnn"
 
     q: AccelRef
     k: AccelRef
@@ -79,7 +76,7 @@ def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
     return ref
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Attention(AttentionForm):
     """``softmax(scale * q @ k^T + bias) @ v`` per batch and head. A query that sees no key gives zeros, also where a bias of -infinity hides all.
 
@@ -107,8 +104,6 @@ class Attention(AttentionForm):
         (batch, heads, seq_q, value_dim).
     """
 
-    kind: ClassVar[str] = "attention"
-
     _: KW_ONLY
     bias: AccelRef | None = None
     lengths_q: AccelRef | None = None
@@ -123,7 +118,6 @@ class Attention(AttentionForm):
         return last == 1 and is_aligned and (ref is self.q or ref is self.k or ref is self.v)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = self._checked(4, 1)
         batch, heads, seq_q, _ = self.q.shape
         if self.k.shape[0] != batch:
@@ -144,7 +138,7 @@ class Attention(AttentionForm):
         return self._planned(dtype, **others)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class RaggedAttention(AttentionForm):
     """Attention within sequences that lie one behind the other in one array, without padding.
 
@@ -167,8 +161,6 @@ class RaggedAttention(AttentionForm):
         (tokens, heads, value_dim).
     """
 
-    kind: ClassVar[str] = "ragged_attention"
-
     offsets_q: AccelRef
     offsets_kv: AccelRef
     _: KW_ONLY
@@ -182,7 +174,6 @@ class RaggedAttention(AttentionForm):
         set_fields(self, **longest)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = self._checked(3, 1)
         count = operand("offsets_q", self.offsets_q, ndim=1).size
         if not count:
@@ -195,7 +186,7 @@ class RaggedAttention(AttentionForm):
         return self._planned(dtype, **offsets)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class PagedAttention(AttentionForm):
     """Attention over keys and values in pages of a cache, which each sequence has in any order.
 
@@ -216,13 +207,10 @@ class PagedAttention(AttentionForm):
         (batch, heads, seq_q, value_dim).
     """
 
-    kind: ClassVar[str] = "paged_attention"
-
     table: AccelRef
     lengths_kv: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = self._checked(4, 1)
         batch = self.q.shape[0]
         operand("table", self.table, ndim=2)

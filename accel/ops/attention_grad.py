@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY
 
 from accel.compute import Causal
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.attention import Attention
-from accel.ops.base import FamilyOp, Plan, Spec, operand
+from accel.ops.base import FamilyOp, Plan, Spec, op, operand
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef
 
@@ -21,7 +20,7 @@ def _stats(q: AccelRef) -> Spec:
     return Spec(q.shape[:3], DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
     """``attention``, and the logarithm of the sum of the exponentials of each query's scores: what ``attention_grad`` needs.
 
@@ -32,9 +31,6 @@ class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
     q, k, v, scale, causal, window
         As for ``attention``.
     """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "attention_with_stats"
 
     q: AccelRef
     k: AccelRef
@@ -54,16 +50,14 @@ class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Attention(self.q, self.k, self.v, scale=self.scale, causal=self.causal, window=self.window)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return self.forward().takes_strided(ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         plan = self.forward().plan()
         return plan._replace(creates=(*plan.creates, _stats(self.q)))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of q, k and v of ``attention``.
 
@@ -76,9 +70,6 @@ class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     attended, stats
         What ``attention_with_stats`` gave.
     """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "attention_grad"
 
     grad: AccelRef
     q: AccelRef
@@ -101,12 +92,10 @@ class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return Attention(self.q, self.k, self.v, scale=self.scale, causal=self.causal, window=self.window)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         others = (self.grad, self.attended, self.stats)
         return not any(ref is other for other in others) and self.forward().takes_strided(ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         plan = self.forward().plan()
         (made,), stats = plan.creates, _stats(self.q)
         for name, ref, shape, dtype in (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from accel.compute import Transpose, UnaryOp
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, op, operand, plan_of, result_in, same_dtype, scalar
 from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_operands import (
@@ -69,7 +69,7 @@ def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
     return all(is_stored(ref, transpose_of(flag)) for flag in flags)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Gemm(FamilyOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
@@ -88,9 +88,6 @@ class Gemm(FamilyOp):
         without TF32 computes in full float32, which honours it. Rejected with any other dtype.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "gemm"
-
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
@@ -102,16 +99,13 @@ class Gemm(FamilyOp):
     allow_tf32: bool = False
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
             normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return _takes_product(self, ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b, out = self.a, self.b, self.out
         if type(a) is not AccelRef or type(b) is not AccelRef or len(a.shape) != 2 or len(b.shape) != 2:  # nearly always they are
             operand("a", a, ndim=2)
@@ -138,7 +132,7 @@ class Gemm(FamilyOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0, None))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class GemmBatched(FamilyOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
@@ -149,9 +143,6 @@ class GemmBatched(FamilyOp):
     out, alpha, beta, transpose_a, transpose_b, allow_tf32
         As in :class:`Gemm`; ``out`` is (batch, m, n).
     """
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "gemm_batched"
 
     a: AccelRef
     b: AccelRef
@@ -164,7 +155,6 @@ class GemmBatched(FamilyOp):
     allow_tf32: bool = False
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
@@ -173,11 +163,9 @@ class GemmBatched(FamilyOp):
         return self.a.shape[0] if len(self.a.shape) == 3 else self.b.shape[0]
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return _takes_product(self, ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         dimensions = (len(a.shape), len(b.shape))
@@ -197,12 +185,9 @@ class GemmBatched(FamilyOp):
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Gemv(FamilyOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "gemv"
 
     a: AccelRef
     x: AccelRef
@@ -213,15 +198,12 @@ class Gemv(FamilyOp):
     transpose_a: TransposeField = _NONE
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("transpose_a",), ("alpha", "beta"))
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return is_stored(ref, transpose_of(self.transpose_a)) if ref is self.a else takes_vector(ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
         m, n = applied(a.shape, transpose_of(self.transpose_a))
@@ -235,12 +217,9 @@ class Gemv(FamilyOp):
         return Plan((a, x), writes, creates, "gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Axpy(FamilyOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "axpy"
 
     x: AccelRef
     y: AccelRef
@@ -248,11 +227,9 @@ class Axpy(FamilyOp):
     alpha: complex = 1.0
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, alpha=scalar("alpha", self.alpha))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
@@ -263,12 +240,9 @@ class Axpy(FamilyOp):
         return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Dot(FamilyOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "dot"
 
     x: AccelRef
     y: AccelRef
@@ -276,7 +250,6 @@ class Dot(FamilyOp):
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
@@ -285,19 +258,15 @@ class Dot(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Nrm2(FamilyOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "nrm2"
 
     x: AccelRef
     _: KW_ONLY
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if x.dtype.is_complex:
             raise UnsupportedError(
@@ -309,22 +278,17 @@ class Nrm2(FamilyOp):
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Scal(FamilyOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "scal"
 
     x: AccelRef
     alpha: complex
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, alpha=scalar("alpha", self.alpha))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         check_factors(x.dtype, alpha=self.alpha)
         return Plan((), (x,), (), "gemm", x.dtype, updates=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import Any
 
 from accel.compute import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Spec, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
     TransposeField,
     applied,
@@ -30,7 +30,7 @@ _NONE = Transpose.NONE
 _EACH = "Give one matrix of each for every product, in tuples or lists."
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, of matrices of any sizes. The result is a tuple.
 
@@ -44,9 +44,6 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
         As in :class:`Gemm`, for all products.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "gemm_grouped"
-
     a: Sequence[AccelRef]
     b: Sequence[AccelRef]
     _: KW_ONLY
@@ -58,14 +55,12 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
     allow_tf32: bool = False
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
         set_fields(self, a=_matrices("a", self.a), b=_matrices("b", self.b))
         if self.out is not None:
             set_fields(self, out=_matrices("out", self.out))
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         if any(ref is each for each in self.out or ()):
             return are_rows(*ref.shape, *ref.strides)
         operands = ((self.a, self.transpose_a), (self.b, self.transpose_b))
@@ -83,7 +78,6 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
         return found
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b, out = self.a, self.b, self.out
         if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
             counts = f"{len(a)} and {len(b)}" + ("" if out is None else f", and {len(out)} as out")
@@ -103,7 +97,6 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
         return Plan((*a, *b), tuple(out), (), "gemm", dtype, bool(self.beta))
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
-        """See :meth:`KernelOp.result`."""
         return refs
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar
 
 from accel.compute import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
     TransposeField,
     applied,
@@ -31,7 +31,7 @@ __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
 _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Ger(FamilyOp):
     """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
 
@@ -52,9 +52,6 @@ class Ger(FamilyOp):
         If shapes, dtypes or options do not fit together.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "ger"
-
     x: AccelRef
     y: AccelRef
     _: KW_ONLY
@@ -64,11 +61,9 @@ class Ger(FamilyOp):
     conjugate: bool = False
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, (), ("alpha", "beta"))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x, ndim=1), operand("y", self.y, ndim=1)
         dtype = same_dtype(x=x, y=y)
         check_flags(conjugate=self.conjugate)
@@ -80,7 +75,7 @@ class Ger(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Symmetric(FamilyOp):
     """What :class:`Symm` and :class:`Hemm` have in common.
 
@@ -108,8 +103,6 @@ class Symmetric(FamilyOp):
         If the dtype is another one.
     """
 
-    library: ClassVar[str] = "blas"
-
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
@@ -120,7 +113,6 @@ class Symmetric(FamilyOp):
     lower: bool = False
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, (), ("alpha", "beta"))
 
     @property
@@ -129,7 +121,6 @@ class Symmetric(FamilyOp):
         return count_of(self.a, self.b)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
@@ -149,26 +140,20 @@ class Symmetric(FamilyOp):
         return Plan((a, b), writes, creates, dtype=dtype, updates=bool(self.beta))
 
 
+@op()
 class Symm(Symmetric):
     """``alpha * a @ b + beta * out`` with a symmetric ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "symm"
-
-
+@op()
 class Hemm(Symmetric):
     """``alpha * a @ b + beta * out`` with a Hermitian ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``.
 
     Imaginary parts of the diagonal count as 0. Of real matrices it is ``symm``.
     """
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "hemm"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Update(FamilyOp):
     """What :class:`Syrk` and :class:`Herk` have in common.
 
@@ -194,7 +179,6 @@ class Update(FamilyOp):
         If the dtype is another one.
     """
 
-    library: ClassVar[str] = "blas"
     refused: ClassVar[Transpose]
     """What ``op`` cannot be of complex matrices."""
 
@@ -207,7 +191,6 @@ class Update(FamilyOp):
     trans: TransposeField = _NONE
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("trans",), ("alpha", "beta"))
 
     @property
@@ -216,11 +199,9 @@ class Update(FamilyOp):
         return count_of(self.a)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return ref is self.a and ref is not self.out and is_stored(ref, _CONJUGATE)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = operand("a", self.a)
         check_vendor_dtype(self, a.dtype)
         check_flags(lower=self.lower)
@@ -243,24 +224,20 @@ class Update(FamilyOp):
         check_factors(self.a.dtype, alpha=self.alpha, beta=self.beta)
 
 
+@op()
 class Syrk(Update):
     """One triangle of ``alpha * op(a) @ op(a).T + beta * out``."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "syrk"
     refused: ClassVar[Transpose] = Transpose.CONJUGATE
 
 
+@op()
 class Herk(Update):
     """One triangle of ``alpha * op(a) @ op(a).conj().T + beta * out``, with real factors; the imaginary parts of the diagonal become 0.
 
     Of real matrices it is ``syrk``.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "herk"
     refused: ClassVar[Transpose] = Transpose.TRANSPOSE
 
     def _check_factors(self) -> None:
@@ -269,7 +246,7 @@ class Herk(Update):
                 raise InvalidArgumentError(f"{name} is {value}, and herk has real factors", remedy="Give a real number.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Geam(FamilyOp):
     """``alpha * op(a) + beta * op(b)``.
 
@@ -293,9 +270,6 @@ class Geam(FamilyOp):
         If the dtype is another one.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "geam"
-
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
@@ -306,7 +280,6 @@ class Geam(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
@@ -315,7 +288,6 @@ class Geam(FamilyOp):
         return count_of(self.a, self.b)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)

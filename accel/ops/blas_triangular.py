@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import KW_ONLY
+from typing import Literal, TypeAlias
 
 from accel.compute import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
     TransposeField,
     batch_of,
@@ -35,7 +35,7 @@ def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, re
     return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class TriangularVector(FamilyOp):
     """What :class:`Trmv` and :class:`Trsv` have in common.
 
@@ -62,8 +62,6 @@ class TriangularVector(FamilyOp):
         If the dtype is another one.
     """
 
-    library: ClassVar[str] = "blas"
-
     a: AccelRef
     x: AccelRef
     _: KW_ONLY
@@ -73,15 +71,12 @@ class TriangularVector(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("trans",), ())
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return _takes_triangle(self, self.x, ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
         check_vendor_dtype(self, dtype)
@@ -95,23 +90,17 @@ class TriangularVector(FamilyOp):
         return Plan((a, x), writes, creates, dtype=dtype)
 
 
+@op()
 class Trmv(TriangularVector):
     """``op(a) @ x`` of a triangular matrix and a vector. ``out`` may be ``x``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "trmv"
-
-
+@op()
 class Trsv(TriangularVector):
     """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "trsv"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class TriangularMatrix(FamilyOp):
     """What :class:`Trmm` and :class:`Trsm` have in common.
 
@@ -142,8 +131,6 @@ class TriangularMatrix(FamilyOp):
         If the dtype is another one.
     """
 
-    library: ClassVar[str] = "blas"
-
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
@@ -155,7 +142,6 @@ class TriangularMatrix(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("trans",), ("alpha",))
 
     @property
@@ -164,11 +150,9 @@ class TriangularMatrix(FamilyOp):
         return count_of(self.a, self.b)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return _takes_triangle(self, self.b, ref)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
@@ -188,20 +172,14 @@ class TriangularMatrix(FamilyOp):
         return Plan((a, b), writes, creates, dtype=dtype)
 
 
+@op()
 class Trmm(TriangularMatrix):
     """``alpha * op(a) @ b`` of triangular matrices; with ``side="right"``, ``alpha * b @ op(a)``. ``out`` may be ``b``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "trmm"
-
-
+@op()
 class Trsm(TriangularMatrix):
     """The ``x`` with ``op(a) @ x == alpha * b`` of triangular matrices; with ``side="right"``, with ``x @ op(a) == alpha * b``. ``out`` may be ``b``.
 
     A 0 on the diagonal is not looked for: it gives infinities or NaN.
     """
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "trsm"

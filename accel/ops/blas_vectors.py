@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, not_aliased, number, operand, result_in, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, not_aliased, number, op, operand, result_in, same_dtype, scalar
 from accel.ops.blas_operands import check_factors, check_vendor_dtype, same_shape
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef, overlap
@@ -17,7 +17,7 @@ __all__ = ["Asum", "Dotc", "Iamax", "Iamin", "Rot", "Swap"]
 _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Asum(FamilyOp):
     """The sum of ``abs(x.real) + abs(x.imag)`` as a 0-d buffer of real numbers; any shape.
 
@@ -36,15 +36,11 @@ class Asum(FamilyOp):
         If ``x`` is of another dtype.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "asum"
-
     x: AccelRef
     _: KW_ONLY
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         check_vendor_dtype(self, x.dtype)
         not_aliased(self.out, x=x)
@@ -52,12 +48,9 @@ class Asum(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Dotc(FamilyOp):
     """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
-
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "dotc"
 
     x: AccelRef
     y: AccelRef
@@ -65,7 +58,6 @@ class Dotc(FamilyOp):
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
@@ -74,7 +66,7 @@ class Dotc(FamilyOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Extreme(FamilyOp):
     """What :class:`Iamax` and :class:`Iamin` have in common.
 
@@ -93,14 +85,11 @@ class Extreme(FamilyOp):
         If ``x`` is of another dtype.
     """
 
-    library: ClassVar[str] = "blas"
-
     x: AccelRef
     _: KW_ONLY
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         check_vendor_dtype(self, x.dtype)
         if not x.size:
@@ -110,20 +99,14 @@ class Extreme(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
+@op()
 class Iamax(Extreme):
     """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; of any shape, in C order. NaN is the largest."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "iamax"
-
-
+@op()
 class Iamin(Extreme):
     """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; of any shape, in C order. NaN is the smallest."""
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "iamin"
 
 
 def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
@@ -136,7 +119,7 @@ def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
     return dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Rotate points of a plane, in place: ``x, y = c * x + s * y, c * y - conj(s) * x``; any one shape. The result is ``(x, y)``.
 
@@ -157,28 +140,23 @@ class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
         If they are of another dtype.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "rot"
-
     x: AccelRef
     y: AccelRef
     c: float
     s: complex
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         if isinstance(number("c", self.c), complex):
             raise InvalidArgumentError(f"c is {self.c!r}, and a cosine is real", remedy="Give a real number; s may be complex.")
         set_fields(self, c=scalar("c", self.c), s=scalar("s", self.s))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = _check_pair(self, self.x, self.y)
         check_factors(dtype, s=self.s)
         return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("blas")
 class Swap(FamilyOp[tuple[AccelRef, AccelRef]]):
     """Exchange the elements of ``x`` and ``y``, in place; any one shape. The result is ``(x, y)``.
 
@@ -190,13 +168,9 @@ class Swap(FamilyOp[tuple[AccelRef, AccelRef]]):
         If they are not float32, float64, complex64 or complex128.
     """
 
-    library: ClassVar[str] = "blas"
-    kind: ClassVar[str] = "swap"
-
     x: AccelRef
     y: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = _check_pair(self, self.x, self.y)
         return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import Plan, Shape, Spec, Status, as_shape, not_aliased, operand
+from accel.ops.base import Plan, Shape, Spec, Status, as_shape, not_aliased, op, operand
 from accel.ops.draws import Draw, whole
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, axis_of
@@ -84,7 +83,7 @@ def _source(name: str, value: Any) -> Any:
     return whole(name, value, 0, 1 << 62) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Permutation(Picking):
     """``x`` with its elements along an axis in random order; of an int, the integers below it, int64. All orders have the same probability.
 
@@ -98,41 +97,33 @@ class Permutation(Picking):
         Whose elements, which may be arrays, are moved as a whole.
     """
 
-    kind: ClassVar[str] = "permutation"
-
     x: int | AccelRef
     axis: int = 0
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         self._seeded()
         set_fields(self, x=_source("x", self.x), axis=integer("axis", self.axis, AXIS))
 
     def along(self) -> int:
-        """See :meth:`Picking.along`."""
         return self.axis
 
     def source(self) -> int | AccelRef:
-        """See :meth:`Picking.source`."""
         return self.x
 
     def counts(self) -> tuple[int, int]:
-        """See :meth:`Picking.counts`."""
         return self._length("x"), self._length("x")
 
     def way(self) -> str:
-        """See :meth:`Picking.way`."""
         return "ordered"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         length = self._length("x")
         _orderable(length)
         shape, dtype, _ = self._made((length,))
         return self._planned(shape, dtype, self._checked("x"))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Choice(Picking):
     """Random elements of ``a`` along an axis, as numpy's ``Generator.choice``; of an int, of the integers below it, int64.
 
@@ -153,8 +144,6 @@ class Choice(Picking):
         Whose elements, which may be arrays, are chosen as a whole.
     """
 
-    kind: ClassVar[str] = "choice"
-
     a: int | AccelRef
     shape: int | Iterable[int] = ()
     replace: bool = True
@@ -162,26 +151,21 @@ class Choice(Picking):
     axis: int = 0
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         self._shaped(self.shape)
         if not isinstance(self.replace, (bool, np.bool_)):
             raise InvalidArgumentError(f"replace is {self.replace!r}", remedy="Give True or False.")
         set_fields(self, a=_source("a", self.a), axis=integer("axis", self.axis, AXIS), replace=bool(self.replace))
 
     def along(self) -> int:
-        """See :meth:`Picking.along`."""
         return self.axis
 
     def source(self) -> int | AccelRef:
-        """See :meth:`Picking.source`."""
         return self.a
 
     def counts(self) -> tuple[int, int]:
-        """See :meth:`Picking.counts`."""
         return self._length("a"), math.prod(as_shape(self.shape))
 
     def way(self) -> str:
-        """See :meth:`Picking.way`."""
         return "ordered" if not self.replace else "drawn" if self.p is None else "weighed"
 
     def per_block(self) -> int:
@@ -189,13 +173,11 @@ class Choice(Picking):
         return 4 if self._length("a") <= 1 << 32 else 2
 
     def stream(self) -> str:
-        """See :meth:`Draw.stream`."""
         if self.p is not None:
             return self.kind
         return f"integers {self.per_block()}" if self.replace else "permutation"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         length, count = self.counts()
         if not length and count:
             raise InvalidArgumentError("there is nothing to choose from", remedy="Give elements, or a shape without any.")

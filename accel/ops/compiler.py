@@ -7,10 +7,10 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, operand
+from accel.ops.base import FamilyOp, Plan, op, operand
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
 
@@ -195,7 +195,7 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return texts
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("compiler")
 class Launch(FamilyOp[Any]):
     """Launch a kernel that a user wrote. The result is what it writes: one ref, a tuple of several, or ``None``.
 
@@ -215,9 +215,6 @@ class Launch(FamilyOp[Any]):
         Whether all blocks run at the same time, so that they can wait for each other. A grid that is too large for that is refused when it is enqueued.
     """
 
-    library: ClassVar[str] = "compiler"
-    kind: ClassVar[str] = "launch"
-
     kernel: CompiledKernel
     grid: Dimensions
     block: Dimensions
@@ -230,7 +227,6 @@ class Launch(FamilyOp[Any]):
     """The arguments as 8-byte words, ``None`` for the address of the next ref; set by :meth:`plan`."""
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         kernel, args = self.kernel, self.args
         if not isinstance(kernel, CompiledKernel):
             raise InvalidArgumentError(f"kernel is a {type(kernel).__name__}", remedy="Give what device.compiler.compile returned.")

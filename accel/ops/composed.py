@@ -45,7 +45,6 @@ class ComposedOp(FamilyOp):
         """
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True  # its ops say which of them do
 
     def composed(self, reads: tuple[AccelRef, ...], writes: tuple[AccelRef, ...], creates: tuple[Any, ...]) -> ComposedPlan:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
@@ -32,11 +32,10 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class ConvolutionForm(FamilyOp):
     """What a convolution and its gradients share: how filters move over images."""
 
-    library: ClassVar[str] = "dnn"
     rank: ClassVar[int]
 
     _: KW_ONLY
@@ -95,7 +94,7 @@ class ConvolutionForm(FamilyOp):
         return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Convolution(ConvolutionForm):
     """A convolution; what those of one to three dimensions share."""
 
@@ -106,15 +105,12 @@ class Convolution(ConvolutionForm):
     activation: Literal["relu"] | None = None
 
     def dtype(self) -> DType:
-        """See :meth:`ConvolutionForm.dtype`."""
         return self.input.dtype
 
     def given(self) -> tuple[Shape, Shape]:
-        """See :meth:`ConvolutionForm.given`."""
         return self.input.shape, self.filter.shape
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         refs = {"input": operand("input", self.input, ndim=self.rank + 2), "filter": operand("filter", self.filter, ndim=self.rank + 2)}
         _, _, shape = self.sizes()
         if self.bias is not None:
@@ -134,7 +130,7 @@ def _dimensions(name: str, shape: int | Sequence[int], rank: int) -> Shape:
     return dimensions
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class InputGrad(ConvolutionForm):
     """The gradient of a convolution's input."""
 
@@ -148,22 +144,19 @@ class InputGrad(ConvolutionForm):
         set_fields(self, input_shape=_dimensions("input_shape", self.input_shape, self.rank))
 
     def dtype(self) -> DType:
-        """See :meth:`ConvolutionForm.dtype`."""
         return self.grad.dtype
 
     def given(self) -> tuple[Shape, Shape]:
-        """See :meth:`ConvolutionForm.given`."""
         return cast("Shape", self.input_shape), self.filter.shape
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         grad, w = operand("grad", self.grad), operand("filter", self.filter, ndim=self.rank + 2)
         x_shape, _, y_shape = self.sizes()
         _check_grad(grad, self.in_memory(y_shape))
         return self._planned(x_shape, grad=grad, filter=w)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class FilterGrad(ConvolutionForm):
     """The gradient of a convolution's filter."""
 
@@ -177,15 +170,12 @@ class FilterGrad(ConvolutionForm):
         set_fields(self, filter_shape=_dimensions("filter_shape", self.filter_shape, self.rank))
 
     def dtype(self) -> DType:
-        """See :meth:`ConvolutionForm.dtype`."""
         return self.grad.dtype
 
     def given(self) -> tuple[Shape, Shape]:
-        """See :meth:`ConvolutionForm.given`."""
         return self.input.shape, cast("Shape", self.filter_shape)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, grad = operand("input", self.input, ndim=self.rank + 2), operand("grad", self.grad)
         _, w_shape, y_shape = self.sizes()
         _check_grad(grad, self.in_memory(y_shape))
@@ -216,6 +206,7 @@ def _sizes(
     return x, w, (n, filters, *counts_of(size, reach, strides, borders))
 
 
+@op()
 class Conv1d(Convolution):
     """1-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
@@ -227,12 +218,10 @@ class Conv1d(Convolution):
         As for ``conv2d``.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv1d"
     rank: ClassVar[int] = 1
 
 
+@op()
 class Conv2d(Convolution):
     """2-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
@@ -261,12 +250,10 @@ class Conv2d(Convolution):
         (N, K, P, Q) with ``P = (H + before + after - dilation[0] * (R - 1) - 1) // stride[0] + 1``, Q likewise.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv2d"
     rank: ClassVar[int] = 2
 
 
+@op()
 class Conv3d(Convolution):
     """3-d cross-correlation, and what may follow it: ``bias`` and ``activation``.
 
@@ -278,12 +265,10 @@ class Conv3d(Convolution):
         As for ``conv2d``.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv3d"
     rank: ClassVar[int] = 3
 
 
+@op()
 class Conv2dInputGrad(InputGrad):
     """The gradient of ``conv2d``'s input: what a loss changes by per element of it.
 
@@ -301,12 +286,10 @@ class Conv2dInputGrad(InputGrad):
         (N, C, H, W).
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv2d_input_grad"
     rank: ClassVar[int] = 2
 
 
+@op()
 class Conv1dInputGrad(InputGrad):
     """The gradient of ``conv1d``'s input: what a loss changes by per element of it.
 
@@ -318,12 +301,10 @@ class Conv1dInputGrad(InputGrad):
         Those of the convolution.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv1d_input_grad"
     rank: ClassVar[int] = 1
 
 
+@op()
 class Conv3dInputGrad(InputGrad):
     """The gradient of ``conv3d``'s input: what a loss changes by per element of it.
 
@@ -335,12 +316,10 @@ class Conv3dInputGrad(InputGrad):
         Those of the convolution.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv3d_input_grad"
     rank: ClassVar[int] = 3
 
 
+@op()
 class Conv2dFilterGrad(FilterGrad):
     """The gradient of ``conv2d``'s filter, summed over all images.
 
@@ -358,12 +337,10 @@ class Conv2dFilterGrad(FilterGrad):
         (K, C / groups, R, S).
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv2d_filter_grad"
     rank: ClassVar[int] = 2
 
 
+@op()
 class Conv1dFilterGrad(FilterGrad):
     """The gradient of ``conv1d``'s filter, summed over all images.
 
@@ -375,12 +352,10 @@ class Conv1dFilterGrad(FilterGrad):
         Those of the convolution.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv1d_filter_grad"
     rank: ClassVar[int] = 1
 
 
+@op()
 class Conv3dFilterGrad(FilterGrad):
     """The gradient of ``conv3d``'s filter, summed over all images.
 
@@ -392,7 +367,4 @@ class Conv3dFilterGrad(FilterGrad):
         Those of the convolution.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "conv3d_filter_grad"
     rank: ClassVar[int] = 3

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, operand, result_in
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, op, operand, result_in
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, axis_of, lines_of
 from accel.ref import AccelRef
@@ -22,7 +22,7 @@ _INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("fft")
 class CosineTransform(FamilyOp):
     """What cosine and sine transforms share.
 
@@ -41,7 +41,6 @@ class CosineTransform(FamilyOp):
         Buffer to write; it may be ``x``.
     """
 
-    library: ClassVar[str] = "fft"
     is_sine: ClassVar[bool]
     is_forward: ClassVar[bool] = True
 
@@ -53,7 +52,6 @@ class CosineTransform(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         remedy = "Give 1, 2, 3 or 4."
         found = integer("type", self.type, remedy)
         if found not in _INVERSE:
@@ -78,7 +76,6 @@ class CosineTransform(FamilyOp):
         return 1 / count if (self.norm == "forward") is self.is_forward else 1.0
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if x.dtype not in _FLOATS:
             raise UnsupportedError(f"there is no {self.kind} of {x.dtype.value}", remedy="Use float32 or float64.")
@@ -93,39 +90,31 @@ class CosineTransform(FamilyOp):
         return Plan((x,), writes, creates, "", x.dtype)
 
 
+@op()
 class Dct(CosineTransform):
     """scipy's ``dct(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "dct"
     is_sine: ClassVar[bool] = False
 
 
+@op()
 class Idct(CosineTransform):
     """scipy's ``idct(x, type, axis=axis, norm=norm)``, the inverse of ``dct``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "idct"
     is_sine: ClassVar[bool] = False
     is_forward: ClassVar[bool] = False
 
 
+@op()
 class Dst(CosineTransform):
     """scipy's ``dst(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "dst"
     is_sine: ClassVar[bool] = True
 
 
+@op()
 class Idst(CosineTransform):
     """scipy's ``idst(x, type, axis=axis, norm=norm)``, the inverse of ``dst``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "idst"
     is_sine: ClassVar[bool] = True
     is_forward: ClassVar[bool] = False

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import Plan, as_shape, number
+from accel.ops.base import Plan, as_shape, number, op
 from accel.ops.draws import Draw, Floats, at_least_zero, real, whole
 from accel.ops.fields import set_fields
 
@@ -59,11 +59,9 @@ def _probability(value: object) -> float:
     return result
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Exponential(Floats):
     """Exponentially distributed numbers of mean ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "exponential"
 
     _: KW_ONLY
     scale: float = 1.0
@@ -74,7 +72,7 @@ class Exponential(Floats):
         set_fields(self, scale=at_least_zero("scale", self.scale, dtype))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class TruncatedNormal(Floats):
     """Normal numbers of mean ``mean`` and deviation ``std`` of which those outside of ``low`` to ``high`` are left out: float32 or float64.
 
@@ -87,8 +85,6 @@ class TruncatedNormal(Floats):
     low, high
         The range; infinity means no bound. Its probability before the cut is 1e-290 at least: it begins within 36 deviations of the mean.
     """
-
-    kind: ClassVar[str] = "truncated_normal"
 
     _: KW_ONLY
     mean: float = 0.0
@@ -110,7 +106,6 @@ class TruncatedNormal(Floats):
             )
 
     def per_block(self) -> int:
-        """See :meth:`Floats.per_block`."""
         return 2
 
     def constants(self) -> tuple[float, ...]:
@@ -136,11 +131,9 @@ def _squeeze(a: float) -> tuple[float, float, float]:
     return d, 1 / math.sqrt(9 * d), 0.0 if a >= 1 else 1 / a
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Gamma(Floats):
     """Numbers of the gamma distribution with shape parameter ``a``, times ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "gamma"
 
     _: KW_ONLY
     a: float
@@ -152,7 +145,6 @@ class Gamma(Floats):
         set_fields(self, a=_positive("a", self.a, dtype), scale=at_least_zero("scale", self.scale, dtype))
 
     def per_block(self) -> int:
-        """See :meth:`Floats.per_block`."""
         return 1
 
     def constants(self) -> tuple[float, ...]:
@@ -160,11 +152,9 @@ class Gamma(Floats):
         return *_squeeze(self.a), self.scale
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Beta(Floats):
     """Numbers of the beta distribution with parameters ``a`` and ``b``, from 0 to 1: float32 or float64. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "beta"
 
     _: KW_ONLY
     a: float
@@ -176,7 +166,6 @@ class Beta(Floats):
         set_fields(self, a=_positive("a", self.a, dtype), b=_positive("b", self.b, dtype))
 
     def per_block(self) -> int:
-        """See :meth:`Floats.per_block`."""
         return 1
 
     def constants(self) -> tuple[float, ...]:
@@ -184,18 +173,16 @@ class Beta(Floats):
         return *_squeeze(self.a), *_squeeze(self.b)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Bernoulli(Draw):
     """``True`` with probability ``p``, rounded to a multiple of 2**-32, and else ``False``. See :class:`Draw` for the other parameters."""
 
-    kind: ClassVar[str] = "bernoulli"
     dtype: ClassVar[DType] = DType.BOOL
 
     shape: int | Iterable[int]
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         self._shaped(self.shape)
         set_fields(self, p=_probability(self.p))
 
@@ -213,11 +200,10 @@ class Bernoulli(Draw):
         return round(self.p * 2**32)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned(as_shape(self.shape), self.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Counts(Draw):
     """What distributions of counts share."""
 
@@ -254,20 +240,16 @@ class Counts(Draw):
         """
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned(as_shape(self.shape), self.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Poisson(Counts):
     """Counts of the Poisson distribution with mean ``lam``, from 0 to 2**52: int64. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "poisson"
 
     lam: float = 1.0
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         self._shaped(self.shape)
         lam = at_least_zero("lam", self.lam, DType.FLOAT64)
         if lam > _MOST:
@@ -275,11 +257,9 @@ class Poisson(Counts):
         set_fields(self, lam=lam)
 
     def way(self) -> Literal["searched", "rejected"]:
-        """See :meth:`Counts.way`."""
         return "searched" if self.lam < _FEW else "rejected"
 
     def constants(self) -> tuple[float, ...]:
-        """See :meth:`Counts.constants`."""
         lam = self.lam
         if self.way() == "searched":
             return math.exp(-lam), lam, 0.0, 0.0
@@ -288,17 +268,14 @@ class Poisson(Counts):
         return -0.059 + 0.02483 * b, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2), bias, lam, math.inf, 0.0, 0.0
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Binomial(Counts):
     """How many of ``n`` trials, up to 2**52, succeed, each with probability ``p``: int64. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "binomial"
 
     n: int
     p: float
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         self._shaped(self.shape)
         set_fields(self, n=whole("n", self.n, 0, _MOST + 1), p=_probability(self.p))
 
@@ -307,11 +284,9 @@ class Binomial(Counts):
         return (self.p, 0.0) if self.p <= 0.5 else (1 - self.p, float(self.n))
 
     def way(self) -> Literal["searched", "rejected"]:
-        """See :meth:`Counts.way`."""
         return "searched" if self.n * self._rarer()[0] < _FEW else "rejected"
 
     def constants(self) -> tuple[float, ...]:
-        """See :meth:`Counts.constants`."""
         (p, base), n = self._rarer(), self.n
         q = 1 - p
         if self.way() == "searched":

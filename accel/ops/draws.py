@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, op, result_in
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
@@ -56,7 +56,7 @@ def real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("rng")
 class Draw(FamilyOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
@@ -72,7 +72,6 @@ class Draw(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "rng"
     generators: ClassVar[tuple[Generator, ...]] = ("philox",)
 
     _: KW_ONLY
@@ -125,7 +124,7 @@ class Draw(FamilyOp):
         return Plan(reads, writes, creates, "", dtype, status=status)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Floats(Draw):
     """What the distributions of floats share."""
 
@@ -142,11 +141,9 @@ class Floats(Draw):
         return 4 if self.dtype is DType.FLOAT32 else 2
 
     def stream(self) -> str:
-        """See :meth:`Draw.stream`."""
         return f"{self.kind} {self.per_block()}"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned(as_shape(self.shape), DType.of(self.dtype))
 
 

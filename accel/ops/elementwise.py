@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from accel.compute import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, operand, plan_of, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, op, operand, plan_of, result_in, same_dtype
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import member, set_fields
 from accel.ops.fused import Fused
@@ -68,7 +68,7 @@ def _known_element(name: str, value: float, sign: float, dtype: DType) -> Array:
     return element(name, value, dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Unary(FamilyOp):
     """``op(x)``, in the dtype of x; tests such as isnan give bool. ``out`` may be ``x``.
 
@@ -82,9 +82,6 @@ class Unary(FamilyOp):
     out
         Buffer to write.
     """
-
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "unary"
 
     op: UnaryName | UnaryOp
     x: AccelRef
@@ -101,11 +98,9 @@ class Unary(FamilyOp):
         return not self.x.is_strided and (self.out is None or not self.out.is_strided)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, out, op = self.x, self.out, member(UnaryOp, self.op)
         if type(x) is not AccelRef:  # nearly always it is
             operand("x", x)
@@ -115,7 +110,7 @@ class Unary(FamilyOp):
         return plan_of(((x,), writes, creates, _UNARY[op], x.dtype, False, None))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Binary(FamilyOp):
     """``op(x, y)``, broadcast as in numpy, in the operands' one dtype; comparisons and logic give bool. ``out`` may be an operand of its shape.
 
@@ -129,9 +124,6 @@ class Binary(FamilyOp):
     out
         Buffer to write.
     """
-
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "binary"
 
     op: BinaryName | BinaryOp
     x: Operand
@@ -162,11 +154,9 @@ class Binary(FamilyOp):
         return _arguments(self.dtype, x=self.x, y=self.y)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, y, out, op = self.x, self.y, self.out, member(BinaryOp, self.op)
         if isinstance(x, AccelRef) and isinstance(y, AccelRef):
             reads: tuple[AccelRef, ...] = (x, y)
@@ -183,7 +173,7 @@ class Binary(FamilyOp):
         return plan_of((reads, writes, creates, _BINARY[op], dtype, False, None))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Where(FamilyOp):
     """Elements of ``x`` where ``condition`` is true, else of ``y``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
@@ -197,9 +187,6 @@ class Where(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "where"
-
     condition: AccelRef
     x: Operand
     y: Operand
@@ -212,11 +199,9 @@ class Where(FamilyOp):
         return self.condition, *_arguments(x.dtype, x=self.x, y=self.y)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         condition, refs = operand("condition", self.condition), _refs(x=self.x, y=self.y)
         if condition.dtype is not DType.BOOL:
             raise InvalidArgumentError(
@@ -225,7 +210,7 @@ class Where(FamilyOp):
         return _planned("where", same_dtype(**refs), self.arguments, self.out, condition=condition, **refs)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Clip(FamilyOp):
     """``x`` with elements below ``min`` set to it, and then elements above ``max``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
@@ -238,9 +223,6 @@ class Clip(FamilyOp):
     out
         Buffer to write.
     """
-
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "clip"
 
     x: AccelRef
     min: Operand | None = None
@@ -263,18 +245,16 @@ class Clip(FamilyOp):
         return self.x, least, most
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         operand("x", self.x)
         x, least, most = self._operands()
         refs = _refs(x=x, min=least, max=most)
         return _planned("clip", same_dtype(**refs), self.arguments, self.out, **refs)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Cast(FamilyOp):
     """The elements of ``x`` as ``dtype``.
 
@@ -291,9 +271,6 @@ class Cast(FamilyOp):
         Buffer to write; not ``x``, unless the dtype is the same.
     """
 
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "cast"
-
     x: AccelRef
     dtype: DTypeLike
     _: KW_ONLY
@@ -308,11 +285,9 @@ class Cast(FamilyOp):
         return (self.x,)
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, dtype = operand("x", self.x), DType.of(self.dtype)
         if dtype not in _CASTS:
             raise UnsupportedError(f"cast to {dtype.value} is not offered", remedy=f"It takes {', '.join(each.value for each in _CASTS)}.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal, TypeVar
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, in_place_or_apart, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, in_place_or_apart, op, operand, result_in
 from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
@@ -65,7 +65,7 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
     return counted
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("fft")
 class Transform(FamilyOp):
     """What the four transforms share.
 
@@ -81,7 +81,6 @@ class Transform(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "fft"
     is_forward: ClassVar[bool] = True
 
     x: AccelRef
@@ -145,52 +144,41 @@ class _Whole(Transform):
     __slots__ = ()
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = self._checked()
         _require(x, _REAL, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
         return self._planned()
 
 
+@op()
 class Fft(_Whole):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "fft"
-
-
+@op()
 class Ifft(_Whole):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "ifft"
     is_forward: ClassVar[bool] = False
 
 
+@op()
 class Rfft(Transform):
     """numpy's ``rfftn(x, axes=axes, norm=norm)`` of float32 or float64.
 
     The last of ``axes`` keeps the n // 2 + 1 frequencies that are not the conjugate of another. See :class:`Transform` for the parameters.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "rfft"
-
     def spec(self) -> Spec:
-        """See :meth:`Transform.spec`."""
         shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], shape[last] // 2 + 1, *shape[last + 1 :]), _COMPLEX[self.x.dtype])
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = self._checked()
         _require(x, _COMPLEX, _REAL, "Use fft, which takes complex elements.")
         return self._planned()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 
@@ -200,7 +188,6 @@ class Irfft(Transform):
         Length of the result along the last of ``axes``, of which x has m = n // 2 + 1 frequencies: 2 * (m - 1), which is the default, or one more.
     """
 
-    kind: ClassVar[str] = "irfft"
     is_forward: ClassVar[bool] = False
 
     _: KW_ONLY
@@ -217,16 +204,13 @@ class Irfft(Transform):
         return 2 * (self.x.shape[self.counted()[-1]] - 1) if self.n is None else self.n
 
     def lengths(self) -> Shape:
-        """See :meth:`Transform.lengths`."""
         return (*(self.x.shape[axis] for axis in self.counted()[:-1]), self.length())
 
     def spec(self) -> Spec:
-        """See :meth:`Transform.spec`."""
         shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], self.length(), *shape[last + 1 :]), _REAL[self.x.dtype])
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = self._checked()
         _require(x, _REAL, _COMPLEX, "irfft takes what rfft gives.")
         last = self.counted()[-1]
@@ -238,36 +222,30 @@ class Irfft(Transform):
         return self._planned()
 
 
+@op()
 class Hfft(Irfft):
     """scipy's ``hfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``hfft``, of complex64 or complex128: the real spectrum of a Hermitian signal.
 
     ``x`` has the first half of the signal along the last of ``axes``, and is left as it is. See :class:`Irfft` for the parameters.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "hfft"
     is_forward: ClassVar[bool] = True
 
 
+@op()
 class Ihfft(Rfft):
     """scipy's ``ihfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``ihfft``, of float32 or float64: the inverse of ``hfft``.
 
     See :class:`Transform` for the parameters.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "ihfft"
     is_forward: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("fft")
 class Fftshift(OfOne):
     """``x`` with the frequency 0 of ``axes``, or all axes, in the middle: numpy's ``fftshift``, of any dtype."""
 
-    library: ClassVar[str] = "fft"
-    kind: ClassVar[str] = "fftshift"
     is_back: ClassVar[bool] = False
 
     x: AccelRef
@@ -281,28 +259,24 @@ class Fftshift(OfOne):
             set_fields(self, axes=integers("axes", self.axes))
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         if self.axes is not None:
             axes_of(self.axes, self.x.ndim)
         return self.x.shape
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         axes = tuple(range(self.x.ndim)) if self.axes is None else axes_of(self.axes, self.x.ndim)
         halves = [self.x.shape[axis] // 2 for axis in axes]
         return Roll(self.x, [-half for half in halves] if self.is_back else halves, axes).pieces()
 
 
+@op()
 class Ifftshift(Fftshift):
     """numpy's ``ifftshift``: the inverse of ``fftshift``, of any dtype."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "ifftshift"
     is_back: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("fft")
 class Fftfreq(FamilyOp):
     """numpy's ``fftfreq(n, d)``: the frequencies of a transform of length ``n``, whose elements are ``d`` apart.
 
@@ -318,9 +292,6 @@ class Fftfreq(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "fft"
-    kind: ClassVar[str] = "fftfreq"
-
     n: int
     d: float = 1.0
     dtype: DTypeLike = DType.FLOAT64
@@ -328,7 +299,6 @@ class Fftfreq(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         remedy = "Give an int of 1 or more."
         n = integer("n", self.n, remedy)
         d: Any = factor("d", self.d, DType.FLOAT64)
@@ -347,7 +317,6 @@ class Fftfreq(FamilyOp):
         return 1 / (self.n * self.d)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         dtype = DType.of(self.dtype)
         if dtype not in _COMPLEX:
             raise UnsupportedError(f"there are no frequencies of {dtype.value}", remedy="Use float32 or float64.")
@@ -355,15 +324,11 @@ class Fftfreq(FamilyOp):
         return Plan((), writes, creates, "", dtype)
 
 
+@op()
 class Rfftfreq(Fftfreq):
     """numpy's ``rfftfreq(n, d)``: the frequencies of ``rfft``. See :class:`Fftfreq` for the parameters."""
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "rfftfreq"
-
     def counts(self) -> tuple[int, int]:
-        """See :meth:`Fftfreq.counts`."""
         return self.n // 2 + 1, self.n // 2 + 1
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import set_fields
 from accel.ops.pieces import axes_of, integers
 from accel.ref import AccelRef
@@ -67,7 +67,7 @@ def _fast_length(least: int) -> int:
         length += 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("fft")
 class Convolve(FamilyOp):
     """scipy's ``fftconvolve(a, b, mode, axes)``: float32, float64, complex64 or complex128. Its rounding errors are relative to the largest result.
 
@@ -83,8 +83,6 @@ class Convolve(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "fft"
-    kind: ClassVar[str] = "convolve"
     is_turned: ClassVar[bool] = False
 
     a: AccelRef
@@ -129,7 +127,6 @@ class Convolve(FamilyOp):
         return Extent(batch_a, batch_b, a, b, tuple(map(_fast_length, whole)), starts, result)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         if dtype not in _DTYPES:
@@ -143,13 +140,11 @@ class Convolve(FamilyOp):
         return Plan((a, b), writes, creates, "", dtype)
 
 
+@op()
 class Correlate(Convolve):
     """scipy's ``correlate(a, b, mode)`` by Fourier transforms: ``a`` convolved with the conjugate of ``b``, reversed along ``axes``.
 
     See :class:`Convolve` for the parameters.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "correlate"
     is_turned: ClassVar[bool] = True

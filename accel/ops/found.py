@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, Status, not_aliased, number, operand, result_in
+from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, Status, not_aliased, number, op, operand, result_in
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import INTEGERS
 from accel.ref import AccelRef
@@ -34,7 +34,7 @@ def ordered(op: FamilyOp[Any], name: str, value: object, *, ndim: int | None = N
     return ref
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Nonzero(SizedOp[tuple[AccelRef, ...], tuple[AccelRef, ...]]):
     """The indices, int64, of the elements of ``x`` that are not 0, in order: one array for each dimension; with ``size``, and their number.
 
@@ -47,13 +47,9 @@ class Nonzero(SizedOp[tuple[AccelRef, ...], tuple[AccelRef, ...]]):
         returns views of what is there, which keep the room: of all elements where ``size`` is left out. It raises if ``size`` is too small.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "nonzero"
-
     x: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if not 1 <= x.ndim <= _DIMENSIONS:
             raise InvalidArgumentError(f"x has shape {x.shape}", remedy=f"Give 1 to {_DIMENSIONS} dimensions: reshape it.")
@@ -63,11 +59,10 @@ class Nonzero(SizedOp[tuple[AccelRef, ...], tuple[AccelRef, ...]]):
 
     @classmethod
     def trimmed(cls, made: tuple[AccelRef, ...], count: int) -> tuple[AccelRef, ...]:
-        """See :meth:`SizedOp.trimmed`."""
         return tuple([each[:count] for each in made[:-1]])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
     """The parts of ``x`` where ``condition`` is true, one behind the other: ``x[condition]``; with ``size``, and their number.
 
@@ -81,14 +76,10 @@ class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
         As for ``nonzero``; parts behind the number are 0.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "compress"
-
     condition: AccelRef
     x: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         condition, x = operand("condition", self.condition), operand("x", self.x)
         if condition.dtype is not DType.BOOL:
             raise InvalidArgumentError(f"condition is {condition.dtype.value}", remedy="Give bool, as comparisons make.")
@@ -105,11 +96,10 @@ class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
 
     @classmethod
     def trimmed(cls, made: tuple[AccelRef, AccelRef], count: int) -> AccelRef:
-        """See :meth:`SizedOp.trimmed`."""
         return made[0][:count]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
     """The different elements of ``x`` in rising order; with ``size``, and their number.
 
@@ -121,23 +111,18 @@ class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
         As for ``nonzero``; the least elements are kept, elements behind the number are 0.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "unique"
-
     x: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = ordered(self, "x", self.x)
         return Plan((x,), (), (Spec((self.room(x.size),), x.dtype), _COUNT))
 
     @classmethod
     def trimmed(cls, made: tuple[AccelRef, AccelRef], count: int) -> AccelRef:
-        """See :meth:`SizedOp.trimmed`."""
         return made[0][:count]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class UniqueAll(SizedOp[tuple[AccelRef, AccelRef, AccelRef, AccelRef], tuple[AccelRef, ...]]):
     """The different elements of ``x`` in rising order, where each is first, which one each element of ``x`` is, and how often each is there.
 
@@ -150,20 +135,15 @@ class UniqueAll(SizedOp[tuple[AccelRef, AccelRef, AccelRef, AccelRef], tuple[Acc
         As for ``unique``. The inverse indices count all elements that are different, also those that find no room.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "unique_all"
-
     x: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = ordered(self, "x", self.x)
         indices = Spec((self.room(x.size),), DType.INT64)
         return Plan((x,), (), (Spec(indices.shape, x.dtype), indices, Spec(x.shape, DType.INT64), indices, _COUNT))
 
     @classmethod
     def trimmed(cls, made: tuple[AccelRef, ...], count: int) -> tuple[AccelRef, AccelRef, AccelRef, AccelRef]:
-        """See :meth:`SizedOp.trimmed`."""
         values, indices, inverse, counts = made[:4]
         return values[:count], indices[:count], inverse, counts[:count]
 
@@ -178,7 +158,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _STATUS = Status(Spec((2,), DType.INT64), _failure)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Bincount(FamilyOp):
     """How often each number from 0 to ``length - 1`` is in ``x``, int64; or the sums of the ``weights`` of each.
 
@@ -194,9 +174,6 @@ class Bincount(FamilyOp):
         Buffer to write; not ``x`` or ``weights``.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "bincount"
-
     x: AccelRef
     length: int
     weights: AccelRef | None = None
@@ -208,7 +185,6 @@ class Bincount(FamilyOp):
         set_fields(self, length=integer("length", self.length, INTEGERS))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if not x.dtype.is_integer:
             raise InvalidArgumentError(f"x is {x.dtype.value}", remedy="Give integers.")
@@ -233,7 +209,7 @@ def _has_room(low: float, high: float, bins: int) -> bool:
     return bins <= _MOST_EDGES and bool((np.diff(np.linspace(low, high, bins + 1)) > 0).all())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Histogram(FamilyOp):
     """How many elements of ``x`` are in each of ``bins`` equal parts of ``range``, int64.
 
@@ -251,9 +227,6 @@ class Histogram(FamilyOp):
         Buffer to write; not ``x``.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "histogram"
-
     x: AccelRef
     bins: int
     range: tuple[float, float]
@@ -269,7 +242,6 @@ class Histogram(FamilyOp):
         set_fields(self, bins=integer("bins", self.bins, INTEGERS), range=(float(ends[0]), float(ends[1])))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, (low, high) = ordered(self, "x", self.x), self.range
         if x.dtype is DType.BOOL:
             raise UnsupportedError("histogram is not offered for bool", remedy="device.elementwise.cast converts.")

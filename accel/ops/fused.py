@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from accel.compute import BinaryOp, ComputeBackend, UnaryOp, result_dtype
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, operand, result_in
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, op, operand, result_in
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -58,10 +58,10 @@ class Function(NamedTuple):
 def _of_enums() -> dict[str, Function]:
     offered, functions = ComputeBackend.CAPABILITIES, {}
     for arity, kind, members in ((1, "unary", UnaryOp), (2, "binary", BinaryOp)):
-        for op in members:
-            dtypes = offered[f"{kind}.{op.value}"]
-            result = "bool" if result_dtype(op, DType.FLOAT32) is DType.BOOL else "same"
-            functions[op.value] = Function(arity, dtypes | (_COMPLEX if op.value in _ALSO_COMPLEX else frozenset()), result)
+        for member in members:
+            dtypes = offered[f"{kind}.{member.value}"]
+            result = "bool" if result_dtype(member, DType.FLOAT32) is DType.BOOL else "same"
+            functions[member.value] = Function(arity, dtypes | (_COMPLEX if member.value in _ALSO_COMPLEX else frozenset()), result)
     return functions
 
 
@@ -132,7 +132,7 @@ def _type_of(name: str, values: list[DType]) -> DType:
     return DType.BOOL if function.result == "bool" else _REAL_OF.get(dtype, dtype) if function.result == "real" else dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("elementwise")
 class Fused(FamilyOp):
     """Functions of elements, one after the other in one pass over the operands, which are broadcast as in numpy.
 
@@ -149,9 +149,6 @@ class Fused(FamilyOp):
     out
         Buffer to write; it may be an operand of its shape.
     """
-
-    library: ClassVar[str] = "elementwise"
-    kind: ClassVar[str] = "fused"
 
     program: Sequence[Instruction]
     operands: Sequence[AccelRef | np.generic]
@@ -183,11 +180,9 @@ class Fused(FamilyOp):
         return types_of(tuple(self.program), self.dtypes())
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         if len(self.operands) > OPERANDS:
             raise InvalidArgumentError(f"{len(self.operands)} operands are too many", remedy=f"Fuse functions of at most {OPERANDS}.")
         refs: list[AccelRef] = []

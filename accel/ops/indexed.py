@@ -6,13 +6,13 @@ import itertools
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, element, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, element, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, axis_of
 from accel.ref import AccelRef
@@ -65,11 +65,9 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _STATUS = Status(Spec((2,), DType.INT64), _failure)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("arrays")
 class Indexed(FamilyOp):
     """An op on elements of ``x`` at indices along one axis."""
-
-    library: ClassVar[str] = "arrays"
 
     x: AccelRef
     indices: AccelRef
@@ -127,7 +125,7 @@ def _along(x: AccelRef, indices: AccelRef, axis: int) -> Shape:
     return shape
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Take(Indexed):
     """The parts of ``x`` at ``indices`` along ``axis``; without ``axis`` as if it had one dimension.
 
@@ -145,8 +143,6 @@ class Take(Indexed):
         Buffer to write; not ``x`` or ``indices``.
     """
 
-    kind: ClassVar[str] = "take"
-
     x: AccelRef
     indices: AccelRef
     axis: int | None = None
@@ -163,20 +159,16 @@ class Take(Indexed):
         return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
 
     def lies(self) -> tuple[Shape, Shape, int]:
-        """See :meth:`Indexed.lies`."""
         shape, axis = self._shape()
         return shape, steps_of(shape) if self.axis is None else self.x.strides, axis
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return self.axis is not None and Indexed.takes_strided(self, ref)
 
     def walk(self) -> Walk:
-        """See :meth:`Indexed.walk`."""
         return _walk(self, self.indices.size, all_alike=True)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, indices = self.operands()
         if self.mode not in _MODES:
             raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _MODES))}.")
@@ -188,7 +180,7 @@ class Take(Indexed):
         return Plan((x, indices), writes, creates, status=_STATUS if self.mode == "raise" else None)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class TakeAlongAxis(Indexed):
     """The elements of ``x`` at ``indices`` along ``axis``: ``result[i, j] = x[i, indices[i, j]]`` along the last axis of a matrix.
 
@@ -204,8 +196,6 @@ class TakeAlongAxis(Indexed):
         Buffer to write; not ``x`` or ``indices``.
     """
 
-    kind: ClassVar[str] = "take_along_axis"
-
     x: AccelRef
     indices: AccelRef
     axis: int = -1
@@ -217,22 +207,19 @@ class TakeAlongAxis(Indexed):
         set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def lies(self) -> tuple[Shape, Shape, int]:
-        """See :meth:`Indexed.lies`."""
         return self.x.shape, self.x.strides, axis_of(self.axis, self.x.ndim)
 
     def walk(self) -> Walk:
-        """See :meth:`Indexed.walk`."""
         return _walk(self, self.indices.shape[self.lies()[2]], all_alike=False)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, indices = self.operands()
         not_aliased(self.out, x=x, indices=indices)
         writes, creates = result_in(self.out, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype)
         return Plan((x, indices), writes, creates, status=_STATUS)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class _Changing(Indexed):
     """An op that changes ``x`` in place."""
 
@@ -250,11 +237,9 @@ class _Changing(Indexed):
         return b"" if isinstance(self.values, AccelRef) else element("values", self.values, self.x.dtype).tobytes()
 
     def lies(self) -> tuple[Shape, Shape, int]:
-        """See :meth:`Indexed.lies`."""
         return self.x.shape, self.x.strides, axis_of(self.axis, self.x.ndim)
 
     def walk(self) -> Walk:
-        """See :meth:`Indexed.walk`."""
         are_rows = self.indices.ndim == 1
         return _walk(self, self.indices.shape[0 if are_rows else self.lies()[2]], all_alike=are_rows)
 
@@ -275,7 +260,7 @@ class _Changing(Indexed):
         return Plan(tuple(refs.values()), (x,), (), capability, x.dtype, updates=True, status=_STATUS)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class PutAlongAxis(_Changing):
     """``x`` with elements at ``indices`` along ``axis`` set to ``values``, in place. The result is ``x``.
 
@@ -292,19 +277,16 @@ class PutAlongAxis(_Changing):
         Which axis.
     """
 
-    kind: ClassVar[str] = "put_along_axis"
-
     x: AccelRef
     indices: AccelRef
     values: AccelRef | complex | np.generic
     axis: int = -1
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned("")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class ScatterAdd(_Changing):
     """``values`` added to the elements of ``x`` at ``indices`` along ``axis``, in place. The result is ``x``.
 
@@ -317,13 +299,10 @@ class ScatterAdd(_Changing):
         As for ``put_along_axis``.
     """
 
-    kind: ClassVar[str] = "scatter_add"
-
     x: AccelRef
     indices: AccelRef
     values: AccelRef | complex | np.generic
     axis: int = 0
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned("scatter_add")

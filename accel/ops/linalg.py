@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from accel.compute import Transpose
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, op, operand, result_in
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
@@ -73,7 +73,7 @@ def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, Transpo
     return ref, transpose
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("linalg")
 class Matmul(FamilyOp):
     """``activation(op(a) @ op(b) + bias)``, with numpy's rules for ranks and broadcasting.
 
@@ -107,9 +107,6 @@ class Matmul(FamilyOp):
         Whether the first product of its kind is computed by several algorithms, and the quickest of them kept: that takes some hundred times as long, off the
         loop. A device without a choice of algorithms has nothing to do for it.
     """
-
-    library: ClassVar[str] = "linalg"
-    kind: ClassVar[str] = "matmul"
 
     a: AccelRef
     b: AccelRef
@@ -175,7 +172,6 @@ class Matmul(FamilyOp):
         return DType.BFLOAT16 if self.a.dtype in _FLOAT8 and (result is DType.FLOAT32 or result in _FLOAT8) else result
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = self.a, self.b
         for name, ref in (("a", a), ("b", b)):
             if not operand(name, ref).shape:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
@@ -24,7 +23,7 @@ def _check_labels(logits: AccelRef, labels: AccelRef) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class CrossEntropy(FamilyOp):
     """``-log(softmax(logits))`` at each row's label: one loss for each row. ``reduce("mean", ...)`` makes one number of them.
 
@@ -40,9 +39,6 @@ class CrossEntropy(FamilyOp):
         As ``labels``, in the dtype of ``logits``.
     """
 
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "cross_entropy"
-
     logits: AccelRef
     labels: AccelRef
     _: KW_ONLY
@@ -54,7 +50,6 @@ class CrossEntropy(FamilyOp):
         set_fields(self, ignore_index=integer("ignore_index", self.ignore_index, "Give an int."))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         logits, labels = operand("logits", self.logits), operand("labels", self.labels)
         _check_labels(logits, labels)
         not_aliased(self.out, logits=logits, labels=labels)
@@ -62,7 +57,7 @@ class CrossEntropy(FamilyOp):
         return Plan((logits, labels), writes, creates, "normalize", logits.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class CrossEntropyGrad(FamilyOp):
     """The gradient of the logits of ``cross_entropy``: ``(softmax(logits) - 1 at the label) * grad``. ``out`` may be ``logits``.
 
@@ -76,9 +71,6 @@ class CrossEntropyGrad(FamilyOp):
         As ``logits``.
     """
 
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "cross_entropy_grad"
-
     grad: AccelRef
     logits: AccelRef
     labels: AccelRef
@@ -91,7 +83,6 @@ class CrossEntropyGrad(FamilyOp):
         set_fields(self, ignore_index=integer("ignore_index", self.ignore_index, "Give an int."))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         grad, logits, labels = operand("grad", self.grad), operand("logits", self.logits), operand("labels", self.labels)
         _check_labels(logits, labels)
         if grad.shape != labels.shape:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, operand
+from accel.ops.base import KernelOp, Plan, op, operand
 from accel.ref import AccelRef
 
 __all__ = ["ADVICES", "PLACES", "Advice", "Advise", "Prefetch"]
@@ -25,7 +24,7 @@ def _managed(ref: object) -> AccelRef:
     return found
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Prefetch(KernelOp):
     """Move a managed buffer, or a view of one, before it is used there.
 
@@ -37,21 +36,17 @@ class Prefetch(KernelOp):
         ``"device"`` or ``"host"``.
     """
 
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "prefetch"
-
     ref: AccelRef
     to: Literal["device", "host"] = "device"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         ref = _managed(self.ref)
         if self.to not in PLACES:
             raise InvalidArgumentError(f"to is {self.to!r}", remedy="Use 'device' or 'host'.")
         return Plan((ref,), (), ())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Advise(KernelOp):
     """Tell the driver how a managed buffer, or a view of one, is going to be used.
 
@@ -65,15 +60,11 @@ class Advise(KernelOp):
         Take the advice back.
     """
 
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "advise"
-
     ref: AccelRef
     advice: Advice
     undo: bool = False
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         ref = _managed(self.ref)
         if self.advice not in ADVICES:
             raise InvalidArgumentError(f"advice is {self.advice!r}", remedy=f"Use one of {', '.join(ADVICES)}.")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, element, operand, plan_of, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, element, op, operand, plan_of, result_in
 from accel.ref import AccelRef, overlap
 
 __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
@@ -17,7 +16,7 @@ __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Put(KernelOp):
     """Copy a host array to the device.
 
@@ -31,15 +30,11 @@ class Put(KernelOp):
         Whether the buffer outlives the context.
     """
 
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "put"
-
     source: Array
     out: AccelRef | None = None
     durable: bool = False
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         source, out = self.source, self.out
         if type(out) is AccelRef and source.dtype is out.dtype.numpy and source.shape == out.shape and self.durable is False:
             return plan_of(((), (out,), (), "", DType.UINT8, False, None))
@@ -47,7 +42,7 @@ class Put(KernelOp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Get(KernelOp[Any]):
     """Copy a buffer to the host. The result is ``destination``.
 
@@ -58,9 +53,6 @@ class Get(KernelOp[Any]):
     destination
         Writable C-contiguous array of the same shape and dtype; it is written until the op has ended.
     """
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "get"
 
     source: AccelRef
     destination: Array
@@ -77,7 +69,6 @@ class Get(KernelOp[Any]):
         return cls(source, out)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         source, destination = self.source, self.destination
         if type(source) is not AccelRef:
             operand("source", source)
@@ -97,23 +88,19 @@ class Get(KernelOp[Any]):
         return self.destination
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Empty(KernelOp):
     """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "empty"
 
     shape: Shape
     dtype: DType
     durable: bool = False
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Fill(KernelOp):
     """Make (or overwrite) a buffer whose elements are all ``value``.
 
@@ -129,9 +116,6 @@ class Fill(KernelOp):
         Whether the buffer outlives the context.
     """
 
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "fill"
-
     shape: Shape
     dtype: DType
     value: Any = 0
@@ -139,7 +123,6 @@ class Fill(KernelOp):
     durable: bool = False
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         shape, dtype, _ = checked_spec(self.shape, self.dtype, self.durable)
         self.pattern()
         writes, creates = result_in(self.out, shape, dtype, durable=self.durable)
@@ -156,18 +139,14 @@ class Fill(KernelOp):
         return element("value", self.value, self.dtype).tobytes()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Copy(KernelOp):
     """Copy one buffer into another of the same shape and dtype."""
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "copy"
 
     source: AccelRef
     destination: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         source = operand("source", self.source)
         destination = operand("destination", self.destination)
         if overlap(destination, source):
@@ -181,33 +160,25 @@ class Copy(KernelOp):
         return Plan((source,), (destination,), ())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Checksum(KernelOp):
     """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
 
     It is the backend's own: the same bytes give the same number on every device of the backend, in every process. Fault plans do not count it.
     """
 
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "checksum"
-
     source: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("memory")
 class Free(KernelOp[Any]):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "free"
 
     ref: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         operand("ref", self.ref)
         return Plan((), (), ())

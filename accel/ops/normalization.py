@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import KW_ONLY
+from typing import Any, NamedTuple
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, factor, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, factor, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, lines_of
 from accel.ref import AccelRef
@@ -52,11 +52,9 @@ class NormRows(NamedTuple):
     each: int = 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class _AlongAxis(FamilyOp):
     """An op on ``x`` along one axis."""
-
-    library: ClassVar[str] = "dnn"
 
     x: AccelRef
     axis: int = -1
@@ -72,7 +70,6 @@ class _AlongAxis(FamilyOp):
         return lines_of(self.x.shape, self.axis)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         self.middle()
         in_place_or_apart(self.out, x=x)
@@ -80,20 +77,14 @@ class _AlongAxis(FamilyOp):
         return Plan((x,), writes, creates, "normalize", x.dtype)
 
 
+@op()
 class Softmax(_AlongAxis):
     """``exp(x)``, divided by its sum along ``axis``. ``out`` may be ``x``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "softmax"
-
-
+@op()
 class LogSoftmax(_AlongAxis):
     """``x - log(sum(exp(x)))`` along ``axis``. ``out`` may be ``x``."""
-
-    __slots__ = ()
-
-    kind: ClassVar[str] = "log_softmax"
 
 
 class Parameter(NamedTuple):
@@ -104,11 +95,9 @@ class Parameter(NamedTuple):
     shape: Shape
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class Norm(FamilyOp):
     """An op that moves and scales elements of ``x``, and then multiplies by a weight and adds a bias."""
-
-    library: ClassVar[str] = "dnn"
 
     x: AccelRef
     _: KW_ONLY
@@ -130,7 +119,6 @@ class Norm(FamilyOp):
         return [x, *(0 if each.ref is None else next(following) for each in self.parameters())]
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, given = operand("x", self.x), {}
         if not 0 <= self.eps < math.inf:
             raise InvalidArgumentError(f"eps is {self.eps}", remedy="Give a small number that is not negative, such as 1e-5.")
@@ -172,7 +160,7 @@ def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class LayerNorm(RowNorm):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -190,8 +178,6 @@ class LayerNorm(RowNorm):
         As ``x``.
     """
 
-    kind: ClassVar[str] = "layer_norm"
-
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
     bias: AccelRef | None = None
@@ -201,16 +187,14 @@ class LayerNorm(RowNorm):
         set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See :meth:`Norm.parameters`."""
         shape = _trailing(self.x, self.normalized_shape)
         return Parameter("weight", self.weight, shape), Parameter("bias", self.bias, shape)
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNorm.rows`."""
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class RmsNorm(RowNorm):
     """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -228,8 +212,6 @@ class RmsNorm(RowNorm):
         As ``x``.
     """
 
-    kind: ClassVar[str] = "rms_norm"
-
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
     _: KW_ONLY
@@ -240,11 +222,9 @@ class RmsNorm(RowNorm):
         set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See :meth:`Norm.parameters`."""
         return (Parameter("weight", self.weight, _trailing(self.x, self.normalized_shape)),)
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNorm.rows`."""
         return trailing_rows(self.x, self.normalized_shape)
 
 
@@ -255,7 +235,7 @@ def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
     return NormRows(count * groups, channels // groups * each, groups, each)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class GroupNorm(RowNorm):
     """Each group of channels of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -273,8 +253,6 @@ class GroupNorm(RowNorm):
         As ``x``.
     """
 
-    kind: ClassVar[str] = "group_norm"
-
     num_groups: int
     weight: AccelRef | None = None
     bias: AccelRef | None = None
@@ -284,21 +262,19 @@ class GroupNorm(RowNorm):
         set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS), eps=factor("eps", self.eps, DType.FLOAT64))
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See :meth:`Norm.parameters`."""
         x, groups = self.x, self.num_groups
         if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
             raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=GROUPS)
         return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNorm.rows`."""
         return rows_of_groups(self.x, self.num_groups)
 
 
 GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class InstanceNorm(RowNorm):
     """Each channel of each image of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -314,24 +290,20 @@ class InstanceNorm(RowNorm):
         As ``x``.
     """
 
-    kind: ClassVar[str] = "instance_norm"
-
     weight: AccelRef | None = None
     bias: AccelRef | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See :meth:`Norm.parameters`."""
         x = self.x
         if x.ndim < 3:
             raise InvalidArgumentError(f"x has shape {x.shape}", remedy="Give (N, C, ...) with at least one spatial dimension.")
         return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNorm.rows`."""
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class BatchNorm(Norm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics of training, one number for each channel. ``out`` may be ``x``.
 
@@ -351,8 +323,6 @@ class BatchNorm(Norm):
         As ``x``.
     """
 
-    kind: ClassVar[str] = "batch_norm"
-
     mean: AccelRef
     var: AccelRef
     weight: AccelRef | None = None
@@ -369,7 +339,6 @@ class BatchNorm(Norm):
         return lines_of(self.x.shape, self.axis)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See :meth:`Norm.parameters`."""
         given = {"mean": operand("mean", self.mean), "var": operand("var", self.var), "weight": self.weight, "bias": self.bias}
         shape = (self.middle()[1],)
         return tuple([Parameter(name, ref, shape) for name, ref in given.items()])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import KW_ONLY
+from typing import Any, NamedTuple
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
 from accel.ops.fields import integer
 from accel.ref import AccelRef
 from accel.views import steps_of
@@ -45,12 +45,9 @@ class Piece(NamedTuple):
     output: int = 0
 
 
+@op("arrays")
 class Copying(FamilyOp):
     """An op of pieces."""
-
-    __slots__ = ()
-
-    library: ClassVar[str] = "arrays"
 
     @abstractmethod
     def pieces(self) -> list[Piece]:
@@ -98,7 +95,7 @@ def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
     return [Piece(lengths, start, steps, 0, steps_of(lengths))]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class OfOne(Copying):
     """An op of pieces of one array."""
 
@@ -111,11 +108,9 @@ class OfOne(Copying):
         """Return the shape of the result; raise if arguments do not fit ``x``."""
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return ref is not self.out
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         not_aliased(self.out, x=x)
         writes, creates = result_in(self.out, self.shape(), x.dtype)

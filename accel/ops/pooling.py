@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.windows import Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
@@ -64,11 +64,9 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
     return Windows(sizes, counts, window, stride, before, after)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class PoolForm(FamilyOp):
     """What pooling and its gradients share: windows of one, two or three spatial axes."""
-
-    library: ClassVar[str] = "dnn"
 
     _: KW_ONLY
     channels_last: bool = False
@@ -132,7 +130,7 @@ def _set_steps(op: MaxPool | AvgPool | MaxPoolGrad | AvgPoolGrad) -> None:
     set_fields(op, window=_numbers("window", op.window), stride=stride, padding=_numbers("padding", op.padding))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Pool(PoolForm):
     """An op on windows of one, two or three spatial axes."""
 
@@ -146,19 +144,17 @@ class Pool(PoolForm):
         _set_steps(cast("MaxPool", self))
 
     def pooled(self) -> Shape:
-        """See :meth:`PoolForm.pooled`."""
         return self.x.shape
 
     def steps(self) -> tuple[Any, Any, Any]:
-        """See :meth:`PoolForm.steps`."""
         return self.window, self.stride, self.padding
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         return self._planned(self._result(), x=x)
 
 
+@op()
 class MaxPool(Pool):
     """The largest element of each window, which is NaN if one is. Padding is never the largest.
 
@@ -178,16 +174,11 @@ class MaxPool(Pool):
         As ``x``, with ``(size + before + after - window) // stride + 1`` elements along each spatial dimension; not ``x``.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "max_pool"
-
     def counts_padding(self) -> bool:
-        """See :meth:`PoolForm.counts_padding`."""
         return False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class AvgPool(Pool):
     """The mean of each window.
 
@@ -209,17 +200,14 @@ class AvgPool(Pool):
         As ``x``, with ``(size + before + after - window) // stride + 1`` elements along each spatial dimension; not ``x``.
     """
 
-    kind: ClassVar[str] = "avg_pool"
-
     _: KW_ONLY
     count_include_pad: bool = True
 
     def counts_padding(self) -> bool:
-        """See :meth:`PoolForm.counts_padding`."""
         return self.count_include_pad
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class MaxPoolGrad(PoolForm):
     """The gradient of ``max_pool``'s operand. That of a window goes to its largest element: the first of several, and the first NaN where one is.
 
@@ -235,8 +223,6 @@ class MaxPoolGrad(PoolForm):
         As ``x``; neither operand.
     """
 
-    kind: ClassVar[str] = "max_pool_grad"
-
     grad: AccelRef
     x: AccelRef
     window: Steps
@@ -248,24 +234,20 @@ class MaxPoolGrad(PoolForm):
         _set_steps(self)
 
     def pooled(self) -> Shape:
-        """See :meth:`PoolForm.pooled`."""
         return self.x.shape
 
     def steps(self) -> tuple[Any, Any, Any]:
-        """See :meth:`PoolForm.steps`."""
         return self.window, self.stride, self.padding
 
     def counts_padding(self) -> bool:
-        """See :meth:`PoolForm.counts_padding`."""
         return False
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         return self._planned(x.shape, grad=self._grad(self.grad), x=x)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class AvgPoolGrad(PoolForm):
     """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
 
@@ -281,8 +263,6 @@ class AvgPoolGrad(PoolForm):
         Of ``shape``; not ``grad``.
     """
 
-    kind: ClassVar[str] = "avg_pool_grad"
-
     grad: AccelRef
     shape: Sequence[int]
     window: Steps
@@ -297,17 +277,13 @@ class AvgPoolGrad(PoolForm):
         set_fields(self, shape=as_shape(self.shape))
 
     def pooled(self) -> Shape:
-        """See :meth:`PoolForm.pooled`."""
         return cast("Shape", self.shape)
 
     def steps(self) -> tuple[Any, Any, Any]:
-        """See :meth:`PoolForm.steps`."""
         return self.window, self.stride, self.padding
 
     def counts_padding(self) -> bool:
-        """See :meth:`PoolForm.counts_padding`."""
         return self.count_include_pad
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned(self.pooled(), grad=self._grad(self.grad))

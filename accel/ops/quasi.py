@@ -8,16 +8,16 @@ those of scrambled directions.
 from __future__ import annotations
 
 import secrets
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, not_aliased, op, operand, result_in
 from accel.ops.draws import whole
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef
@@ -95,7 +95,7 @@ def _scramble(directions: Array, seed: int) -> None:
         row[_BITS] = rng.integers(0, 1 << 32, dtype=np.uint32)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("rng")
 class Sobol(FamilyOp):
     """``n`` points of Sobol's sequence, from 0 up to, and without, 1: (n, d), float32 or float64.
 
@@ -113,9 +113,6 @@ class Sobol(FamilyOp):
         Buffer to write.
     """
 
-    library: ClassVar[str] = "rng"
-    kind: ClassVar[str] = "sobol"
-
     directions: AccelRef
     n: int
     dtype: DTypeLike = DType.FLOAT32
@@ -124,12 +121,10 @@ class Sobol(FamilyOp):
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         offset = whole("offset", self.offset, 0, 1 << _BITS)
         set_fields(self, dtype=DType.of(self.dtype), offset=offset, n=whole("n", self.n, 0, (1 << _BITS) - offset + 1))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         directions, dtype = operand("directions", self.directions, ndim=2), DType.of(self.dtype)
         if dtype not in _FLOATS:
             raise UnsupportedError(f"sobol points are not offered in {dtype.value}", remedy="Use float32 or float64.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from types import EllipsisType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import Shape, as_shape, element
+from accel.ops.base import Shape, as_shape, element, op
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, whole
 from accel.ref import AccelRef
@@ -24,11 +24,9 @@ Axes = int | Sequence[int] | None
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Transpose(OfOne):
     """``x`` with its axes in another order: reversed, or that of ``axes``."""
-
-    kind: ClassVar[str] = "transpose"
 
     x: AccelRef
     axes: Sequence[int] | None = None
@@ -48,20 +46,16 @@ class Transpose(OfOne):
         return order
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         return tuple([self.x.shape[axis] for axis in self._order()])
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         steps = self.x.strides
         return whole(self.shape(), 0, tuple([steps[axis] for axis in self._order()]))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Flip(OfOne):
     """``x`` with the elements along ``axis``, or all axes, in reverse."""
-
-    kind: ClassVar[str] = "flip"
 
     x: AccelRef
     axis: Axes = None
@@ -77,22 +71,18 @@ class Flip(OfOne):
         return tuple(range(self.x.ndim)) if self.axis is None else axes_of(self.axis, self.x.ndim)
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         self._flipped()
         return self.x.shape
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         shape, strides, flipped = self.x.shape, self.x.strides, self._flipped()
         start = sum(strides[axis] * (shape[axis] - 1) for axis in flipped)
         return whole(shape, start, tuple([-step if axis in flipped else step for axis, step in enumerate(strides)]))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Roll(OfOne):
     """``x`` with its elements moved ``shift`` places along ``axis``, those at the end to the beginning; without ``axis`` as if it had one dimension."""
-
-    kind: ClassVar[str] = "roll"
 
     x: AccelRef
     shift: int | Sequence[int]
@@ -115,16 +105,13 @@ class Roll(OfOne):
         return (self.x.size,) if self.axis is None else self.x.shape, dict(zip(axes, shifts, strict=True))
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         self._shifts()
         return self.x.shape
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return self.axis is not None and ref is not self.out
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         shape, shifts = self._shifts()
         target_steps = steps_of(shape)
         steps = target_steps if self.axis is None else self.x.strides
@@ -143,11 +130,9 @@ class Roll(OfOne):
         return pieces
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class BroadcastTo(OfOne):
     """``x`` repeated to ``shape``, as numpy broadcasts."""
-
-    kind: ClassVar[str] = "broadcast_to"
 
     x: AccelRef
     to: int | Sequence[int]
@@ -159,22 +144,18 @@ class BroadcastTo(OfOne):
         set_fields(self, to=as_shape(self.to))
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         shape = as_shape(self.to)
         if broadcast(self.x.shape, shape) != shape:
             raise InvalidArgumentError(f"x of shape {self.x.shape} cannot be broadcast to {shape}", remedy="Give lengths where x has 1.")
         return shape
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         return whole(self.shape(), 0, strides_of(self.x.shape, self.shape(), self.x.strides))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Tile(OfOne):
     """``x`` repeated ``reps`` times along each axis, one copy after the other."""
-
-    kind: ClassVar[str] = "tile"
 
     x: AccelRef
     reps: int | Sequence[int]
@@ -192,21 +173,17 @@ class Tile(OfOne):
         return (1,) * (ndim - len(shape)) + shape, (1,) * (ndim - len(reps)) + reps
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         return tuple([length * count for length, count in zip(*self._aligned(), strict=True)])
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         shape, reps = self._aligned()
         steps = strides_of(self.x.shape, shape, self.x.strides)
         return whole(tuple(itertools.chain(*zip(reps, shape, strict=True))), 0, tuple(itertools.chain(*((0, step) for step in steps))))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Repeat(OfOne):
     """``x`` with each element repeated along ``axis``; without ``axis`` as if it had one dimension."""
-
-    kind: ClassVar[str] = "repeat"
 
     x: AccelRef
     repeats: int
@@ -226,22 +203,19 @@ class Repeat(OfOne):
         return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         shape, axis = self._parts()
         return (*shape[:axis], shape[axis] * self.repeats, *shape[axis + 1 :])
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return self.axis is not None and ref is not self.out
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         shape, axis = self._parts()
         steps = steps_of(shape) if self.axis is None else self.x.strides
         return whole((*shape[: axis + 1], self.repeats, *shape[axis + 1 :]), 0, (*steps[: axis + 1], 0, *steps[axis + 1 :]))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Pad(OfOne):
     """``x`` with ``width`` elements more before and after each axis: ``value``, or elements of ``x``.
 
@@ -259,8 +233,6 @@ class Pad(OfOne):
     out
         Buffer to write; not ``x``.
     """
-
-    kind: ClassVar[str] = "pad"
 
     x: AccelRef
     width: int | Sequence[Sequence[int]]
@@ -289,7 +261,6 @@ class Pad(OfOne):
         return tuple([before for before, _ in self._widths()])
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         if self.mode not in _PAD_MODES:
             raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _PAD_MODES))}.")
         if self.mode == "constant":
@@ -301,17 +272,15 @@ class Pad(OfOne):
         return tuple([before + length + after for length, (before, after) in zip(self.x.shape, self._widths(), strict=True)])
 
     def filled(self) -> bytes:
-        """See :meth:`Copying.filled`."""
         return element("value", self.value, self.x.dtype).tobytes()
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         steps = steps_of(self.shape())
         target = sum(before * step for (before, _), step in zip(self._widths(), steps, strict=True))
         return [Piece(self.x.shape, 0, self.x.strides, target, steps)]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Part(OfOne):
     """The elements of ``x`` that ``index`` selects, as numpy's basic indexing does, in a buffer of their own: ``x[index]``, which is a view, copied.
 
@@ -325,23 +294,18 @@ class Part(OfOne):
         Buffer to write; not ``x``.
     """
 
-    kind: ClassVar[str] = "part"
-
     x: AccelRef
     index: Index
     _: KW_ONLY
     out: AccelRef | None = None
 
     def shape(self) -> Shape:
-        """See :meth:`OfOne.shape`."""
         _, lengths, _ = selected(self.x.shape, self.x.strides, self.index)
         return lengths
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return True
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         start, lengths, steps = selected(self.x.shape, self.x.strides, self.index)
         return [Piece(lengths, start, steps, 0, steps_of(lengths) if self.out is None else self.out.strides)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
 from accel.compute import EXTREMES, ReduceName, ReduceOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import integer, member, set_fields
 from accel.ops.namespace import OpNamespace, method
@@ -30,7 +30,7 @@ _INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 _SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("reduce")
 class Reduce(FamilyOp):
     """``op`` along ``axis``, in the dtype of x; any and all give bool, argmax and argmin int64.
 
@@ -49,9 +49,6 @@ class Reduce(FamilyOp):
     out
         Buffer to write; not ``x``.
     """
-
-    library: ClassVar[str] = "reduce"
-    kind: ClassVar[str] = "reduce"
 
     op: ReduceName | ReduceOp
     x: AccelRef
@@ -150,11 +147,9 @@ class Reduce(FamilyOp):
         return outer, middle, inner
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        """See :meth:`KernelOp.takes_strided`."""
         return ref is not self.out
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, axes = operand("x", self.x), self.axes()
         if not isinstance(self.keepdims, (bool, np.bool_)):
             raise InvalidArgumentError(f"keepdims is {self.keepdims!r}", remedy="Give True or False.")

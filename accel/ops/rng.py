@@ -40,14 +40,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import Plan, as_shape
+from accel.ops.base import Plan, as_shape, op
 from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.draws import Draw, Floats, Generator, VendorFloats, at_least_zero, real, whole
@@ -61,14 +61,12 @@ __all__ = ["FAMILY", "Generator", "Integers", "Lognormal", "Normal", "RngOps", "
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Uniform(VendorFloats):
     """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters.
 
     Those of cuRAND's generators are from 0 to 1, without 0 and with 1.
     """
-
-    kind: ClassVar[str] = "uniform"
 
     _: KW_ONLY
     low: float = 0.0
@@ -88,14 +86,12 @@ class Uniform(VendorFloats):
         set_fields(self, low=low, high=high)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Normal(VendorFloats):
     """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters.
 
     cuRAND's generators make an even number of them.
     """
-
-    kind: ClassVar[str] = "normal"
 
     _: KW_ONLY
     mean: float = 0.0
@@ -109,14 +105,11 @@ class Normal(VendorFloats):
         set_fields(self, mean=real("mean", self.mean, dtype), std=at_least_zero("std", self.std, dtype))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Lognormal(Floats):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
 
-    kind: ClassVar[str] = "lognormal"
-
     def stream(self) -> str:
-        """See :meth:`Draw.stream`."""
         return f"normal {self.per_block()}"
 
     _: KW_ONLY
@@ -129,11 +122,9 @@ class Lognormal(Floats):
         set_fields(self, mean=real("mean", self.mean, dtype), sigma=at_least_zero("sigma", self.sigma, dtype))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Integers(Draw):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
-
-    kind: ClassVar[str] = "integers"
 
     shape: int | Iterable[int]
     low: int
@@ -141,7 +132,6 @@ class Integers(Draw):
     dtype: DTypeLike = DType.INT64
 
     def __post_init__(self) -> None:
-        """Convert fields."""
         dtype = self._drawn(self.shape, self.dtype)
         if not dtype.is_integer:
             raise UnsupportedError(f"integers are not offered in {dtype.value}", remedy="Use an integer dtype, such as int64.")
@@ -163,11 +153,9 @@ class Integers(Draw):
         return 4 if self.span() <= 1 << 32 else 2
 
     def stream(self) -> str:
-        """See :meth:`Draw.stream`."""
         return f"integers {self.per_block()}"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return self._planned(as_shape(self.shape), DType.of(self.dtype))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from accel.compute import ReduceName, ReduceOp
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, in_place_or_apart, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, in_place_or_apart, not_aliased, op, operand, result_in
 from accel.ops.family import Family
 from accel.ops.fields import integer, member, set_fields
 from accel.ops.namespace import OpNamespace, method
@@ -46,7 +46,7 @@ def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("scan")
 class Scan(FamilyOp):
     """What an operation makes of all elements of ``x`` up to each, along ``axis``.
 
@@ -61,8 +61,6 @@ class Scan(FamilyOp):
     out
         Buffer to write; ``x`` itself, or apart from it.
     """
-
-    library: ClassVar[str] = "scan"
 
     x: AccelRef
     axis: int = -1
@@ -89,7 +87,6 @@ class Scan(FamilyOp):
         return _neutral(self.kind, self.element())
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         axis_of(self.axis, x.ndim)
         if not isinstance(self.exclusive, (bool, np.bool_)):
@@ -101,6 +98,7 @@ class Scan(FamilyOp):
         return Plan((x,), writes, creates, dtype=x.dtype)
 
 
+@op()
 class Cumsum(Scan):
     """The sums of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
 
@@ -116,11 +114,8 @@ class Cumsum(Scan):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "cumsum"
-
-
+@op()
 class Cumprod(Scan):
     """The products of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
 
@@ -132,11 +127,8 @@ class Cumprod(Scan):
         Whether each element itself is left out. The first result is then 1.
     """
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "cumprod"
-
-
+@op()
 class Cummax(Scan):
     """The largest of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
 
@@ -148,11 +140,8 @@ class Cummax(Scan):
         Whether each element itself is left out. The first result is then the least number of the dtype, which for floats is minus infinity.
     """
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "cummax"
-
-
+@op()
 class Cummin(Scan):
     """The least of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
 
@@ -164,10 +153,6 @@ class Cummin(Scan):
         Whether each element itself is left out. The first result is then the largest number of the dtype, which for floats is infinity.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "cummin"
-
 
 def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
     """Return the error of a status: whether a segment is wrong, and which."""
@@ -176,7 +161,7 @@ def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
     return InvalidArgumentError(f"segment {int(status[1])} is no part of x", remedy="Give rising offsets, from 0 to the length of x.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("scan")
 class SegmentReduce(FamilyOp):
     """What ``op`` makes of each segment of ``x`` along its first axis, in the dtype of ``x``; of an empty one the operation's neutral element.
 
@@ -192,9 +177,6 @@ class SegmentReduce(FamilyOp):
     out
         Buffer to write; not ``x`` or ``offsets``.
     """
-
-    library: ClassVar[str] = "scan"
-    kind: ClassVar[str] = "segment_reduce"
 
     op: ReduceName | ReduceOp
     x: AccelRef
@@ -215,7 +197,6 @@ class SegmentReduce(FamilyOp):
         return _neutral(self.cumulative(), self.x.dtype)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, offsets = operand("x", self.x), operand("offsets", self.offsets, ndim=1)
         if self.op not in _CUMULATIVE:
             raise UnsupportedError(f"{member(ReduceOp, self.op).value} of segments is not offered", remedy="Use sum, prod, max or min.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, op, operand, same_dtype
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
@@ -33,12 +33,9 @@ _NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is 
 _SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from 1".format
 
 
+@op("solver")
 class _Sides(FamilyOp[Any]):
     """What solves equations of a matrix, which is its first field, for the right-hand sides ``b``."""
-
-    __slots__ = ()
-
-    library: ClassVar[str] = "solver"
 
     def sizes(self) -> tuple[Shape, int, int]:
         """Return the stack of the results, the number of equations, and that of right-hand sides."""
@@ -57,7 +54,7 @@ class _Sides(FamilyOp[Any]):
         return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Cholesky(FamilyOp[Any]):
     """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
 
@@ -72,22 +69,18 @@ class Cholesky(FamilyOp[Any]):
         order of the leading minor that is not positive definite; that factor then holds no defined values.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "cholesky"
-
     a: AccelRef
     _: KW_ONLY
     upper: bool = False
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         flag("upper", self.upper)
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class ChoSolve(_Sides):
     """The solution of ``a @ x = b``, given the Cholesky factor of ``a``.
 
@@ -101,24 +94,20 @@ class ChoSolve(_Sides):
         Whether ``c`` is the upper factor.
     """
 
-    kind: ClassVar[str] = "cho_solve"
-
     c: AccelRef
     b: AccelRef
     _: KW_ONLY
     upper: bool = False
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
-        """See :meth:`_Sides.operands`."""
         return matrix(self, "c", self.c), operand("b", self.b)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         flag("upper", self.upper)
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class LuFactor(FamilyOp[Any]):
     """The factors of ``a = p @ l @ u`` with partial pivoting, in one array, and the interchanges of rows: ``lu, piv``.
 
@@ -135,15 +124,11 @@ class LuFactor(FamilyOp[Any]):
     As scipy has it: l is below the diagonal of ``lu``, with ones on it; row i was interchanged with row ``piv[i]``, int32 (..., min(m, n)), counted from 0.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "lu_factor"
-
     a: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
         return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
@@ -159,7 +144,7 @@ def _pivot_error(status: np.ndarray[Any, Any]) -> AccelError | None:
 _PIVOTS = Status(Spec((2,), DType.INT64), _pivot_error)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class LuSolve(_Sides):
     """The solution of ``op(a) @ x = b``, given the factors of ``a``; where ``a`` is singular, its elements are infinite or NaN.
 
@@ -173,8 +158,6 @@ class LuSolve(_Sides):
         What ``op`` does: ``False`` or ``"n"``, ``True`` or ``"t"``, or ``"c"``.
     """
 
-    kind: ClassVar[str] = "lu_solve"
-
     lu: AccelRef
     piv: AccelRef
     b: AccelRef
@@ -187,11 +170,9 @@ class LuSolve(_Sides):
             set_fields(self, transpose=transpose_of(self.transpose))
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
-        """See :meth:`_Sides.operands`."""
         return matrix(self, "lu", self.lu), operand("b", self.b)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         (lu, b), piv = self.operands(), operand("piv", self.piv)
         if piv.dtype is not DType.INT32 or piv.shape != lu.shape[:-1]:
             raise InvalidArgumentError(
@@ -200,7 +181,7 @@ class LuSolve(_Sides):
         return Plan((lu, piv, b), (), (self._result(),), dtype=lu.dtype, status=_PIVOTS)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Solve(_Sides):
     """The solution of ``a @ x = b``.
 
@@ -215,23 +196,19 @@ class Solve(_Sides):
         0, or the place of the first 0 on the diagonal of u, counted from 1; the values of that solution are not defined then.
     """
 
-    kind: ClassVar[str] = "solve"
-
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
-        """See :meth:`_Sides.operands`."""
         return matrix(self, "a", self.a), operand("b", self.b)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         return checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Inv(FamilyOp[Any]):
     """The inverse of each matrix.
 
@@ -243,20 +220,16 @@ class Inv(FamilyOp[Any]):
         As for ``solve``: ``False`` returns the inverses and ``info``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "inv"
-
     a: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Det(FamilyOp):
     """The determinant of each matrix; 0 of one that is singular, 1 of one without rows.
 
@@ -266,18 +239,14 @@ class Det(FamilyOp):
         (..., n, n), of float32, float64, complex64 or complex128. ``slogdet`` neither overflows nor underflows.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "det"
-
     a: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         return Plan((a,), (), (Spec(a.shape[:-2], a.dtype),), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The determinant of each matrix as its sign, of absolute value 1, and the logarithm of its absolute value; 0 and -infinity of a singular one.
 
@@ -287,18 +256,14 @@ class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
         (..., n, n), of float32, float64, complex64 or complex128. The logarithms are real.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "slogdet"
-
     a: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         return Plan((a,), (), (Spec(a.shape[:-2], a.dtype), Spec(a.shape[:-2], REALS[a.dtype])), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
     """``a = q @ r`` with orthonormal columns of q and triangular r.
 
@@ -311,14 +276,10 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
         are the library's choice.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "qr"
-
     a: AccelRef
     mode: Literal["reduced", "complete"] = "reduced"
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
         if self.mode not in ("reduced", "complete"):
             raise InvalidArgumentError(f"mode is {self.mode!r}", remedy="Use 'reduced' or 'complete'.")
@@ -327,7 +288,7 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((a,), (), (Spec((*stack, m, k), a.dtype), Spec((*stack, k, n), a.dtype)), dtype=a.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class MatrixPower(FamilyOp[Any]):
     """Each matrix to the power of ``n``.
 
@@ -341,9 +302,6 @@ class MatrixPower(FamilyOp[Any]):
         As for ``inv``: ``False`` returns the powers and ``info``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "matrix_power"
-
     a: AccelRef
     n: int
     _: KW_ONLY
@@ -355,7 +313,6 @@ class MatrixPower(FamilyOp[Any]):
             set_fields(self, n=integer("n", self.n, "Give an int."))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from accel.ops.base import (
     Status,
     in_place_or_apart,
     not_aliased,
+    op,
     operand,
     result_in,
     same_dtype,
@@ -36,10 +37,8 @@ __all__ = ["FAMILY", "Argsort", "Partition", "Searchsorted", "SegmentSort", "Sor
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class _Rising(FamilyOp):
-    library: ClassVar[str] = "sort"
-
     x: AccelRef
     axis: int = -1
     _: KW_ONLY
@@ -68,6 +67,7 @@ class _Rising(FamilyOp):
         return x
 
 
+@op()
 class Sort(_Rising):
     """``x`` with the elements along ``axis`` in rising order, or in falling one.
 
@@ -83,12 +83,7 @@ class Sort(_Rising):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "sort"
-
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = self._checked()
         in_place_or_apart(self.out, x=x)
         writes, creates = result_in(self.out, x.shape, x.dtype)
@@ -107,7 +102,7 @@ def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
 _SEGMENTS = Status(Spec((2,), DType.INT64), _segment_failure)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class SegmentSort(FamilyOp):
     """``x`` with the elements of each segment in rising order, or in falling one.
 
@@ -123,9 +118,6 @@ class SegmentSort(FamilyOp):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "segment_sort"
-
     x: AccelRef
     offsets: AccelRef
     _: KW_ONLY
@@ -138,7 +130,6 @@ class SegmentSort(FamilyOp):
         return bool(self.descending)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x, offsets = ordered(self, "x", self.x, ndim=1), operand("offsets", self.offsets, ndim=1)
         if offsets.dtype is not DType.INT64 or not offsets.size:
             raise InvalidArgumentError(
@@ -152,6 +143,7 @@ class SegmentSort(FamilyOp):
         return Plan((x, offsets), writes, creates, status=_SEGMENTS)
 
 
+@op()
 class Argsort(_Rising):
     """The indices, int64, that would sort ``x`` along ``axis``. The sort is stable: of equal elements, the first one stays first.
 
@@ -163,19 +155,14 @@ class Argsort(_Rising):
         Buffer to write; not ``x``.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "argsort"
-
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = self._checked()
         not_aliased(self.out, x=x)
         writes, creates = result_in(self.out, x.shape, DType.INT64)
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Partition(FamilyOp):
     """``x`` with the ``kth`` element along ``axis`` where it would be in order, none before it larger, none behind it smaller.
 
@@ -191,8 +178,6 @@ class Partition(FamilyOp):
         Buffer to write; ``x`` itself, or apart from it.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "partition"
     falls: ClassVar[bool] = False
 
     x: AccelRef
@@ -210,7 +195,6 @@ class Partition(FamilyOp):
         return lines_of(self.x.shape, self.axis)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = ordered(self, "x", self.x)
         length = x.shape[axis_of(self.axis, x.ndim)]
         if not -length <= self.kth < length:
@@ -220,7 +204,7 @@ class Partition(FamilyOp):
         return Plan((x,), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
 
@@ -235,9 +219,6 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     largest
         Whether the largest are taken, the largest first; else the least, the least first. NaN counts as larger than every number.
     """
-
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "topk"
 
     x: AccelRef
     k: int
@@ -259,7 +240,6 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
         return bool(self.largest)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = ordered(self, "x", self.x)
         length = x.shape[axis_of(self.axis, x.ndim)]
         if not 0 <= self.k <= length:
@@ -271,7 +251,7 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((x,), (), (Spec(shape, x.dtype), Spec(shape, DType.INT64)))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sort")
 class Searchsorted(FamilyOp):
     """Where each element of ``v`` would be put into ``a`` to keep it in order: indices, int64, of the shape of ``v``.
 
@@ -287,9 +267,6 @@ class Searchsorted(FamilyOp):
         Buffer to write; not ``a`` or ``v``.
     """
 
-    library: ClassVar[str] = "sort"
-    kind: ClassVar[str] = "searchsorted"
-
     a: AccelRef
     v: AccelRef
     side: Literal["left", "right"] = "left"
@@ -297,7 +274,6 @@ class Searchsorted(FamilyOp):
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, v = ordered(self, "a", self.a, ndim=1), operand("v", self.v)
         same_dtype(a=a, v=v)
         if self.side not in ("left", "right"):

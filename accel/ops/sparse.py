@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from accel.compute import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, factor, not_aliased, operand, result_in, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, Spec, factor, not_aliased, op, operand, result_in, same_dtype, scalar
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
@@ -29,7 +29,7 @@ M = TypeVar("M")
 _NONE = Transpose.NONE
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Spmv(FamilyOp):
     """``alpha * op(a) @ x + beta * out`` of a sparse matrix and a vector.
 
@@ -47,9 +47,6 @@ class Spmv(FamilyOp):
         What ``op`` does.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "spmv"
-
     a: SparseField
     x: AccelRef
     _: KW_ONLY
@@ -59,12 +56,10 @@ class Spmv(FamilyOp):
     transpose_a: TransposeField = _NONE
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
         set_fields(self, transpose_a=transpose_of(self.transpose_a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, x = sparse_of("a", self.a), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a.data, x=x)
         m, n = applied(a.shape, self.transpose_a)
@@ -76,7 +71,7 @@ class Spmv(FamilyOp):
         return Plan((*a.refs, x), writes, creates, updates=bool(self.beta), status=STRUCTURE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Spmm(FamilyOp):
     """``alpha * op(a) @ op(b) + beta * out`` of a sparse and a dense matrix.
 
@@ -94,9 +89,6 @@ class Spmm(FamilyOp):
         What ``op`` does.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "spmm"
-
     a: SparseField
     b: AccelRef
     _: KW_ONLY
@@ -107,12 +99,10 @@ class Spmm(FamilyOp):
     transpose_b: TransposeField = _NONE
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
         set_fields(self, transpose_a=transpose_of(self.transpose_a), transpose_b=transpose_of(self.transpose_b))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = sparse_of("a", self.a), operand("b", self.b, ndim=2)
         dtype = same_dtype(a=a.data, b=b)
         (m, k), (k_b, n) = applied(a.shape, self.transpose_a), applied(b.shape, self.transpose_b)
@@ -124,7 +114,7 @@ class Spmm(FamilyOp):
         return Plan((*a.refs, b), writes, creates, updates=bool(self.beta), status=STRUCTURE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Sddmm(FamilyOp[SparseRef]):
     """``alpha * (op(a) @ op(b))`` where ``pattern`` has elements, plus ``beta`` times these: a product of dense matrices of which few elements are wanted.
 
@@ -142,9 +132,6 @@ class Sddmm(FamilyOp[SparseRef]):
         What ``op`` does.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "sddmm"
-
     a: AccelRef
     b: AccelRef
     pattern: SparseField
@@ -155,12 +142,10 @@ class Sddmm(FamilyOp[SparseRef]):
     transpose_b: TransposeField = _NONE
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, pattern=parts_of("pattern", self.pattern), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
         set_fields(self, transpose_a=transpose_of(self.transpose_a), transpose_b=transpose_of(self.transpose_b))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b, pattern = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2), sparse_of("pattern", self.pattern)
         dtype = same_dtype(a=a, b=b, pattern=pattern.data)
         check_wide(self, dtype)
@@ -176,7 +161,6 @@ class Sddmm(FamilyOp[SparseRef]):
         return Plan((a, b, *pattern.refs), (), (Spec((pattern.nnz,), dtype),), status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> SparseRef:
-        """See :meth:`KernelOp.result`."""
         pattern = sparse_of("pattern", self.pattern)
         return SparseRef("csr", refs[0], pattern.indices, pattern.indptr, pattern.shape)
 

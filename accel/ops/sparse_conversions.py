@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, not_aliased, op, operand, result_in
 from accel.ops.fields import set_fields
 from accel.ops.sparse_operands import COUNT, INT32, STRUCTURE, not_of_blocks
 from accel.ref import AccelRef
@@ -16,11 +16,10 @@ from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, par
 __all__ = ["Diagonal", "Fromdense", "Tocoo", "Tocsc", "Tocsr", "Todense"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class _Conversion(FamilyOp[SparseRef]):
     """A copy of ``a`` in another format, or in the same one."""
 
-    library: ClassVar[str] = "sparse"
     target: ClassVar[SparseFormat]
 
     a: SparseField
@@ -30,7 +29,6 @@ class _Conversion(FamilyOp[SparseRef]):
         set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = sparse_of("a", self.a)
         index = a.indices.dtype
         if a.format == "bsr":
@@ -42,11 +40,11 @@ class _Conversion(FamilyOp[SparseRef]):
         return Plan(a.refs, (), (Spec((a.nnz,), a.dtype), Spec((a.nnz,), index), Spec((marks,), index)), status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> SparseRef:
-        """See :meth:`KernelOp.result`."""
         data, indices, indptr = refs
         return SparseRef(self.target, data, indices, indptr, sparse_of("a", self.a).shape)
 
 
+@op()
 class Tocsr(_Conversion):
     """``a`` in the format csr: a copy; of bsr, with all elements of the blocks. The transpose of a matrix is ``tocsr(a.T)``.
 
@@ -56,12 +54,10 @@ class Tocsr(_Conversion):
         Of any format and dtype.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "tocsr"
     target: ClassVar[SparseFormat] = "csr"
 
 
+@op()
 class Tocsc(_Conversion):
     """``a`` in the format csc: a copy.
 
@@ -71,12 +67,10 @@ class Tocsc(_Conversion):
         csr, csc or coo, of any dtype.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "tocsc"
     target: ClassVar[SparseFormat] = "csc"
 
 
+@op()
 class Tocoo(_Conversion):
     """``a`` in the format coo, its elements in the order of rows: a copy.
 
@@ -86,13 +80,10 @@ class Tocoo(_Conversion):
         csr, csc or coo, of any dtype.
     """
 
-    __slots__ = ()
-
-    kind: ClassVar[str] = "tocoo"
     target: ClassVar[SparseFormat] = "coo"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Todense(FamilyOp):
     """``a`` as a dense matrix.
 
@@ -104,9 +95,6 @@ class Todense(FamilyOp):
         Buffer to write; none of the operands.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "todense"
-
     a: SparseField
     _: KW_ONLY
     out: AccelRef | None = None
@@ -116,14 +104,13 @@ class Todense(FamilyOp):
         set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = sparse_of("a", self.a)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
         writes, creates = result_in(self.out, a.shape, a.dtype)
         return Plan(a.refs, writes, creates, status=STRUCTURE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Diagonal(FamilyOp):
     """The diagonal of ``a``, with 0 where it stores nothing: (min(m, n),).
 
@@ -135,9 +122,6 @@ class Diagonal(FamilyOp):
         Buffer to write; none of the operands.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "diagonal"
-
     a: SparseField
     _: KW_ONLY
     out: AccelRef | None = None
@@ -147,7 +131,6 @@ class Diagonal(FamilyOp):
         set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = sparse_of("a", self.a)
         if a.format == "bsr":
             raise not_of_blocks()
@@ -156,7 +139,7 @@ class Diagonal(FamilyOp):
         return Plan(a.refs, writes, creates, status=STRUCTURE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
 
@@ -169,13 +152,9 @@ class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         block ``matrix.trimmed(number)`` has as many. A device returns that, and raises if ``size`` is too small; without ``size`` there is room for all of x.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "fromdense"
-
     x: AccelRef
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x, ndim=2)
         if x.dtype not in ELEMENTS:
             raise UnsupportedError(f"fromdense is not offered for {x.dtype.value}", remedy="Convert the elements: device.elementwise.cast.")
@@ -188,12 +167,10 @@ class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         return DType.INT32 if max(self.x.size, *self.x.shape) <= INT32 else DType.INT64
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        """See :meth:`KernelOp.result`."""
         data, indices, indptr, count = refs
         rows, columns = self.x.shape
         return SparseRef("csr", data, indices, indptr, (rows, columns)), count
 
     @classmethod
     def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        """See :meth:`SizedOp.trimmed`."""
         return made[0].trimmed(count)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, factor, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, factor, op, same_dtype, scalar
 from accel.ops.fields import set_fields
 from accel.ops.sparse_operands import COUNT, STRUCTURE, check_wide, no_product
 from accel.ref import AccelRef
@@ -16,7 +16,7 @@ from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 __all__ = ["Add", "Spgemm", "SpgemmSize"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """``alpha * a + beta * b`` of two sparse matrices; with ``size``, and how many elements that stores.
 
@@ -32,9 +32,6 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         As for ``fromdense``; at most the elements of ``a`` and ``b`` together are needed.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "add"
-
     a: SparseField
     b: SparseField
     _: KW_ONLY
@@ -42,12 +39,10 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     beta: complex = 1.0
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b))
         set_fields(self, alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
         dtype = same_dtype(a=a.data, b=b.data)
         check_wide(self, dtype)
@@ -64,14 +59,12 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        """See :meth:`KernelOp.result`."""
         data, indices, indptr, count = refs
         a = sparse_of("a", self.a)
         return SparseRef(a.format, data, indices, indptr, a.shape), count
 
     @classmethod
     def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        """See :meth:`SizedOp.trimmed`."""
         return made[0].trimmed(count)
 
 
@@ -91,7 +84,7 @@ def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
     return a, b
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class SpgemmSize(FamilyOp):
     """What ``spgemm(a, b)`` needs, as two int64: bytes of ``workspace``, and how many products of elements there are, which ``size`` need not exceed.
 
@@ -105,25 +98,20 @@ class SpgemmSize(FamilyOp):
         How many bytes the library may count in.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "spgemm_size"
-
     a: SparseField
     b: SparseField
     _: KW_ONLY
     workspace: int = 0
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = _factors_of_product(self)
         return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),), status=STRUCTURE)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """``alpha * a @ b`` of two sparse matrices; with ``size``, and how many elements that stores.
 
@@ -141,9 +129,6 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         How many bytes the library may work in. A device finds out; a batch on CUDA needs what ``spgemm_size`` says.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "spgemm"
-
     a: SparseField
     b: SparseField
     _: KW_ONLY
@@ -151,11 +136,9 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     workspace: int = 0
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b), alpha=scalar("alpha", self.alpha))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = _factors_of_product(self)
         factor("alpha", self.alpha, a.dtype)
         room, index, marks = self.room(a.shape[0] * b.shape[1]), a.indices.dtype, 1 + (b.shape[1] if a.format == "csc" else a.shape[0])
@@ -163,12 +146,10 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        """See :meth:`KernelOp.result`."""
         data, indices, indptr, count = refs
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
         return SparseRef(a.format, data, indices, indptr, (a.shape[0], b.shape[1])), count
 
     @classmethod
     def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        """See :meth:`SizedOp.trimmed`."""
         return made[0].trimmed(count)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import TYPE_CHECKING, Any
 
 from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError
-from accel.ops.base import FamilyOp, Plan, Spec, Status, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Spec, Status, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.fields import set_fields
 from accel.ops.sparse_operands import STRUCTURE, check_wide, structure_error
@@ -34,7 +34,7 @@ _BOTH = Spec((3,), DType.INT64)
 _STATUS = Status(_BOTH, _failure)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse")
 class SpsolveTriangular(FamilyOp[Any]):
     """Solve ``op(a) @ x = b`` for a triangular sparse matrix.
 
@@ -58,9 +58,6 @@ class SpsolveTriangular(FamilyOp[Any]):
         ``False``: the result is ``(x, info)``, where ``info`` is a 0-d int32, and nothing is raised; ``x`` must not be used if ``info`` is not 0.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "spsolve_triangular"
-
     a: SparseField
     b: AccelRef
     lower: bool = True
@@ -71,11 +68,9 @@ class SpsolveTriangular(FamilyOp[Any]):
     check: bool = True
 
     def __post_init__(self) -> None:
-        """Convert fields; see :mod:`accel.ops.fields`."""
         set_fields(self, a=parts_of("a", self.a), transpose_a=transpose_of(self.transpose_a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = sparse_of("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a.data, b=b)
         check_wide(self, dtype)
@@ -103,7 +98,7 @@ def _singular(status: np.ndarray[Any, Any]) -> AccelError | None:
 _PIVOTS = Status(_BOTH, _singular)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("sparse", kind="solve")
 class Spsolve(FamilyOp[Any]):
     """Solve ``a @ x = b`` directly: a sparse matrix is ordered, factored and solved, each time anew.
 
@@ -122,9 +117,6 @@ class Spsolve(FamilyOp[Any]):
         ``False``: the result is ``(x, info)``, where ``info`` is a 0-d int32, and nothing is raised; ``x`` must not be used if ``info`` is not 0.
     """
 
-    library: ClassVar[str] = "sparse"
-    kind: ClassVar[str] = "solve"
-
     a: SparseField
     b: AccelRef
     _: KW_ONLY
@@ -136,7 +128,6 @@ class Spsolve(FamilyOp[Any]):
         set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = sparse_of("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a.data, b=b)
         check_wide(self, dtype)

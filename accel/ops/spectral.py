@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, operand, same_dtype
+from accel.ops.base import FamilyOp, Plan, Spec, op, operand, same_dtype
 from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -26,7 +26,7 @@ def _of_pencil(n: int, *, info: int) -> str:
     return _NOT_CONVERGED(info=info)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Eigh(FamilyOp[Any]):
     """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
 
@@ -44,9 +44,6 @@ class Eigh(FamilyOp[Any]):
         not finite, and larger than n where ``b`` is not positive definite.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eigh"
-
     a: AccelRef
     b: AccelRef | None = None
     _: KW_ONLY
@@ -54,7 +51,6 @@ class Eigh(FamilyOp[Any]):
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         flag("upper", self.upper)
         reads = (a,) if self.b is None else (a, operand("b", self.b))
@@ -66,7 +62,7 @@ class Eigh(FamilyOp[Any]):
         return checked(self, reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Eigvalsh(FamilyOp[Any]):
     """Eigenvalues of Hermitian matrices, in rising order.
 
@@ -76,22 +72,18 @@ class Eigvalsh(FamilyOp[Any]):
         As for ``eigh``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eigvalsh"
-
     a: AccelRef
     _: KW_ONLY
     upper: bool = False
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         flag("upper", self.upper)
         return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Svd(FamilyOp[Any]):
     """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
 
@@ -106,16 +98,12 @@ class Svd(FamilyOp[Any]):
         ``u, s, vh, info``, with ``info`` int32 (...): 0, or LAPACK's value, which is below 0 for elements that are not finite.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "svd"
-
     a: AccelRef
     full_matrices: bool = True
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
         k = min(m, n)
@@ -124,7 +112,7 @@ class Svd(FamilyOp[Any]):
         return checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Svdvals(FamilyOp[Any]):
     """Singular values, in falling order.
 
@@ -134,15 +122,11 @@ class Svdvals(FamilyOp[Any]):
         As for ``svd``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "svdvals"
-
     a: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
         return checked(self, (a,), (Spec((*stack, min(m, n)), REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
@@ -157,7 +141,7 @@ def tolerance(name: str, value: object) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Pinv(FamilyOp[Any]):
     """The pseudo-inverse of each matrix, by its singular values.
 
@@ -171,23 +155,19 @@ class Pinv(FamilyOp[Any]):
         As for ``svd``: ``False`` returns the result and ``info``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "pinv"
-
     a: AccelRef
     rtol: float | None = None
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
         tolerance("rtol", self.rtol)
         *stack, m, n = a.shape
         return checked(self, (a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Lstsq(FamilyOp[Any]):
     """The x that make ``a @ x`` closest to b, and of these the smallest: ``x, residuals, rank, s``.
 
@@ -208,9 +188,6 @@ class Lstsq(FamilyOp[Any]):
     int64, and the singular values ``s`` are of the stack of x.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "lstsq"
-
     a: AccelRef
     b: AccelRef
     rcond: float | None = None
@@ -218,7 +195,6 @@ class Lstsq(FamilyOp[Any]):
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a, b = matrix(self, "a", self.a, square=False), operand("b", self.b)
         same_dtype(a=a, b=b)
         tolerance("rcond", self.rcond)
@@ -244,7 +220,7 @@ _COMPLEX = {
 }
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Eig(FamilyOp[Any]):
     """Eigenvalues and right eigenvectors of length 1: ``w, v`` with ``a @ v = v * w``; both are complex, and in no order.
 
@@ -256,21 +232,17 @@ class Eig(FamilyOp[Any]):
         As for ``eigh``: ``False`` returns ``w, v, info``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eig"
-
     a: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         made = _COMPLEX[a.dtype]
         return checked(self, (a,), (Spec(a.shape[:-1], made), Spec(a.shape, made)), a.shape[:-2], _NOT_CONVERGED)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("solver")
 class Eigvals(FamilyOp[Any]):
     """Eigenvalues; they are complex, and in no order.
 
@@ -280,14 +252,10 @@ class Eigvals(FamilyOp[Any]):
         As for ``eig``.
     """
 
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eigvals"
-
     a: AccelRef
     _: KW_ONLY
     check: bool = True
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a)
         return checked(self, (a,), (Spec(a.shape[:-1], _COMPLEX[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from accel.compute import BinaryOp, ReduceOp, Transpose
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import Plan, Shape, Spec, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import Plan, Shape, Spec, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.composed import ComposedOp
 from accel.ops.contraction import Contraction, Layout, Matrices, Path, Products, Sums, contraction, parsed
 from accel.ops.elementwise import Binary
@@ -39,12 +39,9 @@ _SEARCHES = ("auto", "greedy", "optimal")
 _OPTIMIZE = "Give 'auto', 'greedy', 'optimal', or a path, as opt_einsum.contract_path and numpy.einsum_path return."
 
 
+@op("tensor")
 class _Contracted(ComposedOp):
     """An op whose result is sums of products."""
-
-    __slots__ = ()
-
-    library: ClassVar[str] = "tensor"
 
     @abstractmethod
     def given(self) -> tuple[AccelRef, ...]:
@@ -55,7 +52,6 @@ class _Contracted(ComposedOp):
         """Return how it is computed."""
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         mine: Any = self
         refs = {f"operand {n}": operand(f"operand {n}", ref) for n, ref in enumerate(self.given())}
         if not refs:
@@ -75,7 +71,6 @@ class _Contracted(ComposedOp):
         return self.composed(tuple(refs.values()), writes, creates)
 
     def compose(self, run: Run) -> AccelRef:
-        """See :meth:`ComposedOp.compose`."""
         mine: Any = self
         found, refs, out = self.contraction(), list(self.given()), mine.out
         into = None if out is not None and out.is_strided else out
@@ -113,14 +108,13 @@ def _record_matrices(run: Run, step: Matrices, refs: Sequence[AccelRef], out: Ac
     return out
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op(kind="matmul")
 class _Product(Matmul):
     """A product whose result, a buffer of its own, has ``lengths`` as its axes: those that rows and columns are of."""
 
     lengths: Shape = field(default=(), kw_only=True)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         plan = Matmul.plan(self)
         return plan if plan.writes else plan._replace(creates=(Spec(self.lengths, plan.dtype),))
 
@@ -129,7 +123,7 @@ def _seen(ref: AccelRef, layout: Layout) -> AccelRef:
     return view_of(ref, ref.offset, layout.lengths, ref.dtype, layout.strides)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Einsum(_Contracted):
     """Sums of products of the operands' elements: which indices are multiplied, summed over and kept, ``subscripts`` says as numpy.einsum's do.
 
@@ -153,8 +147,6 @@ class Einsum(_Contracted):
         As in :class:`~accel.ops.Gemm`.
     """
 
-    kind: ClassVar[str] = "einsum"
-
     subscripts: str
     operands: Sequence[AccelRef]
     _: KW_ONLY
@@ -170,11 +162,9 @@ class Einsum(_Contracted):
         )
 
     def given(self) -> tuple[AccelRef, ...]:
-        """See :meth:`_Contracted.given`."""
         return tuple(self.operands)
 
     def contraction(self) -> Contraction:
-        """See :meth:`_Contracted.contraction`."""
         refs = self.given()
         terms, output = parsed(self.subscripts, [ref.shape for ref in refs])
         optimize: Any = self.optimize
@@ -206,7 +196,7 @@ def _optimize(value: Any) -> str | Path:
     return tuple([integers("optimize", step) for step in steps])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class Tensordot(_Contracted):
     """Sums of products along axes of both, as numpy.tensordot has them: the result has the other axes of ``a``, then those of ``b``.
 
@@ -221,8 +211,6 @@ class Tensordot(_Contracted):
     allow_tf32
         As in :class:`~accel.ops.Gemm`.
     """
-
-    kind: ClassVar[str] = "tensordot"
 
     a: AccelRef
     b: AccelRef
@@ -242,11 +230,9 @@ class Tensordot(_Contracted):
             set_fields(self, axes=integer("axes", axes, "Give an int, or a pair: the axes of a, and those of b."))
 
     def given(self) -> tuple[AccelRef, ...]:
-        """See :meth:`_Contracted.given`."""
         return self.a, self.b
 
     def contraction(self) -> Contraction:
-        """See :meth:`_Contracted.contraction`."""
         a, b, axes = self.a, self.b, self.axes
         if isinstance(axes, int):
             if not 0 <= axes <= min(a.ndim, b.ndim):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import KW_ONLY
+from typing import Any, TypeVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, op, operand, result_in, same_dtype
 from accel.ops.draws import key_of
 from accel.ops.fields import integer, set_fields
 from accel.ops.normalization import (
@@ -59,11 +59,9 @@ def _check_grad(grad: AccelRef, **of: AccelRef) -> None:
     same_dtype(grad=grad, **of)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class RowNormGrad(FamilyOp[T_co]):
     """The gradient of a norm of rows: of ``x``, of the weight, and of the bias if the norm has one."""
-
-    library: ClassVar[str] = "dnn"
 
     grad: AccelRef
     x: AccelRef
@@ -82,7 +80,6 @@ class RowNormGrad(FamilyOp[T_co]):
         return rows.rows // rows.groups, rows.groups * (rows.length // rows.each), rows.each
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         norm = self.norm()
         plan = norm.plan()
         _check_grad(self.grad, x=self.x)
@@ -90,7 +87,7 @@ class RowNormGrad(FamilyOp[T_co]):
         return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class _OfRows(RowNormGrad[T_co]):
     """What gradients of norms of the last dimensions share."""
 
@@ -103,11 +100,10 @@ class _OfRows(RowNormGrad[T_co]):
         set_fields(self, normalized_shape=as_shape(self.normalized_shape))
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNormGrad.rows`."""
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``layer_norm``. The bias itself is not needed.
 
@@ -119,17 +115,14 @@ class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
         Those of ``layer_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    kind: ClassVar[str] = "layer_norm_grad"
-
     _: KW_ONLY
     eps: float = 1e-5
 
     def norm(self) -> RowNorm:
-        """See :meth:`RowNormGrad.norm`."""
         return LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
     """The gradients of ``x`` and weight of ``rms_norm``.
 
@@ -141,17 +134,14 @@ class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
         Those of ``rms_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    kind: ClassVar[str] = "rms_norm_grad"
-
     _: KW_ONLY
     eps: float = 1e-6
 
     def norm(self) -> RowNorm:
-        """See :meth:`RowNormGrad.norm`."""
         return RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``group_norm``. The bias itself is not needed.
 
@@ -162,8 +152,6 @@ class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     x, num_groups, weight, eps
         Those of ``group_norm``. Without a weight, the second result is the gradient of one of ones.
     """
-
-    kind: ClassVar[str] = "group_norm_grad"
 
     num_groups: int
     weight: AccelRef | None = None
@@ -176,15 +164,13 @@ class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS))
 
     def norm(self) -> RowNorm:
-        """See :meth:`RowNormGrad.norm`."""
         return GroupNorm(self.x, self.num_groups, self.weight, eps=self.eps)
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNormGrad.rows`."""
         return rows_of_groups(self.x, self.num_groups)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op()
 class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``instance_norm``. The bias itself is not needed.
 
@@ -196,8 +182,6 @@ class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         Those of ``instance_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    kind: ClassVar[str] = "instance_norm_grad"
-
     weight: AccelRef | None = None
     _: KW_ONLY
     eps: float = 1e-5
@@ -207,15 +191,13 @@ class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         _set_eps(self)
 
     def norm(self) -> RowNorm:
-        """See :meth:`RowNormGrad.norm`."""
         return InstanceNorm(self.x, self.weight, eps=self.eps)
 
     def rows(self) -> NormRows:
-        """See :meth:`RowNormGrad.rows`."""
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """``batch_norm`` with the mean and the variance of ``x`` itself, which are the second and the third result.
 
@@ -232,9 +214,6 @@ class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     eps
         Keeps the divisor from 0.
     """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "batch_norm_train"
 
     x: AccelRef
     weight: AccelRef | None = None
@@ -253,7 +232,6 @@ class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return _middle(self.x, self.axis)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         _, channels, _ = self.middle()
         given = _of_channels(channels, weight=self.weight, bias=self.bias)
@@ -262,7 +240,7 @@ class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return Plan((x, *given.values()), (), (Spec(x.shape, x.dtype), statistics, statistics), "normalize", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``batch_norm_train``; its statistics are those of ``x``, and are computed again.
 
@@ -273,9 +251,6 @@ class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     x, weight, axis, eps
         Those of ``batch_norm_train``.
     """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "batch_norm_grad"
 
     grad: AccelRef
     x: AccelRef
@@ -294,7 +269,6 @@ class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return _middle(self.x, self.axis)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         _check_grad(self.grad, x=x)
         _, channels, _ = self.middle()
@@ -323,11 +297,9 @@ def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]
     return found
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class _OfSoftmax(FamilyOp):
     """What gradients of softmax and of its logarithm share."""
-
-    library: ClassVar[str] = "dnn"
 
     grad: AccelRef
     y: AccelRef
@@ -344,7 +316,6 @@ class _OfSoftmax(FamilyOp):
         return lines_of(self.y.shape, self.axis)
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         y = operand("y", self.y)
         _check_grad(self.grad, y=y)
         self.middle()
@@ -353,23 +324,17 @@ class _OfSoftmax(FamilyOp):
         return Plan((self.grad, y), writes, creates, "normalize", y.dtype)
 
 
+@op()
 class SoftmaxGrad(_OfSoftmax):
     """The gradient of the operand of ``y = softmax(x, axis)``: ``(grad - sum(grad * y)) * y``. ``out`` may be ``grad`` or ``y``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "softmax_grad"
-
-
+@op()
 class LogSoftmaxGrad(_OfSoftmax):
     """The gradient of the operand of ``y = log_softmax(x, axis)``: ``grad - exp(y) * sum(grad)``. ``out`` may be ``grad`` or ``y``."""
 
-    __slots__ = ()
 
-    kind: ClassVar[str] = "log_softmax_grad"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
+@op("dnn")
 class Dropout(FamilyOp):
     """``x / (1 - p)`` where a number drawn for the element is at least ``p``, else 0, also for NaN. ``out`` may be ``x``.
 
@@ -389,9 +354,6 @@ class Dropout(FamilyOp):
     out
         As ``x``.
     """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "dropout"
 
     x: AccelRef
     p: float = 0.5
@@ -418,7 +380,6 @@ class Dropout(FamilyOp):
         return 1 / (1 - self.p) if self.p < 1 else 0.0
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         if not 0 <= self.p <= 1:
             raise InvalidArgumentError(f"p is {self.p}", remedy="Give a share from 0 to 1.")

@@ -1,0 +1,87 @@
+"""What ``accel.ops.op`` makes of a class, and docstrings, which overriding methods have from what they override."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+import pickle
+import pkgutil
+from dataclasses import KW_ONLY
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import accel
+import accel_cuda
+from accel.ops import FamilyOp, Plan, op
+
+
+@op("own")
+class RowSum(FamilyOp):
+    """A sum."""
+
+    rows: int
+    _: KW_ONLY
+    shift: float = 0.0
+
+    def plan(self) -> Plan:
+        return Plan((), (), ())
+
+
+@op()
+class RowMean(RowSum):
+    """A mean."""
+
+
+@op(kind="mean")
+class Renamed(RowMean):
+    """Another name."""
+
+    axis: int = 0
+
+
+def test_the_kind_is_the_name_of_the_class_and_the_library_that_of_the_base() -> None:
+    assert [(kind.library, kind.kind) for kind in (RowSum, RowMean, Renamed)] == [("own", "row_sum"), ("own", "row_mean"), ("own", "mean")]
+
+
+@pytest.mark.parametrize("kind", [RowSum, RowMean, Renamed])
+def test_an_op_is_a_frozen_dataclass_with_slots(kind: type[RowSum]) -> None:
+    made = kind(3, shift=1.0, timeout=2.0)
+    assert (made.rows, made.shift, made.timeout) == (3, 1.0, 2.0)
+    assert repr(made).startswith(f"{kind.__name__}(rows=3, shift=1.0")
+    assert not hasattr(made, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.rows = 4  # type: ignore[misc]
+    assert made != kind(3, shift=1.0, timeout=2.0)
+    for other in (pickle.loads(pickle.dumps(made)), copy.copy(made), dataclasses.replace(made)):
+        assert type(other) is kind
+        assert dataclasses.astuple(other) == dataclasses.astuple(made)
+
+
+def test_fields_of_a_base_come_first() -> None:
+    assert list(inspect.signature(Renamed).parameters) == ["rows", "axis", "timeout", "shift"]
+
+
+def packages() -> list[ModuleType]:
+    names = [found.name for package in (accel, accel_cuda) for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+
+
+def methods(kind: type) -> list[tuple[str, Any]]:
+    found = {name: getattr(member, "fget", None) or getattr(member, "__func__", member) for name, member in vars(kind).items()}
+    return [(name, member) for name, member in found.items() if isinstance(member, FunctionType)]
+
+
+def test_public_methods_have_docstrings_of_their_own_or_of_what_they_override() -> None:
+    silent = {
+        f"{kind.__module__}.{kind.__qualname__}.{name}"
+        for module in packages()
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and not kind.__name__.startswith("_")
+        for name, _ in methods(kind)
+        if not name.startswith("_") and not any(inspect.getdoc(vars(base).get(name)) for base in kind.__mro__)
+    }
+    assert silent == set()
