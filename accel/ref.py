@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, StaleRefError
-from accel.hints import REF_HINTS, NoArray, hinted
+from accel.hints import REF_HINTS, NoArray, hinted_in_class
 from accel.views import is_contiguous, permutation, recast, reshaped, restrided, selected, share_bytes, span, steps_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _is_size(value: Any) -> bool:
     return _is_whole(value) and value >= 0
 
 
-@hinted(REF_HINTS)
+@hinted_in_class(REF_HINTS)
 class AccelRef(NoArray):
     """A handle to an array on a device. Made by a device, never by hand.
 
