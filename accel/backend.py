@@ -197,9 +197,14 @@ class HeldSlab(SlabMemory, Protocol):
     closed: threading.Event
 
 
-Kernel: TypeAlias = Callable[[Any, Any, Sequence[int], Sequence[int]], None]
-"""Enqueues one op: ``kernel(lane, op, inputs, outputs)``. ``lane.stream`` and ``lane.compute`` belong to the calling kernel actor; ``inputs`` and
-``outputs`` are addresses in the order of the op's operands and results. Raises an :class:`~accel.AccelError` if the op was not enqueued."""
+Kernel: TypeAlias = Callable[[Any, Any, Any, Sequence[int], Sequence[int]], None]
+"""Enqueues one op: ``kernel(lane, op, plan, inputs, outputs)``.
+
+``lane.stream`` and ``lane.compute`` belong to the calling kernel actor. ``plan`` is the op's
+:class:`~accel.ops.Plan`, worked out when it was sent. ``inputs`` are the addresses of
+``plan.reads``; ``outputs`` are those of ``plan.writes`` and ``plan.creates``, then those of the
+status and of scratch memory, if the op has them. Raises an :class:`~accel.AccelError` if the op
+was not enqueued."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,5 +87,5 @@ class RichBackend(CpuBackend):
             raise accel.UnsupportedError(f"cpu:{index} is one process's at a time", remedy="Use standby='imports'.")
 
 
-def _launch(lane: Any, op: Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _launch(lane: Any, op: Launch, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.copy(outputs[0], inputs[1], 4 * op.args[2])

@@ -417,7 +417,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = BatchedOp(op, kernel, action, index, commands)
+            launch = BatchedOp(op, plan, kernel, action, index, commands)
             self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True

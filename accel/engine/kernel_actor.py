@@ -73,7 +73,7 @@ class KernelActor(Actor["Sendable", None]):
                     self._enqueue(op, op)
                 else:
                     try:
-                        op.kernel(lane, op.op, op.inputs, op.outputs)
+                        op.kernel(lane, op.op, op.plan, op.inputs, op.outputs)
                         op.launched += 1
                     except BaseException as error:
                         self._raised(error, op, op)
@@ -101,7 +101,7 @@ class KernelActor(Actor["Sendable", None]):
                         self._enqueue(launch, message)
                     else:
                         try:
-                            launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
+                            launch.kernel(lane, launch.op, launch.plan, launch.inputs, launch.outputs)
                             submission.launched += 1
                         except BaseException as error:
                             self._raised(error, launch, message)
@@ -172,7 +172,9 @@ class KernelActor(Actor["Sendable", None]):
                 try:
                     is_capture = type(launch.op) is Capture
                     with captures_of(self._context.core).one_more() if is_capture else _NO_CAPTURE:
-                        raised = await run_blocking(_raised_by, call, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                        raised = await run_blocking(
+                            _raised_by, call, launch.kernel, lane, launch.op, launch.plan, launch.inputs, launch.outputs
+                        )
                 except Exception:
                     submission.launched -= 1  # it never began
                     raise
@@ -209,7 +211,7 @@ class KernelActor(Actor["Sendable", None]):
             if launch.action is not None:
                 self._act(launch.action, group.lane)
             is_begun = True
-            launch.kernel(group.lane, launch.op, launch.inputs, launch.outputs)
+            launch.kernel(group.lane, launch.op, launch.plan, launch.inputs, launch.outputs)
             submission.launched += 1
         except BaseException as error:
             self._raised(error, launch, group, is_begun=is_begun)

@@ -15,13 +15,14 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.family import BackendPart
 from accel.ops import KernelOp
-from accel.ops.base import check_frozen, with_dtypes
+from accel.ops.base import check_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.lane import Lane
+    from accel.ops import Plan
 
 __all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
 
@@ -280,8 +281,8 @@ class OwnLibrary:
     def _adapt(self, method: Callable[..., object]) -> Kernel:
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
-        def call(lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            plan, stream = with_dtypes(op.plan()), lane.stream
+        def call(lane: Lane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            stream = lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)
             written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in specs]

@@ -1,6 +1,6 @@
 """How ops that are of no family are enqueued: memory, graphs and launches.
 
-Each kernel is ``kernel(lane, op, inputs, outputs)``; see :data:`accel.backend.Kernel`. A backend replaces single ones through
+Each kernel is ``kernel(lane, op, plan, inputs, outputs)``; see :data:`accel.backend.Kernel`. A backend replaces single ones through
 :meth:`accel.backend.AccelDevice.kernels`.
 """
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from accel import ops
     from accel.backend import Kernel
     from accel.engine.lane import Lane
+    from accel.ops import Plan
 
 __all__ = ["LIBRARIES", "NO_COMPILER"]
 
@@ -31,54 +32,54 @@ def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def put(lane: Lane, op: ops.Put, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def put(lane: Lane, op: ops.Put, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the host array into the output."""
     lane.compute.copy_htod(outputs[0], _bytes(op.source))
 
 
-def get(lane: Lane, op: ops.Get, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def get(lane: Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the input into the host array."""
     lane.compute.copy_dtoh(_bytes(op.destination), inputs[0])
 
 
-def empty(lane: Lane, op: ops.Empty, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def empty(lane: Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue nothing: the buffer is there."""
 
 
-def fill(lane: Lane, op: ops.Fill, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def fill(lane: Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Write the element's bytes over the whole output."""
     count = int(np.prod(op.shape, dtype=np.int64))
     lane.stream.fill(outputs[0], op.pattern(), count)
 
 
-def copy(lane: Lane, op: ops.Copy, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy(lane: Lane, op: ops.Copy, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy device memory to device memory."""
     lane.stream.copy(outputs[0], inputs[0], op.source.nbytes)
 
 
-def capture(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def capture(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Do nothing: the ops are enqueued one by one at each replay."""
 
 
-def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def replay(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a graph's ops."""
     op.program.enqueue(lane)
     op.program.copy_status(lane, outputs)
 
 
-def call(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def call(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a graph's ops between the copies of its operands and results."""
     op.copy_in(lane, inputs, outputs)
     op.program.enqueue(lane)
     op.copy_out(lane, outputs)
 
 
-def launch(lane: Lane, op: ops.Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def launch(lane: Lane, op: ops.Launch, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuse: a kernel that a user wrote is for the backend that compiled it."""
     raise UnsupportedError(f"{op.kernel.name} cannot be launched: this backend has no compiler", remedy=NO_COMPILER)
 
 
-def checksum(lane: Lane, op: ops.Checksum, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def checksum(lane: Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuse: there is no call of the compute interface for it."""
     raise UnsupportedError("this backend makes no checksums", remedy="Leave checksum out.")
 

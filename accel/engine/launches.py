@@ -85,8 +85,8 @@ class BatchedOp:
 
     Attributes
     ----------
-    op, kernel
-        The op, and the function that enqueues it.
+    op, plan, kernel
+        The op, what it does to memory, and the function that enqueues it.
     inputs, outputs : sequence of int
         Addresses of the operands and results.
     seq : int
@@ -103,15 +103,16 @@ class BatchedOp:
         Number of commands that it puts into the device's queues.
     """
 
-    __slots__ = ("action", "commands", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "seq")
+    __slots__ = ("action", "commands", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
 
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
     dependencies: list[Dependency]
 
-    def __init__(self, op: KernelOp, kernel: Kernel, action: Injection | AccelError | None, index: int, commands: int) -> None:
+    def __init__(self, op: KernelOp, plan: Plan, kernel: Kernel, action: Injection | AccelError | None, index: int, commands: int) -> None:
         self.op = op
+        self.plan = plan
         self.commands = commands
         self.kernel = kernel
         self.action = action

@@ -104,7 +104,7 @@ class Program:
         self._status_address = 0
         self._statuses = _placed_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
-        self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
+        self._launches: list[tuple[Kernel, KernelOp, Plan, list[int], list[int]]] = []
         self.plan = _NOTHING
         """What a replay does to memory: its own buffers count as the handle."""
 
@@ -166,7 +166,7 @@ class Program:
                 self._check_own(context, op)
             inputs = [address(ref) for ref in plan.reads]
             outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if op.library in libraries else ())]
-            self._launches.append((context.kernel_of(op), op, inputs, outputs))
+            self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:
         """Keep nothing but what is the program's own: from now on each :class:`Call` brings what is read. For programs that are one command."""
@@ -199,8 +199,8 @@ class Program:
         """Enqueue all ops. What one of them raises ends it."""
         if self.plan.status is not None:
             lane.stream.fill(self._status_address, b"\0", self.plan.status.spec.nbytes)
-        for kernel, op, inputs, outputs in self._launches:
-            kernel(lane, op, inputs, outputs)
+        for kernel, op, plan, inputs, outputs in self._launches:
+            kernel(lane, op, plan, inputs, outputs)
 
     def copy_status(self, lane: Lane, outputs: Sequence[int]) -> None:
         """Enqueue, behind a replay with these ``outputs``, the copy of the ops' statuses into the replay's own: the next replay clears them."""

@@ -78,10 +78,10 @@ class PendingStatus:
         """Return whether enqueuing the copy to the host may block."""
         return lane.device.may_block(lane, _ReadBack(self._host))
 
-    def __call__(self, lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def __call__(self, lane: Lane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue the op with its status cleared before it and copied back behind it, and a mark."""
         lane.stream.fill(self.address, b"\0", len(self._bytes))
-        self._kernel(lane, op, inputs, outputs)
+        self._kernel(lane, op, plan, inputs, outputs)
         lane.compute.copy_dtoh(memoryview(self._bytes), self.address)
         lane.stream.record(self._event)
         self._is_enqueued = True

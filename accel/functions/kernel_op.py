@@ -108,9 +108,16 @@ class _Functions:
         return None if function is None else partial(self._run, function, backend)
 
     def _run(
-        self, function: Callable[..., object], backend: str, lane: Lane, op: FunctionOp, inputs: Sequence[int], outputs: Sequence[int]
+        self,
+        function: Callable[..., object],
+        backend: str,
+        lane: Lane,
+        op: FunctionOp,
+        plan: Plan,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
     ) -> None:
-        plan, addresses, index = op.plan(), iter(inputs), lane.device.description.index
+        addresses, index = iter(inputs), lane.device.description.index
         made = [
             Operand(address, spec.shape, spec.dtype, True, backend, index, lane.stream)
             for address, spec in zip(outputs, plan.creates, strict=True)

@@ -337,7 +337,7 @@ class BlasOps(OpNamespace[M]):
     geam = method(Geam)
 
 
-def _gemm(lane: KernelLane, op: Gemm, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _gemm(lane: KernelLane, op: Gemm, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply C-order matrices by a column-major call: a C-order matrix is the transpose of a column-major one, and ``C^T = B^T A^T``."""
     a, b = op.a.shape, op.b.shape
     m, k = a if op.transpose_a is _NONE else (a[1], a[0])
@@ -348,7 +348,7 @@ def _gemm(lane: KernelLane, op: Gemm, inputs: Sequence[int], outputs: Sequence[i
     lane.compute.gemm(trans_b, trans_a, n, m, k, op.alpha, inputs[1], ldb, inputs[0], lda, op.beta, outputs[0], ldc, dtype=op.a.dtype)
 
 
-def _gemm_batched(lane: KernelLane, op: GemmBatched, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _gemm_batched(lane: KernelLane, op: GemmBatched, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
     (rows_a, columns_a), (rows_b, columns_b) = op.a.shape[-2:], op.b.shape[-2:]
     m, k = (rows_a, columns_a) if op.transpose_a is _NONE else (columns_a, rows_a)
@@ -378,7 +378,7 @@ def _gemm_batched(lane: KernelLane, op: GemmBatched, inputs: Sequence[int], outp
     )
 
 
-def _gemm_grouped(lane: KernelLane, op: GemmGrouped, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _gemm_grouped(lane: KernelLane, op: GemmGrouped, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Make one product after the other."""
     for product in products_of(op, inputs, outputs):
         m, n, k, (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = product
@@ -411,7 +411,7 @@ def apart(ref: AccelRef) -> int:
     return ref.strides[0] if len(ref.shape) == 3 else 0
 
 
-def _gemv(lane: KernelLane, op: Gemv, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _gemv(lane: KernelLane, op: Gemv, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a matrix by a matrix of one column."""
     rows, columns = op.a.shape
     m, k = (rows, columns) if op.transpose_a is _NONE else (columns, rows)
@@ -420,7 +420,7 @@ def _gemv(lane: KernelLane, op: Gemv, inputs: Sequence[int], outputs: Sequence[i
     lane.compute.gemm(_NONE, trans_a, 1, m, k, op.alpha, inputs[1], ldx, inputs[0], lda, op.beta, outputs[0], ldy, dtype=op.a.dtype)
 
 
-def _axpy(lane: KernelLane, op: Axpy, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _axpy(lane: KernelLane, op: Axpy, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Add the product of a column with the 1x1 matrix 1."""
     n, dtype = op.x.size, op.x.dtype
     lane.compute.gemm(_NONE, _NONE, n, 1, 1, op.alpha, inputs[0], n or 1, _one(lane, dtype), 1, 1.0, outputs[0], n or 1, dtype=dtype)
@@ -435,27 +435,27 @@ def _one(lane: KernelLane, dtype: DType) -> int:
     return address
 
 
-def _dot(lane: KernelLane, op: Dot, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dot(lane: KernelLane, op: Dot, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a row by a column."""
     n = op.x.size
     lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[1], n or 1, 0.0, outputs[0], 1, dtype=op.x.dtype)
 
 
-def _nrm2(lane: KernelLane, op: Nrm2, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _nrm2(lane: KernelLane, op: Nrm2, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Take the root of the product of x with itself; squares beyond the dtype's range overflow (a backend's own kernel may do better)."""
     n, dtype = op.x.size, op.x.dtype
     lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[0], n or 1, 0.0, outputs[0], 1, dtype=dtype)
     lane.compute.unary(UnaryOp.SQRT, outputs[0], outputs[0], 1, dtype=dtype)
 
 
-def _ger(lane: KernelLane, op: Ger, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _ger(lane: KernelLane, op: Ger, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a column by a row. A row is a matrix of leading dimension 1, transposed."""
     m, n = op.x.shape[0], op.y.shape[0]
     turn = Transpose.CONJUGATE if op.conjugate else Transpose.TRANSPOSE
     lane.compute.gemm(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n or 1, dtype=op.x.dtype)
 
 
-def _scal(lane: KernelLane, op: Scal, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _scal(lane: KernelLane, op: Scal, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply nothing and keep ``alpha`` times the output."""
     n = op.x.size
     lane.compute.gemm(_NONE, _NONE, n, 1, 0, 0.0, outputs[0], n or 1, outputs[0], 1, op.alpha, outputs[0], n or 1, dtype=op.x.dtype)

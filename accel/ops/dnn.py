@@ -38,6 +38,8 @@ from accel.ops.training import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel.ops.base import Plan
+
 __all__ = ["FAMILY", "DnnOps"]
 
 M = TypeVar("M")
@@ -88,7 +90,7 @@ class DnnOps(OpNamespace[M]):
     cross_entropy_grad = method(CrossEntropyGrad)
 
 
-def _conv2d(lane: KernelLane, op: Conv2d, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _conv2d(lane: KernelLane, op: Conv2d, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Convolve, as far as compute interfaces can."""
     x, w, y = op.sizes()
     borders = op.borders()
@@ -99,7 +101,7 @@ def _conv2d(lane: KernelLane, op: Conv2d, inputs: Sequence[int], outputs: Sequen
     lane.compute.conv2d_forward(inputs[0], x, inputs[1], w, outputs[0], y, op.strides(), padding, dtype=op.input.dtype)
 
 
-def _attention(lane: KernelLane, op: Attention, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _attention(lane: KernelLane, op: Attention, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Attend, as far as compute interfaces can."""
     batch, heads, seq_q, dim = op.q.shape
     if len(inputs) > 3 or op.window is not None or op.k.shape[1] != heads or op.v.shape[3] != dim:

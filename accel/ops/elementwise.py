@@ -331,14 +331,14 @@ class ElementwiseOps(OpNamespace[M]):
     fused = method(Fused)
 
 
-def _unary(lane: KernelLane, op: Unary, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _unary(lane: KernelLane, op: Unary, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Apply a function of one element."""
     if not op.is_plain():
         raise UnsupportedError(f"{lane.compute.name} has no unary ops on strided views", remedy="Give contiguous refs.", op=op.kind)
     lane.compute.unary(member(UnaryOp, op.op), inputs[0], outputs[0], op.x.size, dtype=op.x.dtype)
 
 
-def _binary(lane: KernelLane, op: Binary, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _binary(lane: KernelLane, op: Binary, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Apply a function of two elements of arrays of one shape."""
     x = op.x
     if not op.is_plain() or not isinstance(x, AccelRef):

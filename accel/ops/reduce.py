@@ -177,7 +177,7 @@ class ReduceOps(OpNamespace[M]):
     __call__ = method(Reduce)
 
 
-def _reduce(lane: KernelLane, op: Reduce, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _reduce(lane: KernelLane, op: Reduce, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Reduce neighbouring axes."""
     shape = op.middle()
     if shape is None:

@@ -127,7 +127,7 @@ class DeferredRelease:
         return [*self._left, *(block.memory for block in (*self._sent, *self._waiting))]
 
 
-def _nothing(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue nothing."""
 
 

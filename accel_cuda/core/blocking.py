@@ -88,8 +88,8 @@ class Blocking:
         return {kind: self._noted(kernel) if kind in self._signatures else kernel for kind, kernel in kernels.items()}
 
     def _noted(self, kernel: Kernel) -> Kernel:
-        def noted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            kernel(lane, op, inputs, outputs)
+        def noted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            kernel(lane, op, plan, inputs, outputs)
             if get_ident() != self._home:
                 self._note(self._signatures[op.kind](lane, op))
 

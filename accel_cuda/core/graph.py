@@ -44,7 +44,7 @@ class CudaGraph:
                 self._context.driver.ignore("cuGraphExecDestroy", handle)
 
 
-def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def capture(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Capture the ops of a program, which nothing else enqueues into this lane's stream meanwhile. Blocks: libraries load their kernels now."""
     stream: CudaStream = lane.stream
     context = stream.ready()
@@ -82,7 +82,7 @@ def _executable(stream: CudaStream, graph: Any) -> CudaGraph:
     return made
 
 
-def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def replay(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Launch a captured program."""
     stream: CudaStream = lane.stream
     stream.ready()
@@ -90,7 +90,7 @@ def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     op.program.copy_status(lane, outputs)
 
 
-def call(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def call(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Launch a captured program between the copies of its operands and results."""
     stream: CudaStream = lane.stream
     stream.ready()

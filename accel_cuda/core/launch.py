@@ -96,7 +96,7 @@ class UserKernels:
         """Return whether an op's kernel is not loaded; quick."""
         return op.kernel.key not in self._loaded
 
-    def launch(self, lane: Any, op: Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def launch(self, lane: Any, op: Launch, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue a launch."""
         kernel = op.kernel
         loaded = self._loaded.get(kernel.key)

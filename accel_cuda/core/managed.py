@@ -79,7 +79,7 @@ def _location(context: CudaContext, place: str) -> Any:
     return location
 
 
-def prefetch(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def prefetch(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue the move of pages."""
     context = lane.stream.ready()
     if op.ref.nbytes:
@@ -87,7 +87,7 @@ def prefetch(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
             context.call("cuMemPrefetchAsync", inputs[0], op.ref.nbytes, _location(context, op.to), 0, lane.stream.handle)
 
 
-def advise(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def advise(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Tell the driver, at once: advice has no place in a stream."""
     context = lane.stream.ready()
     if not op.ref.nbytes:

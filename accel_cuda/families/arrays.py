@@ -80,9 +80,9 @@ def _has_pairs(axes: list[tuple[int, int, int]]) -> bool:
     return step == target == 1 and length % 2 == 0 and not any(first % 2 or second % 2 for _, first, second in outer)
 
 
-def copy_pieces(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy_pieces(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue an op of pieces."""
-    plan, stream = op.plan(), lane.stream
+    stream = lane.stream
     made = (*plan.writes, *plan.creates)
     stream.ready()
     filled = op.filled()
@@ -120,10 +120,10 @@ class _Frame(ctypes.Structure):
     )
 
 
-def _pad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _pad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a padding: with a number as an op of pieces, with elements of x by a kernel that finds each."""
     if op.mode == "constant":
-        copy_pieces(lane, op, inputs, outputs)
+        copy_pieces(lane, op, plan, inputs, outputs)
         return
     x, shape = op.x, op.shape()
     if 0 in shape:
@@ -141,7 +141,7 @@ def _pad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
 
 
 def _triangle(is_lower: bool) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x, stream = op.x, lane.stream
         if x.size:
             stream.ready()
@@ -151,7 +151,7 @@ def _triangle(is_lower: bool) -> Kernel:
     return kernel
 
 
-def _ramp(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _ramp(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     count, start, step, last = op.ramp()
     if count:
         stream = lane.stream
@@ -221,19 +221,19 @@ def _at_indices(lane: Any, op: Any, name: str, walk: Walk, x: int, indices: int,
     stream.launch_with(function, (-(-walk.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
 
 
-def _gather(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _gather(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     walk, itemsize = widened(op.walk(), op.x.dtype.itemsize, math.gcd(inputs[0], outputs[0], _WIDEST))
     _at_indices(lane, op, f"gather_{itemsize}", walk, inputs[0], inputs[1], outputs[0], outputs)
 
 
-def _put(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _put(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     walk, itemsize, values = op.walk(), op.x.dtype.itemsize, inputs[1] if len(inputs) > 1 else 0
     if values:
         walk, itemsize = widened(walk, itemsize, math.gcd(outputs[0], values, _WIDEST))
     _at_indices(lane, op, f"put_{itemsize}", walk, outputs[0], inputs[0], values, outputs)
 
 
-def _scatter(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _scatter(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype = op.x.dtype
     name = f"scatter_{CODES[dtype] if dtype.is_floating else f'u{8 * dtype.itemsize}'}"
     _at_indices(lane, op, name, op.walk(), outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)

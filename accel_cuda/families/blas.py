@@ -25,7 +25,7 @@ _MANY = 512
 """How many launches of a batch it enqueues: half of what a stream takes before a call blocks."""
 
 
-def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def gemm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply C-order matrices by a column-major product: ``C^T = B^T A^T``."""
     a, b = inputs
     rows, columns = op.a.shape
@@ -41,7 +41,7 @@ def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.product(tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
 
 
-def gemm_batched(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
     a, b = inputs
     (rows, columns), (n_a, n_b) = op.a.shape[-2:], op.b.shape[-2:]
@@ -57,7 +57,7 @@ def gemm_batched(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[in
     )  # fmt: skip
 
 
-def gemm_grouped(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def gemm_grouped(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply matrices of different sizes, one product after the other: cuBLAS's call for groups was slow (``docs/records/kernels.md``)."""
     dtype = op.a[0].dtype
     for each in products_of(op, inputs, outputs):
@@ -66,7 +66,7 @@ def gemm_grouped(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[in
             lane.compute.product(turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
 
 
-def gemv(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a matrix by a matrix of one column: cuBLAS takes the kernels of its own gemv for it, and has none of that name for the 16-bit floats."""
     a, x = inputs
     rows, columns = op.a.shape

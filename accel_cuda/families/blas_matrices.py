@@ -60,14 +60,14 @@ def _triangle(op: Any) -> _Triangle:
     return _Triangle(op.lower is (trans is not op.trans), trans, ld)
 
 
-def _ger(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _ger(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a column by a row: cuBLAS's ger adds to what is there, and has no 16-bit floats."""
     m, n = op.x.shape[0], op.y.shape[0]
     turn = _CONJUGATE if op.conjugate else _TURNED
     lane.compute.product(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
 
 
-def _triangular_vector(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _triangular_vector(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply or solve in place, behind a copy. The conjugate of a C-order matrix is no operation of trmv and trsv: it is one of matrices of one row."""
     (a, x), out, n, dtype = inputs, outputs[0], op.x.shape[0], op.a.dtype
     lane.stream.ready()
@@ -113,7 +113,7 @@ def _is_empty(op: Any) -> bool:
     return 0 in op.b.shape or 0 in op.a.shape
 
 
-def _triangular(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _triangular(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply or solve. Solutions are made in place, behind a copy."""
     stream, dtype = lane.stream, op.a.dtype
     stream.ready()
@@ -174,7 +174,7 @@ def _apart(a: Any) -> int:
     return step * int(a.dtype.itemsize)
 
 
-def _symmetric(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _symmetric(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype, n, columns = op.a.dtype, op.a.shape[-1], op.b.shape[-1]
     lane.stream.ready()
     if _is_empty(op):
@@ -187,7 +187,7 @@ def _symmetric(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Se
         blas.call(name, side, fill, columns, rows, alpha, a, n, b, columns, beta, out, columns)
 
 
-def _update(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _update(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Compute one triangle; the other one of a new buffer is 0."""
     a, dtype, out, count = op.a, op.a.dtype, outputs[0], op.batch_count
     n, k = applied(a.shape, op.trans)
@@ -216,7 +216,7 @@ class _Term(NamedTuple):
     turn: Transpose
 
 
-def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _geam(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Add matrices. cuBLAS has no batches of sums: where nothing is transposed, the rows of a batch are those of one matrix."""
     dtype, count, out = op.a.dtype, op.batch_count, outputs[0]
     rows, columns = applied(op.a.shape, op.transpose_a)

@@ -22,19 +22,19 @@ _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.
 _SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: "scasum_64", DType.COMPLEX128: "dzasum_64"}
 
 
-def _axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _axpy(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.ready()
     if op.x.size and op.alpha:
         lane.compute.prepare_blas().axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
 
 
-def _scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _scal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.ready()
     if op.x.size:
         lane.compute.prepare_blas().scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
-def _dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Sum products; of no elements, write 0."""
     stream, x = lane.stream, op.x
     stream.ready()
@@ -44,7 +44,7 @@ def _dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
 
-def _nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _nrm2(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Compute a norm; of no elements, write 0."""
     stream, x = lane.stream, op.x
     stream.ready()
@@ -54,7 +54,7 @@ def _nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
 
-def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _asum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Sum sizes; of no elements, write 0."""
     stream, x = lane.stream, op.x
     stream.ready()
@@ -64,7 +64,7 @@ def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         stream.fill(outputs[0], bytes(x.dtype.itemsize // (2 if x.dtype.is_complex else 1)), 1)
 
 
-def _extreme(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _extreme(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Find an index, which cuBLAS counts from 1, and without NaN; kernels of the backend's own put both right."""
     stream, x = lane.stream, op.x
     stream.ready()
@@ -75,11 +75,11 @@ def _extreme(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequ
     stream.launch(stream.functions["index_from_zero"], 1, 1, outputs[0], x.size)
 
 
-def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dotc(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Sum products with conjugates; of real elements as ``dot`` does."""
     stream, x = lane.stream, op.x
     if not x.dtype.is_complex:
-        _dot(lane, op, inputs, outputs)
+        _dot(lane, op, plan, inputs, outputs)
         return
     stream.ready()
     if x.size:
@@ -88,7 +88,7 @@ def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
 
-def _rot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _rot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     lane.stream.ready()
     if x.size:
@@ -96,7 +96,7 @@ def _rot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
         blas.call(f"{_LETTERS[x.dtype]}rot_64", x.size, outputs[0], 1, outputs[1], 1, *blas.factors(x.dtype, op.c, op.s))
 
 
-def _swap(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _swap(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     lane.stream.ready()
     if x.size:

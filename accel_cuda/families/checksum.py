@@ -13,7 +13,7 @@ _BLOCK = 256
 _BLOCKS_PER_PROCESSOR = 16
 
 
-def checksum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def checksum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Store the checksum of the source's bytes; see ``checksum`` in ``families/kernels/memory.cu``."""
     stream, nbytes = lane.stream, op.source.nbytes
     context = stream.ready()

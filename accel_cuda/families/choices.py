@@ -100,7 +100,7 @@ class Choices:
         """Unload the algorithms. May block; the streams have ended, and the context is healthy."""
         self._cub.close()
 
-    def pick(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def pick(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue an op."""
         stream, work, source = lane.stream, _work(op), op.source()
         stream.ready()

@@ -169,7 +169,7 @@ class DnnLibrary:
             room.take(nbytes)
         return room.end + (work.own_nbytes() if isinstance(work, AttentionWork) else 0)
 
-    def _convolve(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _convolve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x, w, *bias = inputs
         work = cast("ConvolutionWork", self._work(op))
         self.convolve(lane.stream, work, x, w, bias[0] if bias else 0, outputs[0], outputs[1])
@@ -177,7 +177,7 @@ class DnnLibrary:
             # cuDNN's relu is 0 for NaN in some of its engines.
             lane.compute.unary(UnaryOp.RELU, outputs[0], outputs[0], math.prod(work.output), dtype=work.dtype)
 
-    def _attend(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _attend(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         work, (*made, scratch) = cast("AttentionWork", self._work(op)), outputs
         self.attend(lane.stream, work, dict(zip(_tensors(op), (*inputs, *made), strict=True)), scratch)
 

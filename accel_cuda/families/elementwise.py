@@ -168,7 +168,7 @@ def _launch(
     stream.launch_with(function, (blocks, 1), (_BLOCK, 1), 0, parameters)
 
 
-def _unary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _unary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     if op.is_plain():
         lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)
@@ -177,7 +177,7 @@ def _unary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         _launch(lane, op, function, (x,), inputs, outputs[0], result_dtype(op.op, x.dtype).itemsize)
 
 
-def _binary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _binary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
         lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
     else:
@@ -186,17 +186,17 @@ def _binary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         _launch(lane, op, lane.stream.functions[f"broadcast_{op.op.value}_{CODES[dtype]}"], op.arguments(), inputs, outputs[0], itemsize)
 
 
-def _where(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _where(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     arguments = op.arguments()
     itemsize = arguments[1].dtype.itemsize
     _launch(lane, op, lane.stream.functions[f"where_{itemsize}"], arguments, inputs, outputs[0], itemsize)
 
 
-def _clip(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _clip(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     _launch(lane, op, lane.stream.functions[f"broadcast_clip_{CODES[op.x.dtype]}"], op.arguments(), inputs, outputs[0], op.x.dtype.itemsize)
 
 
-def _cast(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _cast(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     _launch(
         lane,
         op,
@@ -208,7 +208,7 @@ def _cast(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
     )
 
 
-def _fused(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _fused(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtypes = op.dtypes()
     name, itemsize, walk = _fused_kernel(op.program, dtypes)
     function = lane.stream.functions.made(name, lambda: source_of(op.program, dtypes))

@@ -109,7 +109,7 @@ class FftLibrary:
                 self.plans = FftPlans(self._context)
             return self.plans
 
-    def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _run(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream = lane.stream
         with stream.ready().section:
             plans = self.plans or self._loaded()
@@ -299,7 +299,7 @@ class Work:
         self._stream.launch_wide(self._functions[f"fft_turn_{width}"], (tiles, 1), (_TILE, _ROWS), 0, source, destination, rows, columns)
 
 
-def _frequencies(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _frequencies(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stream, (count, positive) = lane.stream, op.counts()
     stream.ready()
     function = stream.functions["fft_frequencies_f64" if op.dtype is DType.FLOAT64 else "fft_frequencies_f32"]

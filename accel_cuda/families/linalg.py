@@ -189,7 +189,7 @@ class LinalgLibrary:
             found = self._specs.setdefault(key, _spec_of(op))
         return found
 
-    def _matmul(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _matmul(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue one product, or as many strided batches as broadcasting needs."""
         stream, memory = lane.stream, op.memory(inputs, outputs)
         with stream.ready().section:

@@ -31,7 +31,7 @@ class _Losses(ctypes.Structure):
     )
 
 
-def _enqueue(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *leading, length = op.logits.shape
     rows, dtype = math.prod(leading), op.logits.dtype
     if not rows:

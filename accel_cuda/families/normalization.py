@@ -112,7 +112,7 @@ def columns_of(outer: int, length: int, inner: int, pack: int) -> tuple[int, int
 
 
 def _softmax(name: str) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         dtype, (outer, length, inner) = op.x.dtype, op.middle()
         if not op.x.size:
             return
@@ -130,14 +130,14 @@ def _softmax(name: str) -> Kernel:
 
 
 def _norm(name: str) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.x.size:
             _enqueue_rows(lane, name, op.x.dtype, op.addresses(inputs), outputs[0], op.rows(), op.eps)
 
     return kernel
 
 
-def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype, (_, channels, each) = op.x.dtype, op.middle()
     if not op.x.size:
         return

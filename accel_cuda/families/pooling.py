@@ -35,7 +35,7 @@ class _Pool(ctypes.Structure):
     )
 
 
-def _pool(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     windows, (before, behind), dtype = op.windows(), op.ends(), _dtype(op)
     if not math.prod(op.pooled()):
         return

@@ -253,7 +253,7 @@ def enqueue_fold(
         stream.launch_with(stream.functions[f"{name}_end"], (results, 1), (_BLOCK, 1), 0, parameters)
 
 
-def _reduce(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _reduce(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     middle = op.middle()
     if middle is not None:
         lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)

@@ -95,7 +95,7 @@ def _words(program: str, low: int, span: int, per_block: int, itemsize: int) -> 
 
 
 def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.size:
             lane.stream.ready()
             _launch(lane.stream, op, op.size, outputs[0], parameters(op))
@@ -116,7 +116,7 @@ def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: in
     _launch(stream, op, count, out, _words("draws", 0, length, op.per_block(), 8))
 
 
-def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _sobol(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     width, _ = op.directions.shape
     if size := op.n * width:
         stream = lane.stream
@@ -195,9 +195,9 @@ class RngLibrary:
         """Give back what the ops have. May block; the streams have ended, and the context is healthy."""
         self._choices.close()
 
-    def _draw(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _draw(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.generator == "philox":
-            _KERNELS[op.kind](lane, op, inputs, outputs)
+            _KERNELS[op.kind](lane, op, plan, inputs, outputs)
         else:
             self._generators.draw(lane.stream, op, outputs[0])
 

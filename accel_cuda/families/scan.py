@@ -122,7 +122,7 @@ class ScanLibrary:
         """Return the bytes of one number for each chunk."""
         return -(-lines.lines * lines.chunks * _wide(op.element()).itemsize // _ALIGNED) * _ALIGNED
 
-    def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _run(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if not op.x.size:
             return
         stream, algorithm = lane.stream, _library(op)
@@ -148,7 +148,7 @@ class ScanLibrary:
         stream.launch(stream.functions[f"scan_{name}"], blocks, _BLOCK, inputs[0], outputs[0], carries, *sizes, int(op.exclusive))
 
 
-def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _segments(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stream, x = lane.stream, op.x
     stream.ready()
     behind = math.prod(x.shape[1:])

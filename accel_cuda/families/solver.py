@@ -5,7 +5,6 @@ Kernels of the backend's own do what neither has; ``solver.cu`` says what.
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ class SolverLibrary:
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may hold its thread: cuSOLVER does so for milliseconds, or until the device has computed."""
-        return any(math.prod(spec.shape) for spec in op.plan().creates)
+        return True
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
@@ -83,7 +82,7 @@ class SolverLibrary:
         work, plan = Work(self._loaded()), op.plan()
         made = len(plan.creates) + (plan.status is not None)
         places = [_FAR * i for i in range(1, 1 + len(plan.reads) + made)]
-        _STEPS[op.kind](work, op, places[: len(plan.reads)], places[len(plan.reads) :])
+        _STEPS[op.kind](work, op, plan, places[: len(plan.reads)], places[len(plan.reads) :])
         if len(self._needs) >= _REMEMBERED:
             self._needs = {}  # ops that come again are measured again
         self._needs[_signature(op)] = work.most, work.commands
@@ -99,13 +98,13 @@ class SolverLibrary:
                 self.calls = SolverCalls(self._context)
             return self.calls
 
-    def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _run(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream = lane.stream
         with stream.ready().section:
             work = Work(self.calls or self._loaded(), lane, outputs[-1], self.scratch_nbytes(op))
             if op.kind in solver_spectral.STEPS:
                 work.refuse_capture(op.kind)
-            _STEPS[op.kind](work, op, inputs, outputs[:-1])
+            _STEPS[op.kind](work, op, plan, inputs, outputs[:-1])
 
 
 def _signature(op: Any) -> Hashable:

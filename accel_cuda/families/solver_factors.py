@@ -35,7 +35,7 @@ def sources(ref: Any, stack: tuple[int, ...]) -> list[int]:
     return list(map(int, np.broadcast_to(np.arange(math.prod(lengths)).reshape(lengths), stack).ravel()))
 
 
-def _cholesky(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _cholesky(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     n, dtype, (out, info) = op.a.shape[-1], op.a.dtype, outputs
     count = math.prod(op.a.shape[:-2])
     work.clear(info, count * _INFO)
@@ -45,7 +45,7 @@ def _cholesky(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]
     work.triangle(out, count, n, n, dtype, upper=op.upper, info=info)
 
 
-def _cho_solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _cho_solve(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Solve twice with one triangle. With a of ``l @ l^H``, and m the transpose of l: ``x^T = b^T @ m^-1 @ m^-H``."""
     stack, n, k = op.sizes()
     (c, b), out, dtype = inputs, outputs[0], op.c.dtype
@@ -126,7 +126,7 @@ class Lu:
             work.turn(x, room, k, n, dtype)
 
 
-def _lu_factor(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _lu_factor(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *stack, m, n = op.a.shape
     count, dtype, (lu, piv, info) = math.prod(stack), op.a.dtype, outputs
     work.clear(info, count * _INFO)
@@ -139,7 +139,7 @@ def _lu_factor(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int
         work.launch("piv_out", k, made.piv, piv + i * k * 4, k)
 
 
-def _lu_solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _lu_solve(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stack, n, k = op.sizes()
     (lu, piv, b), (out, status), dtype = inputs, outputs, op.lu.dtype
     size = n * k * dtype.itemsize
@@ -151,7 +151,7 @@ def _lu_solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]
         made.solve(op.transpose, k, b + side * size, out + i * size, room)
 
 
-def _solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _solve(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stack, n, k = op.sizes()
     (a, b), (out, info), dtype = inputs, outputs, op.a.dtype
     size = n * k * dtype.itemsize
@@ -164,7 +164,7 @@ def _solve(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         made.solve(_NONE, k, b + side * size, out + i * size, room)
 
 
-def _inv(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _inv(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Solve for the unit matrix with the transpose: what comes out by columns is the inverse by rows."""
     n, count, dtype, (out, info) = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype, outputs
     nbytes = n * n * dtype.itemsize
@@ -178,7 +178,7 @@ def _inv(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         work.solve(_TURNED, dtype, n, n, made.factors, made.piv, out + i * nbytes, made.unused)
 
 
-def _det(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _det(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     n, count, dtype = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype
     is_log, real = op.kind == "slogdet", dtype.itemsize // (2 if dtype.is_complex else 1)
     made, nbytes = Lu(work, dtype, n, n), n * n * dtype.itemsize
@@ -192,7 +192,7 @@ def _det(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         work.launch(f"det_{CODES[dtype]}", 1, made.factors, made.piv, outputs[0] + i * dtype.itemsize, log, n)
 
 
-def _qr(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _qr(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *stack, m, n = op.a.shape
     count, dtype, (q, r) = math.prod(stack), op.a.dtype, outputs
     k, itemsize = min(m, n), dtype.itemsize
@@ -217,7 +217,7 @@ def _qr(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     work.triangle(r, count, columns, n, dtype, upper=True)
 
 
-def _matrix_power(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _matrix_power(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Square, and multiply what the bits of the exponent name."""
     n, count, dtype, (out, info) = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype, outputs
     exponent, nbytes = abs(op.n), op.a.nbytes
@@ -230,7 +230,7 @@ def _matrix_power(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[
     square, found = inputs[0], 0
     if op.n < 0:
         square = work.room(nbytes)
-        _inv(work, op, inputs, (square, info))
+        _inv(work, op, plan, inputs, (square, info))
     squares = [work.room(nbytes) for _ in range(min(exponent.bit_length() - 1, 2))]
     # The last product is written to the result.
     rooms = [out, work.room(nbytes)] if exponent.bit_count() > 1 else [out]
@@ -251,7 +251,7 @@ def _matrix_power(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[
             squares.reverse()
 
 
-STEPS: Mapping[str, Callable[[Work, Any, Sequence[int], Sequence[int]], None]] = {
+STEPS: Mapping[str, Callable[[Work, Any, Any, Sequence[int], Sequence[int]], None]] = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
     "lu_factor": _lu_factor,

@@ -31,7 +31,7 @@ _REALS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 
 
-def _eigh(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _eigh(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Decompose the conjugates of the matrices, which need no move: their eigenvectors are the conjugates, and come by columns."""
     n, count, dtype = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype
     (w, *v, info), real, size = outputs, _REALS.get(dtype, dtype), n * n
@@ -106,7 +106,7 @@ class _Svd:
         work.blank(self.flag, info, 1, DType.INT32, _NOT_FINITE)
 
 
-def _svd(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _svd(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Decompose. Of the transpose, ``u`` by columns is ``vh`` by rows, and the other way round."""
     *stack, m, n = op.a.shape
     count, dtype, k, (u, s, vh, info) = math.prod(stack), op.a.dtype, min(m, n), outputs
@@ -132,7 +132,7 @@ def _svd(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         work.blank(made.flag, at_s, k, real)
 
 
-def _svdvals(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _svdvals(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *stack, m, n = op.a.shape
     count, dtype, k, (s, info) = math.prod(stack), op.a.dtype, min(m, n), outputs
     real = _REALS.get(dtype, dtype)
@@ -186,7 +186,7 @@ class _Inverse:
         self._work.product(turn, _CONJUGATE if turned else turn, m, n, self._k, a, b, c, self._dtype)
 
 
-def _pinv(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _pinv(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *stack, m, n = op.a.shape
     count, dtype, (out, info) = math.prod(stack), op.a.dtype, outputs
     work.clear(info, count * _INFO)
@@ -200,8 +200,8 @@ def _pinv(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         work.blank(made.flag, at, m * n, dtype)
 
 
-def _lstsq(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    stack, (m, n), dtype = op.plan().creates[2].shape, op.a.shape[-2:], op.a.dtype
+def _lstsq(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    stack, (m, n), dtype = plan.creates[2].shape, op.a.shape[-2:], op.a.dtype
     (a, b), (x, residuals, rank, s, info) = inputs, outputs
     k, real, count, itemsize = 1 if op.b.ndim == 1 else op.b.shape[-1], _REALS.get(dtype, dtype), math.prod(stack), dtype.itemsize
     sides = [0] * count if op.b.ndim == 1 else sources(op.b, stack)
@@ -234,7 +234,7 @@ def _lstsq(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         work.blank(made.flag, at_s, min(m, n), real)
 
 
-def _eig(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _eig(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Decompose; of a real matrix, the library gives eigenvectors as real and imaginary parts of pairs."""
     n, count, dtype, (w, *v, info) = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype, outputs
     made, size = _COMPLEX.get(dtype, dtype), n * n
@@ -262,7 +262,7 @@ def _eig(work: Work, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         work.blank(flag, told, 1, DType.INT32, _NOT_FINITE)
 
 
-STEPS: Mapping[str, Callable[[Work, Any, Sequence[int], Sequence[int]], None]] = {
+STEPS: Mapping[str, Callable[[Work, Any, Any, Sequence[int], Sequence[int]], None]] = {
     "eigh": _eigh,
     "eigvalsh": _eigh,
     "svd": _svd,

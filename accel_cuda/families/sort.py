@@ -294,7 +294,7 @@ class SortLibrary:
         blocks = -(-max(size, count + 1) // _BLOCK)
         stream.launch(stream.functions["sort_segments"], blocks, _BLOCK, places, segments, offsets, status, size, count)
 
-    def _sort(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _sort(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, work = _ready(lane, op)
         rooms, status, order = work.rooms(outputs[-1]), outputs[1], work.order
         if op.kind == "segment_sort" and (order is None or not order.is_split):
@@ -309,7 +309,7 @@ class SortLibrary:
         blocks = -(-order.size // _BLOCK)
         stream.launch(stream.functions[name], blocks, _BLOCK, keys, places, outputs[0], order.size, order.length, order.behind, flags)
 
-    def _pick(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _pick(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, work = _ready(lane, op)
         order, rooms = work.order, work.rooms(outputs[-1])
         if order is None:
@@ -330,7 +330,7 @@ class SortLibrary:
         self._cub.run(stream, _SUM, rooms.library, size, rooms.numbers, rooms.numbers)
         stream.launch(stream.functions["sort_count"], 1, 1, rooms.numbers, count, size)
 
-    def _nonzero(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _nonzero(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         *found, count, scratch = outputs
         size, room = op.x.size, op.room(op.x.size)
         stream, work = _ready(lane, op)
@@ -349,7 +349,7 @@ class SortLibrary:
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(indices))
         stream.launch_with(stream.functions["sort_indices"], (blocks, 1), (_BLOCK, 1), 0, parameters)
 
-    def _compress(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _compress(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         condition, x = inputs
         found, count, scratch = outputs
         size, width = op.condition.size, op.width()
@@ -366,7 +366,7 @@ class SortLibrary:
             function = stream.functions[f"sort_part_{itemsize}"]
             stream.launch(function, -(-size * width // _BLOCK), _BLOCK, rooms.numbers, x, found, size, width, room)
 
-    def _unique(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _unique(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         *found, count, scratch = outputs
         values, indices, inverse, counts = found if len(found) > 1 else (found[0], 0, 0, 0)
         size, room = op.x.size, op.room(op.x.size)
@@ -422,7 +422,7 @@ def _select(stream: CudaStream, op: Any, x: int, values: int, indices: int) -> N
     stream.launch_wide(function, (before * behind, 1), (_BLOCK, 1), shared, x, values, indices, *sizes)
 
 
-def _search(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _search(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if count := op.v.size:
         stream, _ = _ready(lane, op)
         function = stream.functions[f"sort_search_{CODES[op.a.dtype]}"]
@@ -433,7 +433,7 @@ def _grid(stream: CudaStream, count: int) -> int:
     return min(-(-count // (_BLOCK * _EACH)), _BLOCKS_PER_MULTIPROCESSOR * stream.context.multiprocessors)
 
 
-def _bincount(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stream, _ = _ready(lane, op)
     made, status = outputs[:2]
     code, size, length = CODES[op.x.dtype], op.x.size, op.length
@@ -451,7 +451,7 @@ def _bincount(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
     stream.launch_wide(function, (_grid(stream, size), 1), (_BLOCK, 1), shared, inputs[0], made, status, size, length, int(is_shared))
 
 
-def _histogram(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stream, _ = _ready(lane, op)
     size, bins, (low, high) = op.x.size, op.bins, op.range
     _clear(stream, outputs[0], 8 * bins)

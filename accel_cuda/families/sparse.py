@@ -144,7 +144,7 @@ class SparseLibrary:
                 self.plans = SparsePlans(self._context)
             return self.plans
 
-    def _multiply(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _multiply(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, out = lane.stream, _spec(op), outputs[0]
         with stream.ready().section:
             if spec is None:
@@ -154,7 +154,7 @@ class SparseLibrary:
             else:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], out), outputs[-1], op.alpha, op.beta)
 
-    def _todense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _todense(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, a = lane.stream, _spec(op), _matrix_of(op)
         with stream.ready().section:
             # The library does not promise to write what the matrix does not store.
@@ -172,7 +172,7 @@ class SparseLibrary:
         stream.launch(function, -(-threads // _BLOCK), _BLOCK, *addresses, a.major, *a.blocksize, a.shape[1], a.nnz)
 
     @staticmethod
-    def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _diagonal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, a, n = lane.stream, _matrix_of(op), min(_matrix_of(op).shape)
         if not n:
             return
@@ -183,7 +183,7 @@ class SparseLibrary:
                 function = stream.functions[f"sparse_extract{form}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
                 stream.launch(function, -(-count // _BLOCK), _BLOCK, *inputs[:3], outputs[0], count)
 
-    def _fromdense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _fromdense(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
         (rows, columns), room, width = x.shape, op.room(x.size), op.index_type.itemsize
         with stream.ready().section:
@@ -197,7 +197,7 @@ class SparseLibrary:
             addresses = inputs[0], indptr, data, indices, count
             stream.launch(stream.functions[f"sparse_pick_{name}"], blocks, _BLOCK, *addresses, rows, columns, room)
 
-    def _add(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _add(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, a, (data, indices, indptr, count, scratch) = lane.stream, _spec(op), _matrix_of(op), outputs
         most = a.nnz + op.b[1].size
         room, itemsize, width = op.room(most), a.dtype.itemsize, a.indices.dtype.itemsize
@@ -218,12 +218,12 @@ class SparseLibrary:
                 stream.copy(data, made[0], room * itemsize)
                 stream.copy(indices, made[1], room * width)
 
-    def _spgemm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _spgemm(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         enqueue = enqueue_spgemm if op.kind == "spgemm" else enqueue_spgemm_size
         with lane.stream.ready().section:
             enqueue(self.plans or self._loaded(), lane.stream, op, inputs, outputs)
 
-    def _sddmm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _sddmm(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
         with stream.ready().section:
             if op.beta:
@@ -236,7 +236,7 @@ class SparseLibrary:
             matrix = out, inputs[3], inputs[4]
             (self.plans or self._loaded()).run(stream, spec, matrix, inputs[:2], outputs[-1], op.alpha, op.beta)
 
-    def _solve(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _solve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, a, info = lane.stream, _spec(op), _matrix_of(op), outputs[1]
         n = a.shape[0]
         if a.format == "csc" and a.dtype.is_complex and op.transpose_a is _CONJUGATE:
@@ -254,13 +254,13 @@ class SparseLibrary:
             elif op.b.size:  # the matrix stores nothing: the diagonal is 1, or the status says that it is 0
                 stream.copy(outputs[0], inputs[3], op.b.nbytes)
 
-    def _direct(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _direct(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         with self._lock:
             solver = self._direct_solver = self._direct_solver or DirectSolver()
         with lane.stream.ready().section:
             solver.run(lane, op, inputs, outputs)
 
-    def _convert(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _convert(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue copies where the order of elements stays, else what brings csr into the order of csc. Of coo, indptr is made, or made into rows."""
         stream, a, target = lane.stream, _matrix_of(op), op.target
         index, marks = a.indices.dtype.itemsize, 1 + (a.shape[1] if target == "csc" else a.shape[0])
@@ -305,12 +305,12 @@ class SparseLibrary:
             raise handle.failure(error, op.kind) from error
 
 
-def _checked(kernel: Kernel, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _checked(kernel: Kernel, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue an op with copies of its matrices' indices, which are sound whatever the indices say."""
     taken = copy_structure(lane.stream, op, inputs, outputs)
     if (op.kind in PRODUCTS or op.kind == "solve") and not lane.stream.is_capturing and not is_sound(lane, outputs):
         return  # these wait for the device, so the library need not be called
-    kernel(lane, op, *taken)
+    kernel(lane, op, plan, *taken)
 
 
 def _matrix_of(op: Any) -> SparseRef:

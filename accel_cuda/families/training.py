@@ -113,7 +113,7 @@ def _sums(
     _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), finish)
 
 
-def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _of_rows(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype, stream = op.x.dtype, lane.stream
     grad, x, weight = (*inputs, 0)[:3]
     out, *made, scratch = outputs
@@ -141,7 +141,7 @@ def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _sums(lane, op, _ROW_GRADIENTS, (grad, x), (mean, mean + step), partial, 0, made, groups)
 
 
-def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     (outer, channels, each), dtype = op.middle(), op.x.dtype
     if not channels:
         return
@@ -164,7 +164,7 @@ def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int
     _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), sizes)
 
 
-def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _softmax_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.y.size:
         return
     (grad, y), out, dtype = inputs, outputs[0], op.y.dtype
@@ -185,7 +185,7 @@ def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[i
     _launch(lane, f"{name}_{'packed' if is_packed else 'single'}", dtype, blocks, block, sizes)
 
 
-def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dropout(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
     lane.stream.ready()

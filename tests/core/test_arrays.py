@@ -261,5 +261,5 @@ def test_cuda_counts_what_it_enqueues() -> None:
             fill=lambda *arguments, to=launches: to.append(arguments),
             launch_with=lambda *arguments, to=launches: to.append(arguments),
         )
-        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, [1 << 20] * 3, [1 << 21] * 3)
+        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), [1 << 20] * 3, [1 << 21] * 3)
         assert len(launches) == commands(op) == count

@@ -48,9 +48,9 @@ MIXED = {"P14", "P14-p50", "P14-p99", "P14-small", "P14-cpu"}
 def native(self: CpuDevice, library: str) -> dict[str, Any]:
     """Offer the ops of the library ``bench``: one does nothing, one takes its time on the stream."""
 
-    def empty(lane: Any, op: EmptyKernel, inputs: Any, outputs: Any) -> None: ...
+    def empty(lane: Any, op: EmptyKernel, plan: Any, inputs: Any, outputs: Any) -> None: ...
 
-    def spin(lane: Any, op: SpinKernel, inputs: Any, outputs: Any) -> None:
+    def spin(lane: Any, op: SpinKernel, plan: Any, inputs: Any, outputs: Any) -> None:
         self.inject(Injection("hang", release=lambda: time.sleep(op.nanoseconds / 1e9)), lane.stream)
 
     return {"empty_kernel": empty, "spin_kernel": spin} if library == "bench" else {}

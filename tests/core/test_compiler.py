@@ -43,7 +43,7 @@ class StandIn:
             raise self.errors.pop(0)
         return self.layout
 
-    def launch(self, lane: Any, op: Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def launch(self, lane: Any, op: Launch, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         assert op.slots == (None, None, op.args[2])
         self.cooperative.append(op.cooperative)
         lane.stream.copy(outputs[0], inputs[1], 4 * op.args[2])

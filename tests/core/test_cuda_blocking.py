@@ -31,7 +31,7 @@ def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None)
 
     def enqueue() -> None:
         with contextlib.suppress(ValueError):
-            blocking.noting({op.kind: kernel})[op.kind](lane, op, (), ())
+            blocking.noting({op.kind: kernel})[op.kind](lane, op, None, (), ())
 
     thread = threading.Thread(target=enqueue)
     thread.start()

@@ -93,7 +93,7 @@ def test_parts_of_memory_lie_apart_and_within_what_was_asked_for(op: Any, kernel
 
     stream = SimpleNamespace(ready=lambda: None, launch=launch, fill=fill, functions=Names())
     outputs = (1 << 20, 1 << 21, SCRATCH) if op.plan().status is not None else (1 << 20, SCRATCH)
-    library.kernels[op.kind](SimpleNamespace(stream=stream), op, (1 << 22, 1 << 23), outputs)
+    library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), (1 << 22, 1 << 23), outputs)
     assert launched == kernels
     assert len(launched) + 20 * needs_cub <= library.commands(op)
     cub: Any = library._choices._cub

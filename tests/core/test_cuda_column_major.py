@@ -62,16 +62,16 @@ def lane(library: ColumnMajor) -> Any:
 
 
 async def test_every_sample_is_right_on_a_column_major_blas(lane: Any, library: ColumnMajor, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(kernel: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def counted(kernel: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         called, enqueued = len(library.called), lane.stream.enqueued
-        kernel(lane, op, inputs, outputs)
+        kernel(lane, op, plan, inputs, outputs)
         if op.kind in blas_matrices.KERNELS:
             calls = len(library.called) - called
             assert calls <= blas_matrices.count_calls(op), op
             assert calls + lane.stream.enqueued - enqueued <= blas_matrices.commands(op), op
 
-    def beside(kernel: Any, cpu_lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        cpu_lane.stream.submit(partial(counted, kernel, op, inputs, outputs), 0.0)
+    def beside(kernel: Any, cpu_lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        cpu_lane.stream.submit(partial(counted, kernel, op, plan, inputs, outputs), 0.0)
 
     all_kernels = {**blas_vectors.KERNELS, **blas_matrices.KERNELS, "gemm_grouped": blas.gemm_grouped}
     kernels = {kind: partial(beside, kernel) for kind, kernel in all_kernels.items()}
@@ -91,9 +91,9 @@ async def test_batches_take_one_call_where_their_rows_are_those_of_one_matrix(
 ) -> None:
     taken: list[int] = []
 
-    def kernel(each: Any, cpu_lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(each: Any, cpu_lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         called = len(library.called)
-        each(lane, op, inputs, outputs)
+        each(lane, op, plan, inputs, outputs)
         taken.append(len(library.called) - called)
 
     part = PARTS["blas"]

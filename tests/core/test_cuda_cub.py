@@ -86,7 +86,7 @@ def test_what_an_algorithm_reads_and_writes_is_apart(monkeypatch: pytest.MonkeyP
     )
     for op, results in todo:
         taken.calls.clear()
-        library.kernels[op.kind](SimpleNamespace(stream=stream), op, (1, 2), (*range(results), start))
+        library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), (1, 2), (*range(results), start))
         end = start + (library.scratch_nbytes(op) or 0)
         assert taken.calls, op
         for call in taken.calls:

@@ -103,7 +103,7 @@ def solve(library: SparseLibrary, lane: Any, op: Any) -> None:
     op.plan()
     assert library.may_block(lane, op)
     library.measure(op)
-    library.kernels[op.kind](lane, op, (DATA, INDICES, INDPTR, B), (OUT, STATUS, COPIES))
+    library.kernels[op.kind](lane, op, op.plan(), (DATA, INDICES, INDPTR, B), (OUT, STATUS, COPIES))
 
 
 def test_a_system_is_ordered_factored_and_solved(fake: FakeSolver, context: Any, lane: Any) -> None:

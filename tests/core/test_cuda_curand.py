@@ -42,7 +42,7 @@ def curand(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
 
 
 def run(library: RngLibrary, stream: Stream, op: Any) -> None:
-    library.kernels[op.kind](SimpleNamespace(stream=stream), op, (), (4096, 0))
+    library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), (), (4096, 0))
 
 
 def test_a_generator_of_each_stream_and_type_is_seeded_for_each_op(curand: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

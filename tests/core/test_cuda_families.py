@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LIBRARY = VendorLibrary("fakelib", "nvidia-fakelib", "nvmath.bindings.fakelib", "fakeError")
 
 
-def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.ran.append(op.kind)
 
 
@@ -142,7 +142,7 @@ def test_only_the_library_that_is_named_is_prepared(setup: Setup) -> None:
 def test_an_op_whose_library_loads_functions_may_block_until_one_has_run_through(setup: Setup) -> None:
     assert setup.may_block("signed")
     noted = setup.blocking.noting(setup.families.kernels()["fake"])
-    thread = threading.Thread(target=noted["signed"], args=(setup.lane, op("signed"), (), ()))
+    thread = threading.Thread(target=noted["signed"], args=(setup.lane, op("signed"), None, (), ()))
     thread.start()
     thread.join()
     assert setup.lane.ran == ["signed"]

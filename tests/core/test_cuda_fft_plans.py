@@ -157,7 +157,7 @@ def test_an_op_may_block_until_its_plan_was_used_in_some_lane(context: Any, stre
     family.measure(op)
     assert family.may_block(lanes[0], op), "the first use loads kernels"
     assert family.scratch_nbytes(op) == 1024
-    family.kernels["fft"](lanes[0], op, [4096], [8192, WORK])
+    family.kernels["fft"](lanes[0], op, op.plan(), [4096], [8192, WORK])
     assert not family.may_block(lanes[0], op)
     assert not family.may_block(lanes[1], op)
     family.close()

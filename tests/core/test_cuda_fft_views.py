@@ -57,7 +57,7 @@ def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
     op.plan()
     library, stream = FftLibrary(None), Stream()  # type: ignore[arg-type]  # nothing is made in the context
     library.plans = Plans(stream.log)  # type: ignore[assignment]
-    library.kernels[op.kind](SimpleNamespace(stream=stream), op, [source], [destination, WORK])
+    library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), [source], [destination, WORK])
     return stream.log
 
 

@@ -256,7 +256,7 @@ def test_what_the_library_is_told_gives_the_product(
         library.measure(op)
         bias = [given["bias"][1].ctypes.data] if "bias" in given else []
         written = [given[name][1].ctypes.data for name in ("out", "aux") if name in given]
-        library.kernels["matmul"](SimpleNamespace(stream=stream), op, [a.ctypes.data, b.ctypes.data, *bias], [*written, workspace])
+        library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [a.ctypes.data, b.ctypes.data, *bias], [*written, workspace])
         if bias:
             expected = expected + given["bias"][1].astype(wide)
         active = np.maximum(expected, 0) if "relu" in options.values() else np.tanh(expected) if "gelu" in options.values() else expected
@@ -279,7 +279,7 @@ def run(library: LinalgLibrary, stream: CudaStream, op: Any, inputs: list[int]) 
     if library.scratch_nbytes(op) is None:
         library.measure(op)
     assert library.scratch_nbytes(op) is not None
-    library.kernels["matmul"](SimpleNamespace(stream=stream), op, inputs, [OUT, WORK])
+    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, inputs, [OUT, WORK])
 
 
 def code(name: str) -> int:
@@ -415,7 +415,7 @@ def test_stacks_without_more_are_products_of_cublas(dtype: DType, context: Any, 
         assert library.scratch_nbytes(op) == 0
         lane.compute.has_blas = True
         assert library.may_block(lane, op), "the first one loads its kernel"
-        library.kernels["matmul"](lane, op, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
+        library.kernels["matmul"](lane, op, None, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5, err_msg=f"{shape_a} {shape_b}, seed {seed}")
         assert not library.may_block(lane, op)
         lane.compute.has_blas = False
@@ -468,7 +468,7 @@ def test_integers_are_multiplied_by_a_kernel(dtype: DType, context: Any, owner: 
         assert not library.may_block(None, op)
         assert library.scratch_nbytes(op) == 0
         lane = SimpleNamespace(stream=FakeKernels(context))
-        library.kernels["matmul"](lane, op, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
+        library.kernels["matmul"](lane, op, None, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
         np.testing.assert_array_equal(out, expected, err_msg=f"{shape_a} {shape_b}, seed {seed}")
     assert library.plans is None, "cuBLASLt is not needed"
 
@@ -557,7 +557,7 @@ def test_float8_results_have_scales_and_a_largest_value(context: Any, stream: Cu
     a, b = AccelRef(owner, 2, (16, 32), f8, 1), AccelRef(owner, 3, (16, 32), f8, 1)
     op = ops.Matmul(a, b, transpose_b=True, out_dtype=f8, scale_a=numbers[0], scale_out=numbers[1], amax=numbers[2])
     library.measure(op)
-    library.kernels["matmul"](SimpleNamespace(stream=stream), op, [A, B, 256, 512], [768, OUT, WORK])
+    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [A, B, 256, 512], [768, OUT, WORK])
     assert lt.put[-3:] == [(code("B_SCALE_POINTER"), 256), (code("D_SCALE_POINTER"), 512), (code("AMAX_D_POINTER"), 768)]
     (call,) = matmuls(lt)
     assert (call[8], call[10]) == (0, OUT)

@@ -127,7 +127,7 @@ def test_a_capture_that_fails_leaves_no_graph(stream: CudaStream, context: Any, 
     lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare=prepared.append))
     op = SimpleNamespace(library="capture", program=SimpleNamespace(enqueue=enqueue))
     with pytest.raises(LibraryError, match="broken"):
-        capture(lane, op, (), ())
+        capture(lane, op, None, (), ())
     assert prepared == ["capture"], "what the ops need is made before"
     assert not stream.is_capturing
     assert (("cuGraphDestroy", 88) in context.driver.called) is is_valid
@@ -201,7 +201,7 @@ def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is
     assert not pending.may_block(lane), "the pinned memory is there"
     assert not pending.is_known()
     context.driver.fails["query"] = NOT_READY
-    pending(lane, SimpleNamespace(kind="solve"), (), (4096,))  # type: ignore[arg-type]
+    pending(lane, SimpleNamespace(kind="solve"), None, (), (4096,))  # type: ignore[arg-type]
     assert order == ["8 zeros at 4096", "kernel", "8 bytes from 4096"]
     assert not pending.is_known()
     del context.driver.fails["query"]
@@ -215,5 +215,5 @@ def test_a_replay_copies_the_statuses_of_its_graph_behind_it(stream: CudaStream,
     called = context.driver.called
     called.clear()
     program = SimpleNamespace(native=SimpleNamespace(pointer=Handle(5)), copy_status=lambda lane, outputs: called.append(outputs))
-    replay(SimpleNamespace(stream=stream), SimpleNamespace(program=program), (), (0, 4096))
+    replay(SimpleNamespace(stream=stream), SimpleNamespace(program=program), None, (), (0, 4096))
     assert called == [("graph", 1), (0, 4096)]

@@ -83,8 +83,7 @@ class Stream:
 
 def launch(kernels: UserKernels, stream: Stream, kernel: CompiledKernel, grid: int, *, shared: int = 0, cooperative: bool) -> None:
     op = Launch(kernel, grid, 64, (3,), shared, cooperative)
-    op.plan()
-    kernels.launch(SimpleNamespace(stream=stream), op, (), ())
+    kernels.launch(SimpleNamespace(stream=stream), op, op.plan(), (), ())
 
 
 def loaded(kernels: UserKernels) -> CompiledKernel:

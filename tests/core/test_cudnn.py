@@ -179,7 +179,7 @@ def run(dnn: DnnLibrary, stream: Stream, op: Any, *addresses: int, results: int 
     lane: Any = SimpleNamespace(stream=stream)
     if dnn.scratch_nbytes(op) is None:
         dnn.measure(op)
-    dnn.kernels[op.kind](lane, op, addresses[:-results], (*addresses[-results:], 1 << 20))
+    dnn.kernels[op.kind](lane, op, op.plan(), addresses[:-results], (*addresses[-results:], 1 << 20))
 
 
 def test_a_plan_is_built_once_and_run_with_the_streams_handle(dnn: DnnLibrary, context: Any) -> None:
@@ -219,7 +219,7 @@ def test_relu_follows_the_convolution(dnn: DnnLibrary, context: Any) -> None:
     lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(unary=lambda *args, dtype: followed.append((*args, dtype))))
     op = ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3), activation="relu")
     dnn.measure(op)
-    dnn.kernels["conv2d"](lane, op, (0x1000, 0x2000), (0x3000, 1 << 20))
+    dnn.kernels["conv2d"](lane, op, op.plan(), (0x1000, 0x2000), (0x3000, 1 << 20))
     assert [ran[0] for ran in Graph.ran] == [[0x1000, 0x2000, 0x3000]]
     assert followed == [(UnaryOp.RELU, 0x3000, 0x3000, 8 * 7 * 7, DType.BFLOAT16)]
 

@@ -31,9 +31,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def kernels(self: CpuDevice, library: str) -> Kernels:
         gemm = blas.FAMILY.kernels["gemm"]
 
-        def noted(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        def noted(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
             seen.append(threading.current_thread().name)
-            gemm(lane, op, inputs, outputs)
+            gemm(lane, op, plan, inputs, outputs)
 
         return {**original(self, library), **({"gemm": noted} if library == "blas" else {})}
 
@@ -106,7 +106,7 @@ class Held:
         self.closed: list[str] = []
         original, close_stream, close_slab = CpuDevice.kernels, CpuStream.close, CpuSlab.close
 
-        def gemm(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        def gemm(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
             self.entered.set()
             self.let_go.wait(30)
             self.closed.append("the kernel returned")

@@ -133,7 +133,7 @@ def blocked_capture(monkeypatch: pytest.MonkeyPatch, marks: list[str] | None = N
     began, go_on, original, said = threading.Event(), threading.Event(), CpuDevice.kernels, [] if marks is None else marks
     at_replay = LIBRARIES["graph"]["replay"]
 
-    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def capture(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         said.append("capture")
         began.set()
         assert go_on.wait(PATIENCE)

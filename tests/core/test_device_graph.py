@@ -235,7 +235,7 @@ async def test_a_recording_that_is_cancelled_during_its_capture_gives_everything
     began, let_go, closed = threading.Event(), threading.Event(), threading.Event()
     original = CpuDevice.kernels
 
-    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def capture(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         began.set()
         assert let_go.wait(10)
         op.program.native = SimpleNamespace(close=closed.set)
@@ -287,7 +287,7 @@ class Native:
 def native(monkeypatch: pytest.MonkeyPatch) -> Native:
     made, original = Native(), CpuDevice.kernels
 
-    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def capture(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         op.program.native = made
 
     monkeypatch.setattr(

@@ -45,13 +45,13 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
     said = Worked()
     original = CpuDevice.kernels
 
-    def unary(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def unary(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         result, work = outputs
         said.addresses.append(work)
         lane.stream.copy(work, inputs[0], op.x.nbytes)
         lane.compute.unary(op.op, work, result, op.x.size, dtype=op.x.dtype)
 
-    def binary(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def binary(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
 
     kernels: dict[str, Kernel] = {"unary": unary, "binary": binary}
@@ -91,7 +91,7 @@ class DoublingOps(OpNamespace[M]):
     doubled = method(Doubled)
 
 
-def _doubled(lane: Any, op: Doubled, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _doubled(lane: Any, op: Doubled, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     result, status, work = outputs
     assert status != work
     assert work % 256 == 0

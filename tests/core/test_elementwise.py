@@ -135,7 +135,7 @@ class Stream:
 
 def blocks(op: ops.KernelOp, *inputs: int, output: int = 1 << 20) -> list[int]:
     stream = Stream()
-    PART.kernels[op.kind](SimpleNamespace(stream=stream), op, inputs, (output,))
+    PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), inputs, (output,))
     return stream.blocks
 
 

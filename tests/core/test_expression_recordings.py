@@ -24,8 +24,8 @@ class Native:
 
     def run(self, lane: Any) -> None:
         """Enqueue the ops."""
-        for kernel, op, inputs, outputs in self.launches:
-            kernel(lane, op, inputs, outputs)
+        for kernel, op, plan, inputs, outputs in self.launches:
+            kernel(lane, op, plan, inputs, outputs)
 
     def close(self) -> None:
         """Give it back."""
@@ -39,13 +39,13 @@ class Graphs:
         self.calls = 0
         self.keeps_ops = True
 
-    def capture(self, lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def capture(self, lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         op.program.native = Native(list(op.program._launches) if self.keeps_ops else ())
 
-    def replay(self, lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def replay(self, lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         op.program.native.run(lane)
 
-    def call(self, lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+    def call(self, lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
         self.calls += 1
         op.copy_in(lane, inputs, outputs)
         op.program.native.run(lane)

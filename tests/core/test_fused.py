@@ -111,7 +111,7 @@ def test_cuda_compiles_a_program_once_and_launches_it() -> None:
     lane = SimpleNamespace(stream=stream)
     assert PART.lacks["fused"](lane, op)
     for _ in range(2):
-        PART.kernels["fused"](lane, op, (1 << 20, 1 << 21), (1 << 22,))
+        PART.kernels["fused"](lane, op, op.plan(), (1 << 20, 1 << 21), (1 << 22,))
     assert not PART.lacks["fused"](lane, op)
     assert launches == [(7, (4, 1))] * 2
     ((name, source),) = sources.items()

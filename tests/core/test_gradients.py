@@ -408,7 +408,9 @@ def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
         refs = [accel.AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(sample.operands)]
         op = sample.call(named, *refs)
         plan, before = op.plan(), len(launched)
-        kernels[kind](SimpleNamespace(stream=stream), op, range(256, 256 * (len(plan.reads) + 1), 256), (4096,) * (len(plan.creates) + 1))
+        kernels[kind](
+            SimpleNamespace(stream=stream), op, plan, range(256, 256 * (len(plan.reads) + 1), 256), (4096,) * (len(plan.creates) + 1)
+        )
         assert all(program_of(name) == PART.program[kind](op) for name in launched[before:]), launched[before:]
         assert len(launched) > before or not all(ref.size for ref in refs), sample.name
         assert len(launched) - before <= 8, "as many commands as the family says"

@@ -133,7 +133,7 @@ class Bench:
     def group(self, *kernels: Callable[..., None]) -> LaunchGroup:
         count = len(kernels)
         submission = BatchSubmission((OP,) * count, (PLAN,) * count, [()] * count, asyncio.get_running_loop().create_future(), 1)
-        launches = [BatchedOp(OP, kernel, None, index, 1) for index, kernel in enumerate(kernels)]
+        launches = [BatchedOp(OP, PLAN, kernel, None, index, 1) for index, kernel in enumerate(kernels)]
         for launch in launches:
             launch.inputs, launch.outputs, launch.seq, launch.dependencies = (), (), launch.index + 1, []
         self.context.submissions[submission] = None

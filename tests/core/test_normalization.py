@@ -167,7 +167,7 @@ def test_cuda_takes_packs_where_rows_and_weights_allow_it() -> None:
     stream.functions = type("Names", (dict,), {"__missing__": lambda self, name: name})()
 
     def run(op: ops.FamilyOp, *inputs: int, output: int = 1 << 20) -> str:
-        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, inputs, (output,))
+        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), inputs, (output,))
         return launched.pop() if launched else ""
 
     def ref(*shape: int) -> accel.AccelRef:

@@ -73,12 +73,12 @@ class StatsOps(OpNamespace[M]):
     extremes = method(Extremes)
 
 
-def _median(lane: Any, op: Median, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _median(lane: Any, op: Median, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, out = array(inputs[0], op.x.shape, op.x.dtype.numpy), array(outputs[0], (), op.x.dtype.numpy)
     lane.stream.submit(lambda: np.copyto(out, np.median(x) + op.shift, casting="same_kind"), 1e-8 * x.size)
 
 
-def _extremes(lane: Any, op: Extremes, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _extremes(lane: Any, op: Extremes, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = array(inputs[0], op.x.shape, op.x.dtype.numpy)
     least, largest = (array(address, (), op.x.dtype.numpy) for address in outputs)
 
@@ -169,7 +169,7 @@ async def test_the_conformance_suite_checks_its_samples(check: conformance.Check
 
 
 async def test_a_wrong_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def wrong(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         lane.stream.submit(lambda: np.copyto(array(outputs[0], (), np.dtype(np.float64)), 0.25), 1e-6)
 
     monkeypatch.setitem(STATS.parts["cpu"].kernels, "median", wrong)

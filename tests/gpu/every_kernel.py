@@ -260,7 +260,7 @@ def _broadcast(stream: Any, compute: Any, memory: Memory, supported: Any) -> Non
                 sizes = [ref.nbytes + skip for ref, skip in zip(plan.reads, skipped, strict=True)]
                 with memory.take(*sizes, plan.creates[0].nbytes) as (*reads, output):
                     inputs = [address + skip for address, skip in zip(reads, skipped, strict=True)]
-                    PARTS["elementwise"].kernels[op.kind](lane, op, inputs, (output,))
+                    PARTS["elementwise"].kernels[op.kind](lane, op, plan, inputs, (output,))
 
 
 def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
@@ -313,7 +313,7 @@ def _run(stream: Any, compute: Any, memory: Memory, op: Any, arrays: tuple[Any, 
         inputs = [pointers[ref.buffer] + ref.offset for ref in plan.reads]
         outputs = [pointers[ref.buffer] + ref.offset for ref in plan.writes] + pointers[len(arrays) :]
         kernel = working or PARTS[op.library].kernels[op.kind]
-        kernel(SimpleNamespace(stream=stream, compute=compute), op, inputs, outputs)
+        kernel(SimpleNamespace(stream=stream, compute=compute), op, plan, inputs, outputs)
 
 
 def _integer_products(context: Any, stream: Any, memory: Memory) -> None:
@@ -327,7 +327,7 @@ def _integer_products(context: Any, stream: Any, memory: Memory) -> None:
             a, b = AccelRef(owner, 0, shape_a, dtype, 1), AccelRef(owner, 1, shape_b, dtype, 1)
             op = Matmul(a, b, transpose_a=is_turned, transpose_b=is_turned)
             with memory.take(a.nbytes, b.nbytes, op.plan().creates[0].nbytes) as (x, y, output):
-                kernel(lane, op, (x, y), (output, 0))
+                kernel(lane, op, op.plan(), (x, y), (output, 0))
 
 
 def _long_rows(stream: Any, compute: Any, memory: Memory) -> None:
@@ -382,7 +382,7 @@ def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays
         for pointer, array in zip(pointers, arrays, strict=False):
             memory.write(pointer, array)
         inputs = [pointers[ref.buffer] for ref in plan.reads]
-        state.kernels[op.kind](lane, op, inputs, pointers[len(arrays) :])
+        state.kernels[op.kind](lane, op, plan, inputs, pointers[len(arrays) :])
 
 
 def _addresses(compute: Any, memory: Memory, supported: Any) -> None:

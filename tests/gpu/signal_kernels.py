@@ -126,15 +126,14 @@ def launch_all(context: Any, stream: Any) -> None:
     """
     lane, memory = SimpleNamespace(stream=stream), _Exact(context)
     for op in _draws():
-        op.plan()
         out = memory.alloc(op.size * op.dtype.itemsize)
-        context.kernels("rng")[op.kind](lane, op, [], [out])
+        context.kernels("rng")[op.kind](lane, op, op.plan(), [], [out])
         memory.free(out)
     directions = memory.alloc(4 * 33 * 7)
     for dtype in (DType.FLOAT32, DType.FLOAT64):
         op = ops.Sobol(_ref((7, 33), DType.UINT32), 999, dtype)
         out = memory.alloc(op.plan().creates[0].nbytes)
-        context.kernels("rng")["sobol"](lane, op, [directions], [out])
+        context.kernels("rng")["sobol"](lane, op, op.plan(), [directions], [out])
         memory.free(out)
     memory.free(directions)
     for op in _transforms():
@@ -142,12 +141,13 @@ def launch_all(context: Any, stream: Any) -> None:
     for dtype in (DType.FLOAT32, DType.FLOAT64):
         frequencies = ops.Fftfreq(1001, dtype=dtype)
         out = memory.alloc(frequencies.plan().creates[0].nbytes)
-        PART.kernels["fftfreq"](lane, frequencies, [], [out])
+        PART.kernels["fftfreq"](lane, frequencies, frequencies.plan(), [], [out])
         memory.free(out)
     total = memory.alloc(8)
     for nbytes, skipped in ((1, 0), (1001, 0), (1001, 3), (1 << 20, 8), ((1 << 20) + 3, 1)):
         source = memory.alloc(nbytes + skipped)
-        context.kernels("memory")["checksum"](lane, ops.Checksum(_ref((nbytes,), DType.UINT8)), [source + skipped], [total])
+        op = ops.Checksum(_ref((nbytes,), DType.UINT8))
+        context.kernels("memory")["checksum"](lane, op, op.plan(), [source + skipped], [total])
         memory.free(source)
     memory.free(total)
     stream.launch(context.functions["spin"], 1, 1, 1000)

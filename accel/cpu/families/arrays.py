@@ -29,14 +29,9 @@ def _view(address: int, start: int, lengths: tuple[int, ...], steps: tuple[int, 
     return array(address + start * size, lengths, dtype, tuple([step * size for step in steps]))
 
 
-def _outputs(op: Any) -> list[tuple[tuple[int, ...], DType]]:
-    plan = op.plan()
-    return [(each.shape, each.dtype) for each in (*plan.writes, *plan.creates)]
-
-
-def copy_pieces(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy_pieces(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue an op of pieces."""
-    made = _outputs(op)
+    made = [(written.shape, written.dtype) for written in (*plan.writes, *plan.creates)]
     dtype = made[0][1].numpy if made else np.dtype(np.uint8)
     size = sum(math.prod(shape) for shape, _ in made)
     if size:
@@ -58,9 +53,9 @@ def _copy(
                 target[...] = _view(inputs[piece.input], piece.start, piece.lengths, piece.steps, dtype)
 
 
-def _padding(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _padding(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.mode == "constant":
-        copy_pieces(lane, op, inputs, outputs)
+        copy_pieces(lane, op, plan, inputs, outputs)
         return
     x, shape = op.x, op.shape()
     if 0 not in shape:
@@ -70,7 +65,7 @@ def _padding(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
 
 
 def _triangle(keep: Callable[[Array, int], Array]) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x = op.x
         if x.size:
             source, out = (array(address, x.shape, x.dtype.numpy) for address in (inputs[0], outputs[0]))
@@ -79,7 +74,7 @@ def _triangle(keep: Callable[[Array, int], Array]) -> Kernel:
     return kernel
 
 
-def _ramp(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _ramp(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     count, start, step, last = op.ramp()
     if count:
         out = array(outputs[0], (count,), op.dtype.numpy)
@@ -102,7 +97,7 @@ def _rise(out: Array, start: float, step: float, last: float | None) -> None:
 def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> Kernel:
     """Return the kernel of an op of elements at indices: ``apply(x, indices, others)`` on arrays of three dimensions, whose indices are in range."""
 
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         walk, dtype = op.walk(), op.x.dtype.numpy
         if not walk.size:
             return

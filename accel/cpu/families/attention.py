@@ -24,7 +24,7 @@ __all__ = ["attend", "attend_in_pages", "attend_ragged", "attention", "samples"]
 _INT32 = DType.INT32.numpy
 
 
-def attend(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def attend(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue attention over arrays."""
     batch, heads, seq_q, dim = op.q.shape
     seq_kv = op.k.shape[2]
@@ -38,7 +38,7 @@ def attend(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     lane.stream.submit(work, costs.attention(batch * heads * seq_q * seq_kv, dim, op.q.dtype.numpy))
 
 
-def attend_ragged(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def attend_ragged(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue attention within sequences of one array."""
     q, k, v, out = _operands(op, inputs, outputs)
     if not out.size:
@@ -48,7 +48,7 @@ def attend_ragged(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[i
     lane.stream.submit(work, costs.attention(q.shape[0] * q.shape[1] * op.longest_kv, q.shape[2], op.q.dtype.numpy))
 
 
-def attend_in_pages(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def attend_in_pages(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue attention over keys and values in pages."""
     q, k, v, out = _operands(op, inputs, outputs)
     if not out.size:

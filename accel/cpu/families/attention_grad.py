@@ -29,8 +29,7 @@ def _array(address: int, spec: Spec) -> Array:
     return np.empty(spec.shape, spec.dtype.numpy) if 0 in spec.shape else array(address, spec.shape, spec.dtype.numpy)
 
 
-def _enqueue(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    plan = op.plan()
+def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     reads = [
         np.empty(ref.shape, ref.dtype.numpy) if 0 in ref.shape else operand(at, ref) for at, ref in zip(inputs, plan.reads, strict=True)
     ]

@@ -147,22 +147,22 @@ def _multiply_each(left: Array, right: Array, out: Array, alpha: complex, beta: 
             finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)
 
 
-def _axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _axpy(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Add ``alpha * x`` to y."""
     lane.compute.axpy(op.x.size, op.alpha, inputs[0], 1, outputs[0], 1, dtype=op.x.dtype)
 
 
-def _dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Sum ``x * y``."""
     lane.compute.dot(op.x.size, inputs[0], 1, inputs[1], 1, outputs[0], dtype=op.x.dtype)
 
 
-def _nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _nrm2(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Compute the norm without overflow of the squares."""
     lane.compute.nrm2(op.x.size, inputs[0], 1, outputs[0], dtype=op.x.dtype)
 
 
-def _scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _scal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply x by ``alpha``; NaN stays NaN whatever alpha is."""
     lane.compute.scal(op.x.size, op.alpha, outputs[0], 1, dtype=op.x.dtype)
 

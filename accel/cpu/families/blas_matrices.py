@@ -88,7 +88,7 @@ def _result(pointer: int, op: Any, shape: tuple[int, ...], *operands: Array) -> 
     return array(pointer, (*batch, *shape), operands[0].dtype)
 
 
-def _triangular(work: Any, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _triangular(work: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
     out = _result(outputs[0], op, b.shape[-2:], a, b)
     if out.size:
@@ -97,7 +97,7 @@ def _triangular(work: Any, lane: Any, op: Any, inputs: Sequence[int], outputs: S
         lane.stream.submit(partial(work, a, b, out, op.alpha, op, op.side == "left"), cost)
 
 
-def _triangular_vector(work: Any, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _triangular_vector(work: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, x = operand(inputs[0], op.a), operand(inputs[1], op.x)
     if x.size:
         out = array(outputs[0], x.shape, x.dtype)
@@ -105,7 +105,7 @@ def _triangular_vector(work: Any, lane: Any, op: Any, inputs: Sequence[int], out
         lane.stream.submit(partial(work, a, x[:, None], out[:, None], 1.0, op, True), cost)
 
 
-def _symmetric(is_hermitian: bool, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _symmetric(is_hermitian: bool, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
     out, n = _result(outputs[0], op, b.shape[-2:], a, b), a.shape[-1]
     lane.stream.submit(partial(_symmetric_product, a, b, out, op, is_hermitian), costs.matmul(n, n, out.size // max(n, 1), b.dtype))
@@ -134,7 +134,7 @@ def _finish(product: Array, out: Array, op: Any) -> None:
     out[...] = product + kind(op.beta) * out if op.beta else product
 
 
-def _update(is_hermitian: bool, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _update(is_hermitian: bool, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = operand(inputs[0], op.a)
     n, k = _shape(a, op.trans)
     out = _result(outputs[0], op, (n, n), a)
@@ -156,7 +156,7 @@ def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
         np.copyto(out, 0, where=~kept if op.lower else ~kept.T)
 
 
-def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _geam(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
     out = _result(outputs[0], op, _shape(a, op.transpose_a), a, b)
     terms = (op.alpha, a, op.transpose_a), (op.beta, b, op.transpose_b)

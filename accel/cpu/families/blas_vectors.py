@@ -32,18 +32,18 @@ def _store(function: Callable[..., Any], out: Array, *operands: Array) -> None:
     out[...] = function(*operands)
 
 
-def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _asum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = operand(inputs[0], op.x)
     out = view(outputs[0], (), x.real.dtype)
     lane.stream.submit(partial(_store, lambda x: _sizes(x).sum(), out, x), costs.elements(2 * x.size, x.dtype))
 
 
-def _extreme(find: Any, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _extreme(find: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, out = operand(inputs[0], op.x), view(outputs[0], (), _INT64)
     lane.stream.submit(partial(_store, lambda x: find(_sizes(x)), out, x), costs.elements(2 * x.size, x.dtype))
 
 
-def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dotc(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.dtype.is_complex:
         lane.compute.dot(op.x.size, inputs[0], 1, inputs[1], 1, outputs[0], dtype=op.x.dtype)
         return
@@ -52,7 +52,7 @@ def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
     lane.stream.submit(partial(_store, np.vdot, out, x, y), costs.elements(2 * x.size, x.dtype))
 
 
-def _rot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _rot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, y = operand(outputs[0], op.x), operand(outputs[1], op.y)
     lane.stream.submit(partial(_rotate, x, y, op.c, op.s), costs.elements(6 * x.size, x.dtype))
 
@@ -65,7 +65,7 @@ def _rotate(x: Array, y: Array, c: float, s: complex) -> None:
     y[...] = turned
 
 
-def _swap(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _swap(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, y = operand(outputs[0], op.x), operand(outputs[1], op.y)
     lane.stream.submit(partial(_exchange, x, y), costs.elements(4 * x.size, x.dtype))
 

@@ -24,7 +24,7 @@ __all__ = ["Borders", "channels_first", "convolution", "convolve", "expected_con
 Borders = tuple[tuple[int, int], ...]
 
 
-def convolve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def convolve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a convolution."""
     (x_shape, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
     if 0 in y_shape:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS", "samples"]
 
 
-def _enqueue(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     (x_shape, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
     is_of_input = op.kind.endswith("input_grad")
     # Operands and result have the shapes of the convolution's own in this order.

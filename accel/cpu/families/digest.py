@@ -17,7 +17,7 @@ __all__ = ["checksum"]
 _BYTES_PER_SECOND = 1.5e9
 
 
-def checksum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def checksum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Store 64 bits of the SHA-1 hash of the bytes: the fastest that the standard library has. It does not hold the GIL where they are many."""
     source, result, nbytes = inputs[0], outputs[0], op.source.nbytes
 

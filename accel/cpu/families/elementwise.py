@@ -91,7 +91,7 @@ def _kernel(compute: Callable[[Any, list[Array], Array], None], dtype_of: Callab
         ``dtype_of(op, last)`` returns the type of its elements; ``last`` is the last operand.
     """
 
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         arguments = op.arguments()
         shape = broadcast(*[each.shape for each in arguments])
         if 0 not in shape:
@@ -128,14 +128,14 @@ def _cast(op: Any, operands: list[Array], out: Array) -> None:
 _binary_of_broadcast = _kernel(_broadcast_binary, lambda op, last: _result(op.op, last.dtype))
 
 
-def _binary_kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _binary_kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
         lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
     else:
-        _binary_of_broadcast(lane, op, inputs, outputs)
+        _binary_of_broadcast(lane, op, plan, inputs, outputs)
 
 
-def _unary_kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _unary_kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, dtype = op.x, op.x.dtype.numpy
     if op.is_plain():
         lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)

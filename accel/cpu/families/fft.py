@@ -50,7 +50,7 @@ def transform(kind: str, source: Any, destination: Any, axes: tuple[int, ...], n
     destination[...] = function(source, s=lengths, axes=axes, norm=norm)
 
 
-def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     result = op.spec()
     size = math.prod(result.shape)
     if not size:
@@ -64,7 +64,7 @@ def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     lane.stream.submit(partial(transform, op.kind, source, destination, op.counted(), op.norm, lengths), cost)
 
 
-def _cosine(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _cosine(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if importlib.util.find_spec("scipy") is None:
         raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
     before, length, behind = op.lines()
@@ -79,7 +79,7 @@ def _cosine(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     lane.stream.submit(work, cost)
 
 
-def _convolve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _convolve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     extent, dtype = op.extent(), op.a.dtype.numpy
     if not extent.batch:
         return
@@ -98,7 +98,7 @@ def _convolve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
     lane.stream.submit(work, cost)
 
 
-def _frequencies(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _frequencies(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     count, positive = op.counts()
     out = array(outputs[0], (count,), op.dtype.numpy)
 

@@ -89,7 +89,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Compute a program, some rows at a time."""
     addresses = iter(inputs)
     shape = broadcast(*[each.shape for each in op.operands])

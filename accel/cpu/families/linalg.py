@@ -32,7 +32,7 @@ _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 _COMPUTED: dict[DType, np.dtype[Any]] = {DType.INT8: np.dtype(np.float64), **dict.fromkeys(_FLOAT8, _FLOAT32)}
 
 
-def _matmul(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _matmul(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     batch, m, n, k = op.sizes()
     cost = costs.matmul(m, n, k, op.a.dtype.numpy, math.prod(batch)) + costs.elements(2 * math.prod(batch) * m * n, _FLOAT32)
     lane.stream.submit(partial(_multiply, op, op.memory(inputs, outputs)), cost)

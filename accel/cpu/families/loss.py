@@ -26,7 +26,7 @@ __all__ = ["KERNELS", "samples"]
 _TOUCHES = 12
 
 
-def _enqueue(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     shape, dtype = op.logits.shape, op.logits.dtype.numpy
     rows, classes = math.prod(shape[:-1]), shape[-1]
     if not rows:

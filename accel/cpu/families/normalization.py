@@ -31,7 +31,7 @@ def _submit(lane: Any, op: Any, work: Any) -> None:
     lane.stream.submit(work, costs.elements(_TOUCHES * op.x.size, op.x.dtype.numpy))
 
 
-def _softmax(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _softmax(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.x.size:
         x, out = (array(address, op.middle(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
         _submit(lane, op, partial(_exponentials, x, out, op.kind == "log_softmax"))
@@ -51,7 +51,7 @@ def _exponentials(x: Array, out: Array, is_log: bool) -> None:
             out[outer, :, inner] = part - np.log(sums) if is_log else powers / sums
 
 
-def _norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
     rows, dtype = op.rows(), op.x.dtype.numpy
@@ -78,7 +78,7 @@ def _scale_rows(x: Array, out: Array, parameters: list[Array | None], rows: Norm
         out[block] = part
 
 
-def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
     shape, dtype = op.middle(), op.x.dtype.numpy

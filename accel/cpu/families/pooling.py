@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS", "samples"]
 
 
-def _pool(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     windows, (before, behind), dtype = op.windows(), op.ends(), op.x.dtype.numpy
     if op.x.size:
         x = array(inputs[0], (before, *windows.sizes, behind), dtype)
@@ -73,7 +73,7 @@ def _along(x: Array, axis: int, windows: Windows, combine: np.ufunc, nothing: fl
     return made
 
 
-def _pool_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _pool_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     windows, (before, behind), dtype = op.windows(), op.ends(), op.grad.dtype.numpy
     if not math.prod(op.pooled()):
         return

@@ -82,7 +82,7 @@ def _others(op: ReduceOp, x: Array, axes: tuple[int, ...], divisor: int) -> Any:
     return np.sqrt(variance) if op is ReduceOp.STD else variance
 
 
-def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     middle = op.middle()
     if middle is not None:
         lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)

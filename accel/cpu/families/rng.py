@@ -133,7 +133,7 @@ def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
 
 
 def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER) -> Kernel:
-    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.generator != "philox":
             raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
         if op.size:
@@ -148,7 +148,7 @@ def _inverse() -> Any:
     return importlib.import_module("scipy.special").ndtri
 
 
-def _truncated_normal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _truncated_normal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     is_loaded = bool(_inverse.cache_info().currsize)
     if not is_loaded and importlib.util.find_spec("scipy") is None:
         raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
@@ -157,7 +157,7 @@ def _truncated_normal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequen
         lane.stream.submit(partial(draw, numbers, op, outputs[0]), _CALL + op.size * _CHAIN + (0.0 if is_loaded else _IMPORT))
 
 
-def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _sobol(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     width = op.directions.shape[0]
     directions, out = array(inputs[0], op.directions.shape, _U32), array(outputs[0], (op.n, width), op.dtype.numpy)
 
@@ -172,7 +172,7 @@ def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         lane.stream.submit(work, _CALL + op.n * width * _NUMBER)
 
 
-def _picked(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _picked(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     (length, count), (before, behind) = op.counts(), op.lines()
     work = partial(choices.pick, op, _numbers, inputs, outputs)
     lane.stream.submit(work, _CALL + (length + count) * _CHAIN + before * count * behind * _NUMBER)

@@ -27,7 +27,7 @@ _FUNCTIONS: dict[str, np.ufunc] = {"cumsum": np.add, "cumprod": np.multiply, "cu
 _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
 
 
-def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, shape = op.x, op.lines()
     if x.size:
         source, out = (array(address, shape, op.element().numpy) for address in (inputs[0], outputs[0]))
@@ -49,7 +49,7 @@ def _accumulator(kind: str, x: Array, length: int) -> np.dtype[Any]:
     return one_by_one(x.dtype, length) if kind in ("cumsum", "cumprod") else wider(x.dtype)
 
 
-def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _segments(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, count = op.x, op.offsets.size - 1
     width = math.prod(x.shape[1:])
     source, offsets = array(inputs[0], (x.shape[0], width), x.dtype.numpy), array(inputs[1], (count + 1,), np.dtype(np.int64))

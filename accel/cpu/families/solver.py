@@ -41,11 +41,10 @@ def _function(name: str, dtype: np.dtype[Any]) -> Callable[..., Any]:
 
 
 def _kernel(
-    compute: Callable[[Any, list[Array], list[Array]], None], lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]
+    compute: Callable[[Any, list[Array], list[Array]], None], lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]
 ) -> None:
     if not _lapack.cache_info().currsize and importlib.util.find_spec("scipy") is None:
         raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
-    plan = op.plan()
     specs = [*plan.creates, *(() if plan.status is None else (plan.status.spec,))]
     reads = [array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, plan.reads, strict=True)]
     made = [array(address, spec.shape, spec.dtype.numpy) for address, spec in zip(outputs, specs, strict=False)]

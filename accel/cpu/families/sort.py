@@ -44,7 +44,7 @@ def _order(x: Array, falls: bool) -> Array:
     return found[:, ::-1]
 
 
-def _sorted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _sorted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.x.size:
         x, out = (array(address, op.lines(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
         _enqueue(lane, x.size, partial(_sort, x, out, op.falls))
@@ -55,13 +55,13 @@ def _sort(x: Array, out: Array, falls: bool) -> None:
     out[...] = made[:, ::-1] if falls else made
 
 
-def _partition(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _partition(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.x.size:
         x, out = (array(address, op.lines(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
         _enqueue(lane, x.size, lambda: np.copyto(out, np.partition(_comparable(x), op.kth, 1), casting="unsafe"))
 
 
-def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _segments(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, offsets = array(inputs[0], op.x.shape, op.x.dtype.numpy), array(inputs[1], op.offsets.shape, _INT64)
     out, status = array(outputs[0], x.shape, x.dtype), array(outputs[1], (2,), _INT64)
 
@@ -79,13 +79,13 @@ def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
     _enqueue(lane, x.size, work)
 
 
-def _indices(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _indices(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.x.size:
         x, out = array(inputs[0], op.lines(), op.x.dtype.numpy), array(outputs[0], op.lines(), _INT64)
         _enqueue(lane, x.size, lambda: np.copyto(out, _order(x, op.falls)))
 
 
-def _topk(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _topk(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     before, length, behind = op.lines()
     if before * op.k * behind:
         x = array(inputs[0], (before, length, behind), op.x.dtype.numpy)
@@ -99,7 +99,7 @@ def _take_first(x: Array, values: Array, indices: Array, falls: bool) -> None:
     values[...] = np.take_along_axis(x, indices, 1)
 
 
-def _searchsorted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _searchsorted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.v.size:
         a, v = array(inputs[0], op.a.shape, op.a.dtype.numpy), array(inputs[1], op.v.shape, op.a.dtype.numpy)
         out = array(outputs[0], op.v.shape, _INT64)
@@ -112,7 +112,7 @@ def _write(found: Array, room: Array) -> None:
     room[len(found) :] = 0
 
 
-def _nonzero(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _nonzero(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = array(inputs[0], op.x.shape, op.x.dtype.numpy)
     rooms = [array(address, (op.room(op.x.size),), _INT64) for address in outputs[:-1]]
     count = array(outputs[-1], (), _INT64)
@@ -126,7 +126,7 @@ def _nonzero(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, x.size, work)
 
 
-def _compress(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _compress(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     condition = array(inputs[0], (op.condition.size,), np.dtype(bool))
     x = array(inputs[1], (op.condition.size, op.width()), op.x.dtype.numpy)
     room, count = array(outputs[0], (op.room(op.condition.size), op.width()), x.dtype), array(outputs[1], (), _INT64)
@@ -147,7 +147,7 @@ def _different(x: Array) -> tuple[Array, Array]:
     return order, is_first
 
 
-def _unique(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _unique(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = array(inputs[0], (op.x.size,), op.x.dtype.numpy)
     room = (op.room(x.size),)
     values, count = array(outputs[0], room, x.dtype), array(outputs[-1 if op.kind == "unique" else 4], (), _INT64)
@@ -169,7 +169,7 @@ def _unique(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     _enqueue(lane, x.size, work)
 
 
-def _bincount(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = array(inputs[0], (op.x.size,), op.x.dtype.numpy)
     weights = None if op.weights is None else array(inputs[1], x.shape, op.weights.dtype.numpy)
     out = array(outputs[0], (op.length,), _INT64 if weights is None else weights.dtype)
@@ -185,7 +185,7 @@ def _bincount(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
     _enqueue(lane, x.size, work)
 
 
-def _histogram(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, out = array(inputs[0], (op.x.size,), op.x.dtype.numpy), array(outputs[0], (op.bins,), _INT64)
 
     def work() -> None:

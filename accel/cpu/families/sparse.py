@@ -99,7 +99,7 @@ def _matrix(a: SparseRef, data: Array, indices: Array, indptr: Array) -> Any:
     return getattr(scipy, f"{a.format}_array")((data, indices, indptr), shape=a.shape)
 
 
-def _multiply(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _multiply(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, dense = sparse_of("a", op.a), op.x if op.kind == "spmv" else op.b
     parts, b = _arrays(a, inputs), array(inputs[3], dense.shape, dense.dtype.numpy)
     turned = getattr(op, "transpose_b", Transpose.NONE)
@@ -117,7 +117,7 @@ def _multiply(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
     _enqueue(lane, (a.nnz + rows) * math.prod(shape[1:]), _checked(outputs[1], work, (a, parts)), by_scipy=True)
 
 
-def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _convert(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, target = sparse_of("a", op.a), op.target
     data, indices, indptr = _arrays(a, inputs)
     made, made_indices = array(outputs[0], (a.nnz,), data.dtype), array(outputs[1], (a.nnz,), indices.dtype)
@@ -134,7 +134,7 @@ def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, 8 * a.nnz, _checked(outputs[3], work, (a, (data, indices, indptr))))
 
 
-def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _todense(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     data, indices, indptr = _arrays(a, inputs)
     out = array(outputs[0], a.shape, data.dtype)
@@ -146,7 +146,7 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, a.nnz + math.prod(a.shape), _checked(outputs[1], work, (a, (data, indices, indptr))))
 
 
-def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _diagonal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     data, indices, indptr = _arrays(a, inputs)
     out = array(outputs[0], (min(a.shape),), data.dtype)
@@ -166,7 +166,7 @@ def _write(found: Array, room: Array) -> None:
     room[len(found) :] = 0
 
 
-def _fromdense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _fromdense(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, room, index = array(inputs[0], op.x.shape, op.x.dtype.numpy), op.room(op.x.size), op.index_type.numpy
     data, indices = array(outputs[0], (room,), x.dtype), array(outputs[1], (room,), index)
     indptr, count = array(outputs[2], (x.shape[0] + 1,), index), array(outputs[3], (), _INT64)
@@ -181,7 +181,7 @@ def _fromdense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]
     _enqueue(lane, 3 * x.size, work)
 
 
-def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _add(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = sparse_of("a", op.a), sparse_of("b", op.b)
     room = op.room(a.nnz + b.nnz)
     parts_a, parts_b = _arrays(a, inputs), _arrays(b, inputs[3:])
@@ -205,7 +205,7 @@ def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     _enqueue(lane, 10 * (a.nnz + b.nnz), _checked(outputs[4], work, (a, parts_a), (b, parts_b), is_sorted=True))
 
 
-def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _spgemm_size(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = sparse_of("a", op.a), sparse_of("b", op.b)
     parts_a, parts_b, out = _arrays(a, inputs), _arrays(b, inputs[3:]), array(outputs[0], (2,), _INT64)
 
@@ -217,7 +217,7 @@ def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[in
     _enqueue(lane, a.nnz + b.nnz, _checked(outputs[1], work, (a, parts_a), (b, parts_b)))
 
 
-def _spgemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _spgemm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = sparse_of("a", op.a), sparse_of("b", op.b)
     room, marks = op.room(a.shape[0] * b.shape[1]), 1 + (b.shape[1] if a.format == "csc" else a.shape[0])
     parts_a, parts_b = _arrays(a, inputs), _arrays(b, inputs[3:])
@@ -250,7 +250,7 @@ def _places(matrix: Any) -> Array:
     return places
 
 
-def _sddmm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _sddmm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     pattern = sparse_of("pattern", op.pattern)
     a, b = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, (op.a, op.b), strict=False))
     data, indices, indptr = _arrays(pattern, inputs[2:])
@@ -274,7 +274,7 @@ def _told(op: Any, outputs: Sequence[int]) -> tuple[int, Array]:
     return outputs[1 if op.check else 2], array(outputs[1] + (16 if op.check else 0), (), _INT32)
 
 
-def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _solve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
     x, (status, info) = array(outputs[0], b.shape, b.dtype), _told(op, outputs)
@@ -295,7 +295,7 @@ def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), _checked(status, work, (a, parts)), by_scipy=True)
 
 
-def _direct(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _direct(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = sparse_of("a", op.a)
     parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
     x, (status, info) = array(outputs[0], b.shape, b.dtype), _told(op, outputs)

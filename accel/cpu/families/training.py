@@ -31,7 +31,7 @@ def _submit(lane: Any, op: Any, work: Any) -> None:
     lane.stream.submit(work, costs.elements(_TOUCHES * op.x.size, op.x.dtype.numpy))
 
 
-def _row_grads(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _row_grads(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype, count = op.x.dtype.numpy, math.prod(op.norm().parameters()[0].shape)
     if not count:
         return
@@ -74,7 +74,7 @@ def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list
         target[...] = made
 
 
-def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _softmax_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.y.size:
         grad, y, out = (array(address, op.middle(), op.y.dtype.numpy) for address in (*inputs, outputs[0]))
         work = partial(_of_softmax, grad, y, out, op.kind == "log_softmax_grad")
@@ -95,7 +95,7 @@ def _of_softmax(grad: Array, y: Array, out: Array, is_log: bool) -> None:
                 out[outer, :, inner] = (change - total(change * made, (1,), keepdims=True)) * made
 
 
-def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     shape, dtype = op.middle(), op.x.dtype.numpy
     if not op.x.size:
         return
@@ -133,7 +133,7 @@ def _channels(x: Array, grad: Array | None, weight: Array | None, bias: Array | 
         target[...] = result.reshape(-1)
 
 
-def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _dropout(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.x.size:
         x, out = (array(address, (op.x.size,), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
         lane.stream.submit(partial(_drop, x, out, op), costs.elements(30 * op.x.size, op.x.dtype.numpy))

@@ -65,7 +65,7 @@ class ConformanceOps(OpNamespace[M]):
     guarded = method(Guarded)
 
 
-def _guarded(lane: KernelLane, op: Guarded, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _guarded(lane: KernelLane, op: Guarded, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.copy(outputs[0], inputs[0], op.x.nbytes)
     lane.stream.copy(outputs[-1], inputs[1], op.info.nbytes - (0 if op.whole else op.info.dtype.itemsize))
 

@@ -57,11 +57,11 @@ def bench_kernels(functions: Mapping[str, Handle]) -> Mapping[str, Kernel]:
     """Return how the ops of :data:`BENCH` are enqueued: kind -> kernel."""
     empty, spin = functions["empty"], functions["spin"]
 
-    def run_empty(lane: Any, op: EmptyKernel, inputs: Any, outputs: Any) -> None:
+    def run_empty(lane: Any, op: EmptyKernel, plan: Any, inputs: Any, outputs: Any) -> None:
         lane.stream.ready()
         lane.stream.launch(empty, 1, 1)
 
-    def run_spin(lane: Any, op: SpinKernel, inputs: Any, outputs: Any) -> None:
+    def run_spin(lane: Any, op: SpinKernel, plan: Any, inputs: Any, outputs: Any) -> None:
         lane.stream.ready()
         lane.stream.launch(spin, 1, 1, op.nanoseconds)
 
