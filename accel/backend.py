@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accel.compute import ComputeBackend
-    from accel.ops import CompiledKernel, KernelLayout
 
 __all__ = [
     "AccelBackend",
@@ -25,7 +24,6 @@ __all__ = [
     "AccelEvent",
     "AccelStream",
     "ChecksAlive",
-    "CompilesKernels",
     "CountsCommands",
     "DeviceDescription",
     "Diagnosis",
@@ -300,24 +298,6 @@ class AccelDevice(Protocol):
 
     def close(self, *, abandon: bool = False) -> None:
         """Give everything back that the context owns. May block; with ``abandon`` (after a fault) it waits for no stream. Idempotent."""
-
-
-@runtime_checkable
-class CompilesKernels(Protocol):
-    """What an :class:`AccelDevice` has besides if it compiles kernels that users write. It then offers ``launch`` among ``kernels("compiler")``."""
-
-    def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Compile a kernel and load it, and return what its launches need to know. May block; called on any threads, several at once.
-
-        Raises
-        ------
-        CompileError
-            If the program does not compile.
-        InvalidArgumentError
-            If an option cannot be honoured.
-        ClosedError
-            After the context was closed.
-        """
 
 
 @runtime_checkable

@@ -125,7 +125,7 @@ class CudaDevice(CudaContext):
         return self._kernels.get(library, {})
 
     def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Compile a kernel of a user's and load it; see :class:`accel.backend.CompilesKernels`."""
+        """Compile a kernel of a user's and load it; see :class:`accel.ops.CompilesKernels`."""
         self.check_open()
         return self._user_kernels.compile(kernel)
 

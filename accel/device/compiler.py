@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from accel.backend import CompilesKernels
 from accel.engine.kernels import NO_COMPILER
 from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, UnsupportedError
-from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of, loaded_kernel
+from accel.ops.compiler import CompiledKernel, CompilesKernels, Dimensions, KernelLayout, Launch, kernel_of, loaded_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -111,7 +110,7 @@ class CompilesApart(Protocol):
     """A context that has its compiler in another process."""
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have a kernel compiled and loaded there; see :class:`accel.backend.CompilesKernels`."""
+        """Have a kernel compiled and loaded there; see :class:`accel.ops.CompilesKernels`."""
 
 
 class Compiler(Launches):

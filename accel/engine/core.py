@@ -11,7 +11,7 @@ from accel.actors.home import Home
 from accel.engine.lifecycle import DeviceState, Lifecycle
 from accel.engine.workload import Workload
 from accel.errors import AccelError, ClosedError, FaultScope
-from accel.process.disposal import Disposal
+from accel.storage.disposal import Disposal
 from accel.storage.memory_back import MemoryBack
 from accel.storage.pinned import PinnedMemory
 from accel.storage.refs import Refs

@@ -15,9 +15,9 @@ from accel.files.regular_file import RegularFile
 from accel.files.stored_tensor import StoredTensor, is_shape, is_sizes
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
-from accel.process.disposal import Disposal
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
+from accel.storage.disposal import Disposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

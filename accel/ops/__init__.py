@@ -12,7 +12,7 @@ from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.choices import Choice, Permutation
-from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
+from accel.ops.compiler import CompiledKernel, CompilesKernels, KernelLayout, Launch
 from accel.ops.composed import ComposedOp
 from accel.ops.convolution import (
     Conv1d,
@@ -110,6 +110,7 @@ __all__ = [
     "Cholesky",
     "Clip",
     "CompiledKernel",
+    "CompilesKernels",
     "ComposedOp",
     "Compress",
     "Concatenate",

@@ -7,14 +7,14 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, op, operand
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["CompiledKernel", "Dimensions", "KernelLayout", "Launch", "kernel_of", "loaded_kernel"]
+__all__ = ["CompiledKernel", "CompilesKernels", "Dimensions", "KernelLayout", "Launch", "kernel_of", "loaded_kernel"]
 
 Dimensions: TypeAlias = int | tuple[int, ...]
 """A number of blocks or threads: one int, or up to three for x, y and z."""
@@ -128,6 +128,24 @@ class CompiledKernel:
                     remedy="Give the type that the source has.",
                 )
         return replace(self, layout=layout)
+
+
+@runtime_checkable
+class CompilesKernels(Protocol):
+    """What an :class:`~accel.AccelDevice` has besides if it compiles kernels that users write. It then offers ``launch`` among ``kernels("compiler")``."""
+
+    def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Compile a kernel and load it, and return what its launches need to know. May block; called on any threads, several at once.
+
+        Raises
+        ------
+        CompileError
+            If the program does not compile.
+        InvalidArgumentError
+            If an option cannot be honoured.
+        ClosedError
+            After the context was closed.
+        """
 
 
 def kernel_of(

@@ -54,7 +54,7 @@ class Channel:
         of the largest that is received; ``None``: the same.
     dispose
         Closes the descriptors that were not taken, and the socket, in the queue of which there may be others; ``None``: at once. Where the other end is
-        not trusted, it must not do that on the loop: see :class:`~accel.process.disposal.Disposal`.
+        not trusted, it must not do that on the loop: see :class:`~accel.storage.disposal.Disposal`.
     """
 
     def __init__(

@@ -7,10 +7,9 @@ import json
 import pickle
 from typing import TYPE_CHECKING
 
-from accel.backend import CompilesKernels
 from accel.engine.kernels import NO_COMPILER
 from accel.errors import UnsupportedError
-from accel.ops import KernelLayout
+from accel.ops import CompilesKernels, KernelLayout
 from accel.process.protocol import ProtocolError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def packed_layout(device: AccelDevice, name: str, data: bytes) -> bytes:
     Raises
     ------
     CompileError, InvalidArgumentError
-        See :class:`accel.backend.CompilesKernels`.
+        See :class:`accel.ops.CompilesKernels`.
     UnsupportedError
         The device has no compiler.
     """

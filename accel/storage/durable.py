@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from accel.backend import HeldSlab
     from accel.errors import AccelError
     from accel.ops import Plan
-    from accel.process.disposal import Disposal
+    from accel.storage.disposal import Disposal
     from accel.storage.known_checksum import Writer
 
 __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.actors.home import Home
     from accel.ops import Plan, Spec
-    from accel.process.disposal import Disposal
+    from accel.storage.disposal import Disposal
 
 __all__ = ["Recording", "Refs"]
 

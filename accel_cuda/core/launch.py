@@ -89,7 +89,7 @@ class UserKernels:
         self._locks: dict[str, threading.Lock] = {}
 
     def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """See :meth:`accel.backend.CompilesKernels.compile`."""
+        """See :meth:`accel.ops.CompilesKernels.compile`."""
         return self._load(kernel).layout
 
     def lacks(self, op: Launch) -> bool:

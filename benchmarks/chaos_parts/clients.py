@@ -16,8 +16,8 @@ from benchmarks.chaos_parts.requests import KINDS, Asker, check
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from benchmarks.chaos_parts.oracle import Entry, Ledger
-    from benchmarks.chaos_parts.subject import Subject
+    from benchmarks.chaos_parts.oracle import Ledger
+    from benchmarks.chaos_parts.subject import Entry, Subject
 
 __all__ = ["Client", "Scoring", "ask"]
 

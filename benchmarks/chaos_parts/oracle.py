@@ -7,14 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import accel
+from benchmarks.chaos_parts.subject import Entry, Subject
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from benchmarks.chaos_parts.subject import Subject
-
-__all__ = ["Entry", "Ledger", "WrongAnswerError"]
+__all__ = ["Ledger", "WrongAnswerError"]
 
 _SLACK = 5.0
 """Seconds by which the end of a wait with a timeout may be late, on a machine that has more to do than it can."""
@@ -24,42 +23,6 @@ _MOST = 50
 
 class WrongAnswerError(Exception):
     """An answer that is not what numpy computes."""
-
-
-class Entry:
-    """One request.
-
-    Attributes
-    ----------
-    number : int
-    kind : str
-        What was asked.
-    subject : Subject
-        Of whom.
-    began : float
-        When.
-    generation : int
-        The device's then.
-    timeout : float or None
-        What was given to the device, so after how long an answer may be that it ran out.
-    allows : frozenset of str
-        What else may be answered: ``"oom"``, ``"freed"``, ``"torn"``, ``"batcher"``.
-    """
-
-    __slots__ = ("allows", "began", "generation", "is_answered", "kind", "number", "subject", "timeout")
-
-    def __init__(self, number: int, kind: str, subject: Subject, timeout: float | None, allows: frozenset[str]) -> None:
-        self.number = number
-        self.kind = kind
-        self.subject = subject
-        self.began = time.perf_counter()
-        self.generation = subject.device.generation
-        self.timeout = timeout
-        self.allows = allows
-        self.is_answered = False
-
-    def __str__(self) -> str:
-        return f"request {self.number} ({self.kind} on {self.subject.label}, sent in generation {self.generation})"
 
 
 class Ledger:

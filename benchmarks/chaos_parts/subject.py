@@ -12,11 +12,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.testing import FaultPlan
-    from benchmarks.chaos_parts.oracle import Entry
 
-__all__ = ["FAILURE_CODE", "Subject"]
+__all__ = ["FAILURE_CODE", "Entry", "Subject"]
 
 FAILURE_CODE = 4242
+
+
+class Entry:
+    """One request.
+
+    Attributes
+    ----------
+    number : int
+    kind : str
+        What was asked.
+    subject : Subject
+        Of whom.
+    began : float
+        When.
+    generation : int
+        The device's then.
+    timeout : float or None
+        What was given to the device, so after how long an answer may be that it ran out.
+    allows : frozenset of str
+        What else may be answered: ``"oom"``, ``"freed"``, ``"torn"``, ``"batcher"``.
+    """
+
+    __slots__ = ("allows", "began", "generation", "is_answered", "kind", "number", "subject", "timeout")
+
+    def __init__(self, number: int, kind: str, subject: Subject, timeout: float | None, allows: frozenset[str]) -> None:
+        self.number = number
+        self.kind = kind
+        self.subject = subject
+        self.began = time.perf_counter()
+        self.generation = subject.device.generation
+        self.timeout = timeout
+        self.allows = allows
+        self.is_answered = False
+
+    def __str__(self) -> str:
+        return f"request {self.number} ({self.kind} on {self.subject.label}, sent in generation {self.generation})"
 
 
 class Subject:

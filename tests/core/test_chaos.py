@@ -15,7 +15,7 @@ import pytest
 
 import accel
 from benchmarks.chaos_parts.audit import Left, Witness, growth
-from benchmarks.chaos_parts.oracle import Entry, Ledger, WrongAnswerError
+from benchmarks.chaos_parts.oracle import Ledger, WrongAnswerError
 from benchmarks.chaos_parts.plants import Plant
 from benchmarks.chaos_parts.processes import children, send_signal
 from benchmarks.chaos_parts.report import percentile
@@ -23,7 +23,7 @@ from benchmarks.chaos_parts.schedule import FAULTS, Fault, Options, Schedule
 from benchmarks.chaos_parts.subject import FAILURE_CODE, Subject
 
 if TYPE_CHECKING:
-    from benchmarks.chaos_parts.oracle import Entry
+    from benchmarks.chaos_parts.subject import Entry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,9 +12,8 @@ import pytest
 
 import accel
 from accel import ops
-from accel.backend import CompilesKernels
 from accel.cpu.backend import CpuDevice
-from accel.ops import CompiledKernel, KernelLayout, Launch
+from accel.ops import CompiledKernel, CompilesKernels, KernelLayout, Launch
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, failure, generation, opened, task, until
 
