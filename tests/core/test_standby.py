@@ -193,8 +193,9 @@ async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_a
                     seen.add(pid)
                     os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(0.002)
-        assert len(seen) == 3
-        assert len(events(caplog, "standby_failed")) == 1
+        # A spare may be two processes for a moment, while it starts: what the log counts are spares.
+        assert len(seen) >= 3
+        assert (len(events(caplog, "standby_lost")), len(events(caplog, "standby_failed"))) == (2, 1)
         assert device.state is accel.DeviceState.READY
         passed = 61.0  # the window of the budget
         await turns()
