@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.poller import PollingWatcher
-from accel.completion.strategy import CompletionStrategy
-from accel.errors import InvalidArgumentError
+from accel.completion.strategy import CompletionStrategy, check_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,8 +31,7 @@ class PolledCompletion(CompletionStrategy):
     interval: float = 0.0005
 
     def __post_init__(self) -> None:
-        if isinstance(self.interval, bool) or not isinstance(self.interval, (int, float)) or not 0 <= self.interval < float("inf"):
-            raise InvalidArgumentError(f"interval={self.interval!r} is not a time to wait", remedy="Use 0 or more seconds.")
+        check_seconds("interval", self.interval, or_zero=True)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PollingWatcher:
         """Return a watcher that uses the poller of all devices with this interval."""

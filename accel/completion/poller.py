@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.backend import QueriesInSection
-from accel.completion.strategy import CompletionStatistics, Ended, LaneWatcher, take_ended
+from accel.completion.strategy import CompletionStatistics, Ended, Lane, LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ class Pace(Protocol):
         """Record that an op took ``seconds``."""
 
 
-class PolledLane:
-    """The marks of one lane, oldest first.
+class PolledLane(Lane):
+    """A lane, and when it is polled.
 
     Attributes
     ----------
@@ -48,11 +47,11 @@ class PolledLane:
         When the oldest mark's work began, as far as is known, when it was last queried, and when it is to be queried next.
     """
 
-    __slots__ = ("began", "due", "marks", "polled", "settle")
+    __slots__ = ("began", "due", "polled", "settle")
 
     def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
+        super().__init__()
         self.settle = settle
-        self.marks: deque[Mark] = deque()
         self.began = self.polled = self.due = 0.0
 
 
@@ -176,7 +175,7 @@ class MarkPoller:
                 self._schedule(now, soonest)
 
 
-class PollingWatcher(LaneWatcher):
+class PollingWatcher(LaneWatcher[PolledLane]):
     """Has the marks of one device polled by a poller that it shares with the watchers of the same strategy on the same loop.
 
     Parameters
@@ -201,32 +200,25 @@ class PollingWatcher(LaneWatcher):
         create_pace: Callable[[], Pace],
         device: AccelDevice,
     ) -> None:
-        super().__init__(loop)
+        super().__init__(loop, lambda: PolledLane(self._settle))
         section = device.query_section if isinstance(device, QueriesInSection) else None
         self._shared, self._key = shared, (strategy, loop, section)
         if self._key not in shared:
             shared[self._key] = MarkPoller(loop, create_pace(), section)
         self._poller: MarkPoller = shared[self._key]
         self._poller.users += 1
-        self._lanes: dict[Hashable, PolledLane] = {}
-
-    def watch(self, mark: Mark) -> None:
-        """Watch a mark until it ends."""
-        self._admit()
-        lane = self._lanes.get(mark.lane)
-        if lane is None:
-            lane = self._lanes[mark.lane] = PolledLane(self._settle)
-        self._poller.add(lane, mark)
 
     def statistics(self) -> CompletionStatistics:
         """Return counters; ``polls`` counts those of the poller, for all devices together."""
         return CompletionStatistics(self._pending, self._completed, self._failed, self._poller.polls)
 
+    def _add(self, lane: PolledLane, mark: Mark) -> None:
+        self._poller.add(lane, mark)
+
     def _take_all(self) -> list[Mark]:
         return [mark for lane in self._lanes.values() for mark in self._poller.take(lane)]
 
     async def _release(self, *, abandon: bool) -> None:
-        self._lanes.clear()
         self._poller.users -= 1
         if not self._poller.users:
             self._poller.close()

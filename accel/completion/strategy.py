@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
 
 if TYPE_CHECKING:
-    import threading
-    from collections import deque
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from accel.backend import AccelDevice
 
@@ -20,12 +19,13 @@ __all__ = [
     "CompletionStatistics",
     "CompletionStrategy",
     "Ended",
+    "Lane",
     "LaneWatcher",
     "Mark",
     "Watcher",
+    "check_seconds",
     "query",
     "take_ended",
-    "thread_end",
 ]
 
 
@@ -134,6 +134,19 @@ class CompletionStrategy(ABC):
         """
 
 
+def check_seconds(name: str, seconds: float, *, or_zero: bool = False) -> None:
+    """Raise unless an option of a strategy is a time to wait.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < float("inf") or not (seconds or or_zero):
+        least = "0 or more" if or_zero else "more than 0"
+        raise InvalidArgumentError(f"{name}={seconds!r} is not a time to wait", remedy=f"Use {least} seconds.")
+
+
 _FEW = 2
 """Up to this many marks are queried one by one."""
 
@@ -154,17 +167,33 @@ def query(mark: Mark) -> Ended | None:
         return mark, fault
 
 
-class LaneWatcher(Watcher):
-    """A watcher that keeps marks in one queue per lane and queries the oldest of each; strategies add when to query.
+class Lane:
+    """The marks of one lane, oldest first."""
+
+    __slots__ = ("marks",)
+
+    def __init__(self) -> None:
+        self.marks: deque[Mark] = deque()
+
+
+L = TypeVar("L", bound=Lane)
+
+
+class LaneWatcher(Watcher, Generic[L]):
+    """The skeleton of all strategies: marks in one queue per lane, of which the oldest are queried; strategies add when.
 
     Parameters
     ----------
     loop
         The loop on which marks end.
+    create_lane
+        Makes the queue of a lane, at its first mark.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, create_lane: Callable[[], L]) -> None:
         self._loop = loop
+        self._create_lane = create_lane
+        self._lanes: dict[Hashable, L] = {}
         self._pending = 0
         self._completed = 0
         self._failed = 0
@@ -172,6 +201,16 @@ class LaneWatcher(Watcher):
         self._closing = False
         self._released = False
         self._drained: asyncio.Future[None] | None = None
+
+    def watch(self, mark: Mark) -> None:
+        """Watch a mark until it ends; see :meth:`Watcher.watch`."""
+        if self._closing:
+            raise ClosedError("this device's completion watcher is closed")
+        lane = self._lanes.get(mark.lane)
+        if lane is None:
+            lane = self._lanes[mark.lane] = self._create_lane()
+        self._pending += 1
+        self._add(lane, mark)
 
     def statistics(self) -> CompletionStatistics:
         """Return counters."""
@@ -190,17 +229,9 @@ class LaneWatcher(Watcher):
                 raise
         if self._pending:
             self._abandon()
-        await self._release_once(abandon=abandon)
-
-    async def _release_once(self, *, abandon: bool) -> None:
         if not self._released:
             self._released = True
             await self._release(abandon=abandon)
-
-    def _admit(self) -> None:
-        if self._closing:
-            raise ClosedError("this device's completion watcher is closed")
-        self._pending += 1
 
     def _settle(self, ended: list[Ended]) -> None:
         """Complete or fail marks, which are in no queue any more."""
@@ -222,9 +253,16 @@ class LaneWatcher(Watcher):
         # A last query: a mark that has passed does not fail.
         self._settle([query(mark) or (mark, ClosedError("the device was closed before this ended")) for mark in self._take_all()])
 
-    @abstractmethod
     def _take_all(self) -> list[Mark]:
         """Remove every watched mark from the queues, and return them in order."""
+        taken = [mark for lane in self._lanes.values() for mark in lane.marks]
+        for lane in self._lanes.values():
+            lane.marks.clear()
+        return taken
+
+    @abstractmethod
+    def _add(self, lane: L, mark: Mark) -> None:
+        """Append a mark to its lane, and see that it is queried once it may have ended."""
 
     @abstractmethod
     async def _release(self, *, abandon: bool) -> None:
@@ -260,9 +298,3 @@ def _passed(marks: deque[Mark]) -> int:
             return passed
         probe = (passed + unknown) // 2
     return passed
-
-
-async def thread_end(thread: threading.Thread) -> None:
-    """Wait for a thread that is about to return. ``join`` would block the loop; this takes a loop iteration or two."""
-    while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event after its last instruction
-        await asyncio.sleep(0)

@@ -1,0 +1,49 @@
+"""A semaphore that a device can post without Python."""
+
+from __future__ import annotations
+
+import ctypes
+
+from accel.errors import UnsupportedError
+
+__all__ = ["Semaphore"]
+
+
+class Semaphore:
+    """A POSIX semaphore, which is also the host function that posts it (see :class:`~accel.backend.HostFunction`).
+
+    Attributes
+    ----------
+    address : int
+        Address of the C library's ``sem_post``.
+    argument : int
+        Address of the semaphore.
+    """
+
+    def __init__(self) -> None:
+        keeping, releasing = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
+        # Larger than any system's sem_t, and aligned for it.
+        self._storage = (ctypes.c_uint64 * 16)()
+        self._pointer = ctypes.byref(self._storage)
+        self.argument = ctypes.addressof(self._storage)
+        # Neither posting nor trying blocks, so they keep the GIL.
+        self._post, self._try_wait, self._wait = keeping.sem_post, keeping.sem_trywait, releasing.sem_wait
+        self.address = ctypes.cast(self._post, ctypes.c_void_p).value or 0
+        if keeping.sem_init(self._pointer, 0, 0) != 0:
+            raise UnsupportedError("this system has no unnamed semaphores", code=ctypes.get_errno(), remedy="Use completion='adaptive'.")
+
+    def __call__(self) -> None:
+        """Post: let one waiting thread go on. Never blocks."""
+        self._post(self._pointer)
+
+    def wait(self) -> None:
+        """Block this thread, releasing the GIL, until the semaphore has been posted; several posts count as one."""
+        while self._wait(self._pointer) != 0:  # interrupted by a signal
+            pass
+        while self.try_acquire():
+            pass
+
+    def try_acquire(self) -> bool:
+        """Take one post back, and return whether there was one. Never blocks."""
+        acquired: bool = self._try_wait(self._pointer) == 0
+        return acquired
