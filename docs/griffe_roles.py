@@ -8,10 +8,11 @@ Docstrings say ``:class:`~accel.StaleRefError``` because ``help()``, editors and
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
-from griffe import Class, Decorator, ExprName, Extension, NameResolutionError, Object
+from griffe import Class, Decorator, ExprName, Extension, Module, NameResolutionError, Object
 
 __all__ = ["RolesToLinks"]
 
@@ -27,6 +28,11 @@ class RolesToLinks(Extension):
         if obj.docstring is not None:
             text = ROLE.sub(lambda match: link(obj, match[2], short=bool(match[1])), obj.docstring.value)
             obj.docstring.value = LITERAL_BLOCK.sub(":", text).removeprefix(":\n").replace("\n\n:\n\n", "\n\n")
+
+    def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
+        """Let griffe see what ``accel.ops`` exports, which it gathers from its modules."""
+        if "ops" in pkg.members:
+            pkg["ops"].exports = importlib.import_module("accel.ops").__all__
 
     def on_class_instance(self, *, cls: Class, **kwargs: Any) -> None:
         """Let griffe see a dataclass in a class that ``accel.ops.op`` makes one."""

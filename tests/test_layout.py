@@ -282,6 +282,8 @@ def bound_names(module: Module) -> set[str]:
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            if node.names[0].name == "*":
+                names.update(public_names(module) or ())
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names.update(part.id for item in targets for part in ast.walk(item) if isinstance(part, ast.Name))
@@ -291,7 +293,17 @@ def bound_names(module: Module) -> set[str]:
 
 
 def public_names(module: Module) -> list[str] | None:
-    """Return ``__all__`` as written, or ``None`` where the module has none."""
+    """Return ``__all__`` as written, or ``None`` where the module has none. A package that imports ``*`` has what its modules have, and what it names."""
+    stars = [node for node in module.tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    if stars:
+        named = [
+            alias.name
+            for node in module.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.asname == alias.name
+        ]
+        return named + [name for node in stars for name in public_names(modules("accel")[str(node.module)]) or ()]
     for node in module.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         if any(isinstance(item, ast.Name) and item.id == "__all__" for item in targets):

@@ -2,292 +2,85 @@
 
 from __future__ import annotations
 
-from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Split, Stack, Tril, Triu
-from accel.ops.attention import Attention, PagedAttention, RaggedAttention
-from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
-from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status, op
-from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
-from accel.ops.blas_grouped import GemmGrouped
-from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
-from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
-from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
-from accel.ops.choices import Choice, Permutation
-from accel.ops.compiler import CompiledKernel, CompilesKernels, KernelLayout, Launch
-from accel.ops.composed import ComposedOp
-from accel.ops.convolution import (
-    Conv1d,
-    Conv1dFilterGrad,
-    Conv1dInputGrad,
-    Conv2d,
-    Conv2dFilterGrad,
-    Conv2dInputGrad,
-    Conv3d,
-    Conv3dFilterGrad,
-    Conv3dInputGrad,
+from accel.ops.arrays import *
+from accel.ops.attention import *
+from accel.ops.attention_grad import *
+from accel.ops.base import (
+    FamilyOp as FamilyOp,
+    KernelOp as KernelOp,
+    Plan as Plan,
+    SizedOp as SizedOp,
+    Spec as Spec,
+    Status as Status,
+    op as op,
 )
-from accel.ops.cosine import Dct, Dst, Idct, Idst
-from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
-from accel.ops.dnn import DnnOps
-from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
-from accel.ops.family import Family
-from accel.ops.fft import Fft, Fftfreq, FftOps, Fftshift, Hfft, Ifft, Ifftshift, Ihfft, Irfft, Rfft, Rfftfreq
-from accel.ops.filters import Convolve, Correlate
-from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll
-from accel.ops.fused import Fused
-from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
-from accel.ops.linalg import LinalgOps, Matmul
-from accel.ops.loss import CrossEntropy, CrossEntropyGrad
-from accel.ops.managed import Advise, Prefetch
-from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
-from accel.ops.namespace import Awaited, OpNamespace, Recorded, method, sized_method
-from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
-from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from accel.ops.quasi import Sobol, sobol_directions
-from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
-from accel.ops.reduce import Reduce, ReduceOps
-from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
-from accel.ops.scan import Cummax, Cummin, Cumprod, Cumsum, ScanOps, SegmentReduce
-from accel.ops.solver import (
-    Cholesky,
-    ChoSolve,
-    Det,
-    Inv,
-    LuFactor,
-    LuSolve,
-    MatrixPower,
-    Qr,
-    Slogdet,
-    Solve,
-    SolverOps,
+from accel.ops.blas import (
+    Axpy as Axpy,
+    BlasOps as BlasOps,
+    Dot as Dot,
+    Gemm as Gemm,
+    GemmBatched as GemmBatched,
+    Gemv as Gemv,
+    Nrm2 as Nrm2,
+    Scal as Scal,
 )
-from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
-from accel.ops.sparse import Sddmm, SparseOps, Spmm, Spmv
-from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
-from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
-from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
-from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
-from accel.ops.tensor import Einsum, Tensordot, TensorOps
-from accel.ops.training import (
-    BatchNormGrad,
-    BatchNormTrain,
-    Dropout,
-    GroupNormGrad,
-    InstanceNormGrad,
-    LayerNormGrad,
-    LogSoftmaxGrad,
-    RmsNormGrad,
-    SoftmaxGrad,
+from accel.ops.blas_grouped import *
+from accel.ops.blas_matrices import *
+from accel.ops.blas_triangular import *
+from accel.ops.blas_vectors import *
+from accel.ops.choices import *
+from accel.ops.compiler import (
+    CompiledKernel as CompiledKernel,
+    CompilesKernels as CompilesKernels,
+    KernelLayout as KernelLayout,
+    Launch as Launch,
 )
+from accel.ops.composed import ComposedOp as ComposedOp
+from accel.ops.convolution import *
+from accel.ops.cosine import *
+from accel.ops.distributions import *
+from accel.ops.dnn import *
+from accel.ops.elementwise import *
+from accel.ops.family import Family as Family
+from accel.ops.fft import *
+from accel.ops.filters import *
+from accel.ops.found import *
+from accel.ops.fused import Fused as Fused
+from accel.ops.indexed import PutAlongAxis as PutAlongAxis, ScatterAdd as ScatterAdd, Take as Take, TakeAlongAxis as TakeAlongAxis
+from accel.ops.linalg import LinalgOps as LinalgOps, Matmul as Matmul
+from accel.ops.loss import *
+from accel.ops.managed import *
+from accel.ops.memory import *
+from accel.ops.namespace import (
+    Awaited as Awaited,
+    OpNamespace as OpNamespace,
+    Recorded as Recorded,
+    method as method,
+    sized_method as sized_method,
+)
+from accel.ops.normalization import (
+    BatchNorm as BatchNorm,
+    GroupNorm as GroupNorm,
+    InstanceNorm as InstanceNorm,
+    LayerNorm as LayerNorm,
+    LogSoftmax as LogSoftmax,
+    RmsNorm as RmsNorm,
+    Softmax as Softmax,
+)
+from accel.ops.pooling import *
+from accel.ops.quasi import *
+from accel.ops.rearranged import *
+from accel.ops.reduce import *
+from accel.ops.rng import *
+from accel.ops.scan import *
+from accel.ops.solver import *
+from accel.ops.sort import *
+from accel.ops.sparse import *
+from accel.ops.sparse_conversions import *
+from accel.ops.sparse_products import *
+from accel.ops.sparse_systems import *
+from accel.ops.spectral import *
+from accel.ops.tensor import *
+from accel.ops.training import *
 
-__all__ = [
-    "Add",
-    "Advise",
-    "Arange",
-    "Argsort",
-    "ArraysOps",
-    "Asum",
-    "Attention",
-    "AttentionGrad",
-    "AttentionWithStats",
-    "AvgPool",
-    "AvgPoolGrad",
-    "Awaited",
-    "Axpy",
-    "BatchNorm",
-    "BatchNormGrad",
-    "BatchNormTrain",
-    "Bernoulli",
-    "Beta",
-    "Binary",
-    "Bincount",
-    "Binomial",
-    "BlasOps",
-    "BroadcastTo",
-    "Cast",
-    "Checksum",
-    "ChoSolve",
-    "Choice",
-    "Cholesky",
-    "Clip",
-    "CompiledKernel",
-    "CompilesKernels",
-    "ComposedOp",
-    "Compress",
-    "Concatenate",
-    "Conv1d",
-    "Conv1dFilterGrad",
-    "Conv1dInputGrad",
-    "Conv2d",
-    "Conv2dFilterGrad",
-    "Conv2dInputGrad",
-    "Conv3d",
-    "Conv3dFilterGrad",
-    "Conv3dInputGrad",
-    "Convolve",
-    "Copy",
-    "Correlate",
-    "CrossEntropy",
-    "CrossEntropyGrad",
-    "Cummax",
-    "Cummin",
-    "Cumprod",
-    "Cumsum",
-    "Dct",
-    "Det",
-    "Diagonal",
-    "DnnOps",
-    "Dot",
-    "Dotc",
-    "Dropout",
-    "Dst",
-    "Eig",
-    "Eigh",
-    "Eigvals",
-    "Eigvalsh",
-    "Einsum",
-    "ElementwiseOps",
-    "Empty",
-    "Exponential",
-    "Eye",
-    "Family",
-    "FamilyOp",
-    "Fft",
-    "FftOps",
-    "Fftfreq",
-    "Fftshift",
-    "Fill",
-    "Flip",
-    "Free",
-    "Fromdense",
-    "Fused",
-    "Gamma",
-    "Geam",
-    "Gemm",
-    "GemmBatched",
-    "GemmGrouped",
-    "Gemv",
-    "Ger",
-    "Get",
-    "GroupNorm",
-    "GroupNormGrad",
-    "Hemm",
-    "Herk",
-    "Hfft",
-    "Histogram",
-    "Iamax",
-    "Iamin",
-    "Idct",
-    "Idst",
-    "Ifft",
-    "Ifftshift",
-    "Ihfft",
-    "InstanceNorm",
-    "InstanceNormGrad",
-    "Integers",
-    "Inv",
-    "Irfft",
-    "KernelLayout",
-    "KernelOp",
-    "Launch",
-    "LayerNorm",
-    "LayerNormGrad",
-    "LinalgOps",
-    "Linspace",
-    "LogSoftmax",
-    "LogSoftmaxGrad",
-    "Lognormal",
-    "Lstsq",
-    "LuFactor",
-    "LuSolve",
-    "Matmul",
-    "MatrixPower",
-    "MaxPool",
-    "MaxPoolGrad",
-    "Nonzero",
-    "Normal",
-    "Nrm2",
-    "OpNamespace",
-    "Pad",
-    "PagedAttention",
-    "Part",
-    "Partition",
-    "Permutation",
-    "Pinv",
-    "Plan",
-    "Poisson",
-    "Prefetch",
-    "Put",
-    "PutAlongAxis",
-    "Qr",
-    "RaggedAttention",
-    "Recorded",
-    "Reduce",
-    "ReduceOps",
-    "Repeat",
-    "Rfft",
-    "Rfftfreq",
-    "RmsNorm",
-    "RmsNormGrad",
-    "RngOps",
-    "Roll",
-    "Rot",
-    "Scal",
-    "ScanOps",
-    "ScatterAdd",
-    "Sddmm",
-    "Searchsorted",
-    "SegmentReduce",
-    "SegmentSort",
-    "SizedOp",
-    "Slogdet",
-    "Sobol",
-    "Softmax",
-    "SoftmaxGrad",
-    "Solve",
-    "SolverOps",
-    "Sort",
-    "SortOps",
-    "SparseOps",
-    "Spec",
-    "Spgemm",
-    "SpgemmSize",
-    "Split",
-    "Spmm",
-    "Spmv",
-    "Spsolve",
-    "SpsolveTriangular",
-    "Stack",
-    "Status",
-    "Svd",
-    "Svdvals",
-    "Swap",
-    "Symm",
-    "Syrk",
-    "Take",
-    "TakeAlongAxis",
-    "TensorOps",
-    "Tensordot",
-    "Tile",
-    "Tocoo",
-    "Tocsc",
-    "Tocsr",
-    "Todense",
-    "Topk",
-    "Transpose",
-    "Tril",
-    "Triu",
-    "Trmm",
-    "Trmv",
-    "Trsm",
-    "Trsv",
-    "TruncatedNormal",
-    "Unary",
-    "Uniform",
-    "Unique",
-    "UniqueAll",
-    "Where",
-    "method",
-    "op",
-    "sized_method",
-    "sobol_directions",
-]
+__all__ = sorted(name for name, found in globals().items() if getattr(found, "__module__", "").startswith("accel.ops."))

@@ -26,7 +26,7 @@ from accel.views import steps_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu"]
+__all__ = ["Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu"]
 
 M = TypeVar("M")
 

@@ -11,7 +11,7 @@ from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, op, opera
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
-__all__ = ["Attention", "AttentionForm", "PagedAttention", "RaggedAttention"]
+__all__ = ["Attention", "PagedAttention", "RaggedAttention"]
 
 _ALIGNED = 16
 

@@ -23,7 +23,7 @@ from accel.ops.blas_operands import (
 )
 from accel.ref import AccelRef
 
-__all__ = ["Side", "Trmm", "Trmv", "Trsm", "Trsv"]
+__all__ = ["Trmm", "Trmv", "Trsm", "Trsv"]
 
 Side: TypeAlias = Literal["left", "right"]
 

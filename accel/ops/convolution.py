@@ -25,10 +25,6 @@ __all__ = [
     "Conv3d",
     "Conv3dFilterGrad",
     "Conv3dInputGrad",
-    "Convolution",
-    "ConvolutionForm",
-    "FilterGrad",
-    "InputGrad",
 ]
 
 

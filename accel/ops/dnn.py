@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from accel.ops.base import Plan
 
-__all__ = ["FAMILY", "DnnOps"]
+__all__ = ["DnnOps"]
 
 M = TypeVar("M")
 

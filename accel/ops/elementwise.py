@@ -23,7 +23,7 @@ from accel.views import broadcast
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FAMILY", "Binary", "Cast", "Clip", "ElementwiseOps", "Operand", "Unary", "Where"]
+__all__ = ["Binary", "Cast", "Clip", "ElementwiseOps", "Unary", "Where"]
 
 M = TypeVar("M")
 

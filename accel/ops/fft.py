@@ -19,21 +19,7 @@ from accel.ops.pieces import OfOne, Piece, axes_of, integers
 from accel.ops.rearranged import Roll
 from accel.ref import AccelRef
 
-__all__ = [
-    "FAMILY",
-    "Fft",
-    "FftOps",
-    "Fftfreq",
-    "Fftshift",
-    "Hfft",
-    "Ifft",
-    "Ifftshift",
-    "Ihfft",
-    "Irfft",
-    "Norm",
-    "Rfft",
-    "Rfftfreq",
-]
+__all__ = ["Fft", "FftOps", "Fftfreq", "Fftshift", "Hfft", "Ifft", "Ifftshift", "Ihfft", "Irfft", "Rfft", "Rfftfreq"]
 
 M = TypeVar("M")
 

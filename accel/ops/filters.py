@@ -15,7 +15,7 @@ from accel.ops.fields import set_fields
 from accel.ops.pieces import axes_of, integers
 from accel.ref import AccelRef
 
-__all__ = ["Convolve", "Correlate", "Extent"]
+__all__ = ["Convolve", "Correlate"]
 
 Mode = Literal["full", "same", "valid"]
 _MODES: tuple[Mode, ...] = ("full", "same", "valid")

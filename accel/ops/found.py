@@ -15,7 +15,7 @@ from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import INTEGERS
 from accel.ref import AccelRef
 
-__all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll", "ordered"]
+__all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll"]
 
 _MOST_EDGES = 1 << 16
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)

@@ -8,7 +8,7 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, op, operand
 from accel.ref import AccelRef
 
-__all__ = ["ADVICES", "PLACES", "Advice", "Advise", "Prefetch"]
+__all__ = ["Advise", "Prefetch"]
 
 PLACES = ("device", "host")
 Advice: TypeAlias = Literal["read_mostly", "preferred_device", "preferred_host", "accessed_by_device", "accessed_by_host"]

@@ -17,7 +17,7 @@ from accel.ops.fields import integer, set_fields
 from accel.ops.windows import Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
-__all__ = ["AvgPool", "AvgPoolGrad", "MaxPool", "MaxPoolGrad", "Pool", "PoolForm", "Windows"]
+__all__ = ["AvgPool", "AvgPoolGrad", "MaxPool", "MaxPoolGrad"]
 
 
 class Windows(NamedTuple):

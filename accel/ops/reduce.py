@@ -20,7 +20,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "Reduce", "ReduceOps"]
+__all__ = ["Reduce", "ReduceOps"]
 
 M = TypeVar("M")
 

@@ -50,13 +50,13 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, as_shape, op
 from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
-from accel.ops.draws import Draw, Floats, Generator, VendorFloats, at_least_zero, real, whole
+from accel.ops.draws import Draw, Floats, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.quasi import Sobol
 
-__all__ = ["FAMILY", "Generator", "Integers", "Lognormal", "Normal", "RngOps", "Uniform"]
+__all__ = ["Integers", "Lognormal", "Normal", "RngOps", "Uniform"]
 
 M = TypeVar("M")
 

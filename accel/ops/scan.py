@@ -20,7 +20,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "Cummax", "Cummin", "Cumprod", "Cumsum", "Scan", "ScanOps", "SegmentReduce"]
+__all__ = ["Cummax", "Cummin", "Cumprod", "Cumsum", "ScanOps", "SegmentReduce"]
 
 M = TypeVar("M")
 

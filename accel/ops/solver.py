@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["FAMILY", "ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve", "MatrixPower", "Qr", "Slogdet", "Solve", "SolverOps"]
+__all__ = ["ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve", "MatrixPower", "Qr", "Slogdet", "Solve", "SolverOps"]
 
 M = TypeVar("M")
 

@@ -32,7 +32,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "Argsort", "Partition", "Searchsorted", "SegmentSort", "Sort", "SortOps", "Topk"]
+__all__ = ["Argsort", "Partition", "Searchsorted", "SegmentSort", "Sort", "SortOps", "Topk"]
 
 M = TypeVar("M")
 

@@ -22,7 +22,7 @@ from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "Sddmm", "SparseOps", "Spmm", "Spmv"]
+__all__ = ["Sddmm", "SparseOps", "Spmm", "Spmv"]
 
 M = TypeVar("M")
 

@@ -15,7 +15,7 @@ from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
 
-__all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals", "tolerance"]
+__all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals"]
 
 _NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})".format
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from accel.ops.composed import Run
 
-__all__ = ["FAMILY", "Einsum", "TensorOps", "Tensordot"]
+__all__ = ["Einsum", "TensorOps", "Tensordot"]
 
 M = TypeVar("M")
 

@@ -37,7 +37,6 @@ __all__ = [
     "LayerNormGrad",
     "LogSoftmaxGrad",
     "RmsNormGrad",
-    "RowNormGrad",
     "SoftmaxGrad",
 ]
 
