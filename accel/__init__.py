@@ -34,7 +34,7 @@ else:
         PolledCompletion,
         SyncCompletion,
     )
-    from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
+    from accel.compute import ComputeBackend
     from accel.device import (
         Batch,
         Device,
@@ -53,6 +53,7 @@ else:
         kernel_op,
     )
     from accel.dtype import DType
+    from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
     from accel.errors import (
         AccelError,
         ActorStoppedError,

@@ -14,7 +14,7 @@ import numpy as np
 
 import accel
 from accel import ops
-from accel.compute import BinaryOp, ReduceOp, UnaryOp
+from accel.enums import BinaryOp, ReduceOp, UnaryOp
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import ops_of
 

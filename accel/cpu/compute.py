@@ -10,13 +10,13 @@ import numpy as np
 
 from accel import arguments
 from accel.arguments import BASE
-from accel.compute import EXTREMES, BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute_vectors import CpuVectors
 from accel.cpu.families import attention, blas, convolution, elementwise
 from accel.cpu.families import reduce as reductions
 from accel.cpu.views import array
 from accel.dtype import DType
+from accel.enums import EXTREMES, BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel.compute import UnaryOp
 from accel.dtype import DType
+from accel.enums import UnaryOp
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from accel.actors.turns import EVERY, Turn, release
-from accel.compute import BinaryOp, ComputeBackend, UnaryOp
 from accel.dtype import DType
+from accel.enums import CAPABILITIES, BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError, StaleRefError
 from accel.expressions.array import Array, Cut
 from accel.expressions.linear import product
@@ -41,7 +41,7 @@ _NUMBER = attrgetter("number")
 Order: TypeAlias = "dict[Array, tuple[Any, tuple[Any, ...], tuple[Any, ...]]]"
 """What is to be computed, each array behind those that it is computed from: its step, inputs and arguments, which it loses if another task computes it."""
 
-_OFFERED = ComputeBackend.CAPABILITIES
+_OFFERED = CAPABILITIES
 _UNARY = {op.value: (op, _OFFERED[f"unary.{op.value}"]) for op in UnaryOp}
 _BINARY = {op.value: (op, _OFFERED[f"binary.{op.value}"]) for op in BinaryOp}
 

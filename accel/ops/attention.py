@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
-from accel.compute import Causal
 from accel.dtype import DType
+from accel.enums import Causal
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
@@ -91,7 +91,7 @@ class Attention(AttentionForm):
     scale
         Multiplies the scores; ``None`` means ``head_dim ** -0.5``.
     causal
-        See :data:`accel.compute.Causal`. With lengths, they stand for seq_q and seq_kv.
+        See :data:`accel.enums.Causal`. With lengths, they stand for seq_q and seq_kv.
     window
         How many keys a query sees at most, up to the last that ``causal`` lets it see; ``None`` for all.
     bias

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
-from accel.compute import Causal
 from accel.dtype import DType
+from accel.enums import Causal
 from accel.errors import InvalidArgumentError
 from accel.ops.attention import Attention
 from accel.ops.base import FamilyOp, Plan, Spec, op, operand

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from accel.compute import Transpose, UnaryOp
+from accel.enums import Transpose, UnaryOp
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, op, operand, plan_of, result_in, same_dtype, scalar
 from accel.ops.blas_grouped import GemmGrouped

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
-from accel.compute import Transpose
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from accel.compute import Transpose, TransposeName
 from accel.dtype import DType
+from accel.enums import Transpose, TransposeName
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Shape, factor, scalar
 from accel.ops.fields import set_fields

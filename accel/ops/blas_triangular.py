@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import Literal, TypeAlias
 
-from accel.compute import Transpose
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from accel.compute import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.dtype import DType, DTypeLike
+from accel.enums import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, op, operand, plan_of, result_in, same_dtype
 from accel.ops.family import Family, KernelLane

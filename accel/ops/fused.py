@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from accel.compute import BinaryOp, ComputeBackend, UnaryOp, result_dtype
 from accel.dtype import DType
+from accel.enums import CAPABILITIES, BinaryOp, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, in_place_or_apart, op, operand, result_in
 from accel.ops.fields import set_fields
@@ -56,7 +56,7 @@ class Function(NamedTuple):
 
 
 def _of_enums() -> dict[str, Function]:
-    offered, functions = ComputeBackend.CAPABILITIES, {}
+    offered, functions = CAPABILITIES, {}
     for arity, kind, members in ((1, "unary", UnaryOp), (2, "binary", BinaryOp)):
         for member in members:
             dtypes = offered[f"{kind}.{member.value}"]

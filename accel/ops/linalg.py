@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
-from accel.compute import Transpose
 from accel.dtype import DType, DTypeLike
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, op, operand, result_in
 from accel.ops.blas import TransposeField, transpose_of

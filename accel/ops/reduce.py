@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from accel.compute import EXTREMES, ReduceName, ReduceOp, result_dtype
+from accel.enums import EXTREMES, ReduceName, ReduceOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
 from accel.ops.family import Family, KernelLane

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from accel.compute import ReduceName, ReduceOp
 from accel.dtype import DType
+from accel.enums import ReduceName, ReduceOp
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, in_place_or_apart, not_aliased, op, operand, result_in
 from accel.ops.family import Family

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from accel.compute import Transpose
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, op, operand, same_dtype
 from accel.ops.blas import TransposeField, transpose_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from accel.compute import Transpose
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, factor, not_aliased, op, operand, result_in, same_dtype, scalar
 from accel.ops.blas import TransposeField, transpose_of

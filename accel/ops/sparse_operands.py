@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel.compute import Transpose
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Shape, Spec, Status, factor
 from accel.sparse_ref import OUT_OF_RANGE, UNSORTED

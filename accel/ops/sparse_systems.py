@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any
 
-from accel.compute import Transpose
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError
 from accel.ops.base import FamilyOp, Plan, Spec, Status, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.blas import TransposeField, transpose_of

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from accel.compute import BinaryOp, ReduceOp, Transpose
 from accel.dtype import DType
+from accel.enums import BinaryOp, ReduceOp, Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, Shape, Spec, not_aliased, op, operand, result_in, same_dtype
 from accel.ops.composed import ComposedOp

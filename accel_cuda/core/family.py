@@ -68,7 +68,7 @@ class Source:
     text
         ``text(code)`` returns files of ``families/kernels``, and then the lines that instantiate the kernels for the dtype of that code.
     capabilities
-        Beginning of names in :attr:`accel.ComputeBackend.CAPABILITIES`: each of their dtypes has a program. Empty if there is one program.
+        Beginning of names in :data:`accel.enums.CAPABILITIES`: each of their dtypes has a program. Empty if there is one program.
     functions
         First words of kernels' names, if the kernels are not called as the program is.
     on_demand

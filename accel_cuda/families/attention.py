@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel import AccelRef
-    from accel.compute import Causal
+    from accel.enums import Causal
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.cudnn import Cudnn, Room
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
-from accel.compute import EXTREMES, result_dtype
+from accel.enums import EXTREMES, result_dtype
 from accel_cuda.core.compute_memory import WORKSPACE, CudaMemory
 from accel_cuda.families.attention import AttentionWork
 from accel_cuda.families.convolution import ConvolutionWork
@@ -20,7 +20,7 @@ from accel_cuda.families.reduce import BASIC, enqueue_fold, launches
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from accel.compute import Causal
+    from accel.enums import Causal
     from accel_cuda.core.driver import Handle
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.dnn import DnnLibrary

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from accel import BinaryOp, ComputeBackend, DType, StridedRef, UnaryOp, UnsupportedError
-from accel.compute import result_dtype
+from accel import BinaryOp, DType, StridedRef, UnaryOp, UnsupportedError
+from accel.enums import CAPABILITIES, result_dtype
 from accel.ops.fused import types_of
 from accel.views import broadcast, steps_of, strides_of
 from accel_cuda.core.family import CudaPart, Source
@@ -254,7 +254,7 @@ def _casts(code: str) -> str:
 
 
 def _broadcasts(code: str) -> tuple[str, ...]:
-    clips = f"CLIP({code})" if any(CODES[dtype] == code for dtype in ComputeBackend.CAPABILITIES["clip"]) else ""
+    clips = f"CLIP({code})" if any(CODES[dtype] == code for dtype in CAPABILITIES["clip"]) else ""
     return "elementwise.cu", "strided.cu", f"{instances('BROADCAST', BinaryOp, 'binary', code)}\n{clips}"
 
 

@@ -10,7 +10,8 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel import ComputeBackend, DType, Transpose
+from accel import DType, Transpose
+from accel.enums import CAPABILITIES
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.kernels import CODES
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "LinalgLibrary", "spread"]
 
-_BLAS = ComputeBackend.CAPABILITIES["gemm"]
+_BLAS = CAPABILITIES["gemm"]
 _INTEGERS = frozenset({dtype for dtype in CODES if dtype.is_integer and dtype is not DType.INT8})
 _SIDE, _LINES = 32, 8
 _MOST = 65_535

@@ -6,7 +6,8 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, DType
+from accel import DType
+from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
 from accel_cuda.families.kernels import CODES
 
@@ -54,7 +55,7 @@ def _program(op: Any) -> str:
     return _PROGRAMS.get(op.logits.dtype, "")
 
 
-_PROGRAMS = {dtype: f"loss_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
+_PROGRAMS = {dtype: f"loss_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
 
 KERNELS: Mapping[str, Kernel] = {"cross_entropy": _enqueue, "cross_entropy_grad": _enqueue}
 PROGRAM = dict.fromkeys(KERNELS, _program)

@@ -10,7 +10,8 @@ import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, DType
+from accel import DType
+from accel.enums import CAPABILITIES
 from accel.ops.normalization import NormRows
 from accel_cuda.core.family import Source
 from accel_cuda.families.kernels import CODES
@@ -159,7 +160,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def _program(name: str) -> Callable[[Any], str]:
-    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
+    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
     return lambda op: programs.get(op.x.dtype, "")
 
 

@@ -9,13 +9,14 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, DType
+from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from accel import DType
     from accel.backend import Kernel
 
 __all__ = ["KERNELS", "PROGRAM", "SOURCES"]
@@ -70,7 +71,7 @@ def _program(op: Any) -> str:
     return _PROGRAMS.get(_dtype(op), "")
 
 
-_PROGRAMS = {dtype: f"pool_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["pool"]}
+_PROGRAMS = {dtype: f"pool_{CODES[dtype]}" for dtype in CAPABILITIES["pool"]}
 
 KERNELS: Mapping[str, Kernel] = dict.fromkeys(_WHICH, _pool)
 PROGRAM = dict.fromkeys(KERNELS, _program)

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, UnsupportedError
+from accel import UnsupportedError
+from accel.enums import CAPABILITIES
 from accel_cuda.core.driver import Handle
 from accel_cuda.core.family import Source
 from accel_cuda.families import kernels
@@ -30,7 +31,7 @@ _PROGRAM_OF_WORD = {word: source.name for source in _SOURCES for word in source.
 def _codes(source: Source) -> tuple[str, ...]:
     if not source.capabilities:
         return ("",)
-    offered = [dtypes for name, dtypes in ComputeBackend.CAPABILITIES.items() if name.startswith(source.capabilities)]
+    offered = [dtypes for name, dtypes in CAPABILITIES.items() if name.startswith(source.capabilities)]
     return tuple(code for dtype, code in CODES.items() if any(dtype in dtypes for dtypes in offered))
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel import ReduceOp, UnsupportedError
-from accel.compute import result_dtype
+from accel.enums import result_dtype
 from accel.ops.fields import member
 from accel_cuda.core.compute_memory import WORKSPACE, lacks_workspace
 from accel_cuda.core.family import CudaPart, Source

@@ -6,7 +6,7 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, DType
+from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
@@ -15,6 +15,7 @@ from accel_cuda.families.normalization import columns_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from accel import DType
     from accel.backend import Kernel
 
 __all__ = ["KERNELS", "PROGRAM", "SOURCES", "WORKING", "scratch_nbytes"]
@@ -203,7 +204,7 @@ KERNELS: Mapping[str, Kernel] = {**dict.fromkeys(("softmax_grad", "log_softmax_g
 
 
 def _program(name: str, operand: str = "x") -> Callable[[Any], str]:
-    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
+    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
     return lambda op: programs.get(getattr(op, operand).dtype, "")
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.cpu.backend import CpuBackend
 from accel.cpu.compute import CpuCompute
 from accel.cpu.families import attention, blas, convolution, elementwise, reduce
 from accel.cpu.views import array
+from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.testing.conformance import LEVELS, Harness, checks, compute_gemm
 
 # The right kernels; typed loosely, because the wrong ones pass most arguments on unread.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pytest
 
-from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute import CpuCompute
 from accel.cpu.families.precision import WORKSPACE, blocks
 from accel.cpu.views import array
 from accel.dtype import DType
+from accel.enums import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.errors import InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from accel.compute import Transpose
 from accel.cpu.compute import CpuCompute
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

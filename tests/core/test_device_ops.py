@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import accel
 from accel import ops
-from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
+from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
 from tests.device_support import Array, failure, opened
 
 if TYPE_CHECKING:

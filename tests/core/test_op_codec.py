@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from accel import ops
-from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.dtype import DType
+from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.errors import StaleRefError, UnsupportedError
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef, RefView

@@ -15,7 +15,7 @@ from tests.device_support import failure, opened
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from accel.compute import ReduceName
+    from accel.enums import ReduceName
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

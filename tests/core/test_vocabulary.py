@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel import compute, errors, ops
+from accel import enums, errors, ops
 from accel.backend import DeviceDescription
 from accel.dtype import DType, native
 from accel.ops.families import FAMILIES, FamilyName
@@ -55,10 +55,10 @@ OWN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("names", "values"),
     [
-        (compute.TransposeName, [member.value for member in accel.Transpose]),
-        (compute.ReduceName, [member.value for member in accel.ReduceOp]),
-        (compute.UnaryName, [member.value for member in accel.UnaryOp]),
-        (compute.BinaryName, [member.value for member in accel.BinaryOp]),
+        (enums.TransposeName, [member.value for member in accel.Transpose]),
+        (enums.ReduceName, [member.value for member in accel.ReduceOp]),
+        (enums.UnaryName, [member.value for member in accel.UnaryOp]),
+        (enums.BinaryName, [member.value for member in accel.BinaryOp]),
         (FamilyName, [family.name for family in FAMILIES]),
     ],
 )

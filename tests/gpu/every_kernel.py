@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
-from accel.compute import result_dtype
 from accel.cpu.parts import PARTS as CPU_PARTS
+from accel.enums import result_dtype
 from accel.ops import (
     Arange,
     ArraysOps,

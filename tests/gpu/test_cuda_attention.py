@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from accel.backend import AccelDevice
-    from accel.compute import Causal, ComputeBackend
+    from accel.compute import ComputeBackend
+    from accel.enums import Causal
 
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 WIDE = (DType.FLOAT32, DType.FLOAT64)  # computed by the backend's own kernel, as are heads whose width is not a multiple of 8

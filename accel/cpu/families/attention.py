@@ -17,7 +17,7 @@ from accel.family import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from accel.compute import Causal
+    from accel.enums import Causal
 
 __all__ = ["attend", "attend_in_pages", "attend_ragged", "attention", "samples"]
 

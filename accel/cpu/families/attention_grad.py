@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accel.backend import Kernel
-    from accel.compute import Causal
     from accel.cpu.views import Array
+    from accel.enums import Causal
     from accel.ops.base import Spec
 
 __all__ = ["KERNELS", "samples"]

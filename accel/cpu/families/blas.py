@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
 from accel.cpu.families import blas_matrices, blas_samples, blas_vectors, sampling
 from accel.cpu.families.precision import WORKSPACE, blocks, wider
 from accel.cpu.views import Array, array
+from accel.enums import Transpose
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
 from accel.cpu import costs
 from accel.cpu.views import Array, array, operand
+from accel.enums import Transpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import BinaryOp, ComputeBackend, UnaryOp, result_dtype
 from accel.cpu import costs
 from accel.cpu.families import fused, sampling
 from accel.cpu.families.functions import BINARY, EXACT, FUNCTIONS, UFUNCS, power
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array, operand
 from accel.dtype import DType, rounded
+from accel.enums import CAPABILITIES, BinaryOp, UnaryOp, result_dtype
 from accel.family import BackendPart, Sample
 from accel.views import broadcast
 
@@ -161,7 +161,7 @@ _KERNELS: dict[str, Kernel] = {
 
 
 _NUMBERS = (*sampling.ALL_FLOATS, *sampling.COMPLEX, DType.INT32, DType.INT64, DType.UINT8)
-_OFFERED = ComputeBackend.CAPABILITIES
+_OFFERED = CAPABILITIES
 _REFERENCES: dict[UnaryOp, Callable[[Array], Any]] = {
     **UFUNCS,
     UnaryOp.RELU: lambda x: np.where(x < 0, np.zeros_like(x), x),

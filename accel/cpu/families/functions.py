@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import BinaryOp, UnaryOp
+from accel.enums import BinaryOp, UnaryOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import BinaryOp, UnaryOp
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.functions import BINARY, FUNCTIONS, UFUNCS, power
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array, operand
 from accel.dtype import DType, rounded
+from accel.enums import BinaryOp, UnaryOp
 from accel.family import Sample
 from accel.views import broadcast
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from accel.compute import Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.functions import FUNCTIONS
 from accel.cpu.families.precision import WORKSPACE, blocks, wider
 from accel.cpu.views import Array, array
 from accel.dtype import DType
+from accel.enums import Transpose, UnaryOp
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:

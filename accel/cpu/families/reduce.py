@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import EXTREMES, ComputeBackend, ReduceOp, result_dtype
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import accumulator, mean, total, wider
 from accel.cpu.views import array, operand
 from accel.dtype import DType
+from accel.enums import CAPABILITIES, EXTREMES, ReduceOp, result_dtype
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     )
     for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL, DType.COMPLEX64):
         for op in ReduceOp:
-            if dtype not in ComputeBackend.CAPABILITIES[f"reduce.{op.value}"]:
+            if dtype not in CAPABILITIES[f"reduce.{op.value}"]:
                 continue
             for shape, axis in shapes:
                 if op in _INDICES and isinstance(axis, tuple):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.views import Array, array
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.errors import BackendUnavailableError
 from accel.family import BackendPart, Sample
 

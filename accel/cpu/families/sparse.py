@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.families.sparse_samples import samples
 from accel.cpu.views import Array, array
+from accel.enums import Transpose
 from accel.errors import BackendUnavailableError
 from accel.family import BackendPart
 from accel.sparse_ref import SparseRef, sparse_of, structure_fault

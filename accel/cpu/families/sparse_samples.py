@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
 from accel.cpu.families import sampling
 from accel.dtype import DType
+from accel.enums import Transpose
 from accel.family import Sample
 from accel.sparse_ref import SparseRef
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.dtype import DType
+from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.testing.conformance.harness import poison
 

@@ -11,8 +11,9 @@ import numpy as np
 from accel.testing.conformance.harness import rounding, sum_rounding, wide
 
 if TYPE_CHECKING:
-    from accel.compute import Causal, ComputeBackend
+    from accel.compute import ComputeBackend
     from accel.dtype import DType
+    from accel.enums import Causal
     from accel.testing.conformance.harness import Array, Case, Harness
 
 __all__ = [

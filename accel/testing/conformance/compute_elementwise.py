@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import BinaryOp, UnaryOp, result_dtype
 from accel.dtype import DType
+from accel.enums import BinaryOp, UnaryOp, result_dtype
 from accel.testing.conformance.harness import sum_rounding, wide
 
 if TYPE_CHECKING:

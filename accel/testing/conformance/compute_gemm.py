@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.compute import Transpose
+from accel.enums import Transpose
 from accel.testing.conformance.harness import poison, sum_rounding, wide
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.compute import BinaryOp, UnaryOp
 from accel.dtype import DType
+from accel.enums import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
 from accel.testing.conformance.harness import poison
 

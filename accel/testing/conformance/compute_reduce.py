@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.compute import ReduceOp, result_dtype
 from accel.dtype import DType
+from accel.enums import ReduceOp, result_dtype
 from accel.errors import InvalidArgumentError
 from accel.testing.conformance.harness import poison, sum_rounding, wide
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from accel import ComputeBackend, DType
-from accel.compute import result_dtype
+from accel import DType
+from accel.enums import CAPABILITIES, result_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,5 +49,5 @@ def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabili
     return "\n".join(
         f"{macro}({op.value}, {''.join(map(str.capitalize, op.value.split('_')))}, {code}, {CODES[result_dtype(op, dtype)]})"
         for op in ops
-        if dtype in ComputeBackend.CAPABILITIES[f"{capabilities}.{op.value}"]
+        if dtype in CAPABILITIES[f"{capabilities}.{op.value}"]
     )
