@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import System
-from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.measure import CpuMeter, Samples
 from accel.cli.bench.suite import Bench, BenchCase
 
@@ -31,7 +30,6 @@ INLINE, PROCESS = "accel, inline", "accel, process host"
 _NUMPY = "numpy in a thread"
 _TASKS = (8, 64)
 _PAUSE = 0.5e-3
-"""Seconds, the mean of an exponential distribution."""
 
 _DRAWS = 512
 """Sizes and pauses of one task and block. A task that runs more products begins again."""
@@ -54,6 +52,8 @@ class Block:
         After which no task begins another product.
     seed
         Of sizes and pauses.
+    pause
+        Seconds between two products of a task, the mean of an exponential distribution; 0 for none.
 
     Attributes
     ----------
@@ -61,8 +61,9 @@ class Block:
         Products of the smallest size.
     """
 
-    def __init__(self, product: Product, sizes: Sequence[int], tasks: int, seconds: float, seed: int) -> None:
+    def __init__(self, product: Product, sizes: Sequence[int], tasks: int, seconds: float, seed: int, pause: float = _PAUSE) -> None:
         self._product, self._sizes, self._tasks, self._seconds, self._seed = product, sizes, tasks, seconds, seed
+        self._pause = pause
         self._rounds = 0
         self._cpu = self._wall = 0.0
         self.small = Samples()
@@ -77,7 +78,7 @@ class Block:
     def draws(self, task: int) -> list[tuple[int, float]]:
         """Return the sizes and pauses of a task in the round to come."""
         rng = np.random.default_rng((self._seed, self._rounds, task))
-        return list(zip(rng.choice(self._sizes, _DRAWS).tolist(), rng.exponential(_PAUSE, _DRAWS).tolist(), strict=True))
+        return list(zip(rng.choice(self._sizes, _DRAWS).tolist(), rng.exponential(self._pause, _DRAWS).tolist(), strict=True))
 
     async def __call__(self, samples: Samples) -> None:
         """Run a round."""
@@ -95,7 +96,8 @@ class Block:
                 times.append(ended - began)
                 if size == smallest:
                     small.append(ended - began)
-                await asyncio.sleep(pause)
+                if pause:
+                    await asyncio.sleep(pause)
                 if clock() >= end:
                     return
 
@@ -171,8 +173,7 @@ def judge(bench: Bench, found: Mapping[int, Mapping[str, tuple[Samples, Block]]]
             for budget, ratio in each.items():
                 ratios.setdefault(budget, {})[f"{name}, {tasks} tasks"] = round(ratio, 3)
     for budget, values in ratios.items():
-        worst = min if BUDGETS[budget].better == "higher" else max
-        bench.report.hold(budget, worst(values.values()), ratios=values, cpu_percent=cpu)
+        bench.hold_worst(budget, values, cpu_percent=cpu)
 
 
 async def _on_any(bench: Bench) -> None:

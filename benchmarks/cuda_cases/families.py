@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.cuda_cases.family_lines import Line, Operand, Size
     from benchmarks.cuda_cases.rig import Rig
 
-__all__ = ["families"]
+__all__ = ["data_of", "families", "tensor_of"]
 
 TORCH = "PyTorch"
 _SIZES = ("small", "typical", "large")
@@ -97,12 +97,12 @@ class _Measured:
         bench = self._bench
         rng = bench.rng
         for operand in self._operands:
-            self._refs.append(await self._device.put(_data(rng, operand)))
+            self._refs.append(await self._device.put(data_of(rng, operand)))
         slopes = {OURS: [await self._ours()]}
         subjects = {OURS: awaited(self._await_one, bench.scale(10, 4))}
         if self._torch is not None:
             try:
-                self._tensors = [_tensor(self._torch, each) for each in self._operands]
+                self._tensors = [tensor_of(self._torch, each) for each in self._operands]
                 slopes[TORCH] = [await self._theirs()]
                 if is_large:  # a GPU that has been idle computes more slowly at first: each is measured after the other one too
                     slopes = {OURS: [*slopes[OURS], await self._ours()], TORCH: [*slopes[TORCH], await self._theirs()]}
@@ -213,7 +213,7 @@ async def _best(run: Callable[[], Awaitable[object]], rounds: int = 6) -> float:
     return min(found)
 
 
-def _data(rng: np.random.Generator, operand: Operand) -> np.ndarray[Any, Any]:
+def data_of(rng: np.random.Generator, operand: Operand) -> np.ndarray[Any, Any]:
     """Return an operand's elements, or random ones, of which large arrays have the same ones again and again."""
     if isinstance(operand, np.ndarray):
         return operand
@@ -227,7 +227,8 @@ def _nbytes(operand: Operand) -> int:
     return operand.nbytes if isinstance(operand, np.ndarray) else DType.of(operand[1]).itemsize * int(np.prod(operand[0]))
 
 
-def _tensor(torch: Any, operand: Operand) -> Any:
+def tensor_of(torch: Any, operand: Operand) -> Any:
+    """Return an operand as a tensor on the device, of random elements unless it has them."""
     if isinstance(operand, np.ndarray):
         return torch.from_numpy(operand).to("cuda")
     shape, dtype = operand

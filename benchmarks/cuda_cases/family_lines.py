@@ -11,7 +11,7 @@ from accel import SparseRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINES", "Line"]
+__all__ = ["LINES", "Line", "Operand", "Size"]
 
 Size: TypeAlias = tuple[int, ...]
 Operand: TypeAlias = "tuple[Size, str] | np.ndarray[Any, Any]"

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench
     from benchmarks.cuda_cases.rig import Rig
 
-__all__ = ["TORCH_ONE", "TORCH_POOL", "mixed"]
+__all__ = ["STREAMS", "TORCH_ONE", "TORCH_POOL", "mixed"]
 
-_STREAMS = 8
-TORCH_POOL = f"PyTorch, event.query, {_STREAMS} streams in turn"
+STREAMS = 8
+TORCH_POOL = f"PyTorch, event.query, {STREAMS} streams in turn"
 TORCH_ONE = "PyTorch, event.query, one stream"
 
 
@@ -26,7 +26,7 @@ async def mixed(rig: Rig, bench: Bench) -> None:
     matrices = matrices_of(bench, SIZES)
     async with System("bench") as system:
         subjects = await products_of(system, bench, matrices)
-        subjects |= {TORCH_POOL: torch.products(matrices, _STREAMS), TORCH_ONE: torch.products(matrices, 1)}
+        subjects |= {TORCH_POOL: torch.products(matrices, STREAMS), TORCH_ONE: torch.products(matrices, 1)}
         found = await measure(bench, subjects, SIZES)
     judge(bench, found, TORCH_POOL)
     torch.release()

@@ -208,6 +208,10 @@ class TorchWays:
         array: Array = self.torch.empty(nbytes, dtype=self.torch.uint8, pin_memory=True).numpy()
         return array
 
+    def synchronize(self) -> None:
+        """Wait for all that is enqueued."""
+        self.torch.cuda.synchronize(self._device)
+
     def release(self) -> None:
         """Give cached memory back to the device."""
         self.torch.cuda.empty_cache()

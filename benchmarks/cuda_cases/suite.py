@@ -9,6 +9,7 @@ from accel.cli.bench.cases import ASK, CASE_LIMIT, IDLE, MANY_SOAK, STANDBY
 from accel.cli.bench.suite import BenchCase, Suite
 from benchmarks.cuda_cases import copies, empty, latency, lengths, mixed, process, products
 from benchmarks.cuda_cases.families import families
+from benchmarks.cuda_cases.host_cost import host_cost
 from benchmarks.cuda_cases.rig import Rig, machine
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ def cuda_suite() -> Suite:
             "a service's mix: products of jittered sizes from tasks that pause",
             mixed.mixed,
             ("P14", "P14-p50", "P14-p99", "P14-small", "P14-cpu"),
+            limit=2 * CASE_LIMIT,
+        ),
+        case(
+            "host-cost",
+            "what an op costs the host, beside PyTorch",
+            host_cost,
+            ("P38", "P38-batch", "P38-products", "P38-dnn", "P38-matmul", "P38-mixed"),
+            once=True,
             limit=2 * CASE_LIMIT,
         ),
         case("lengths", "added latency by length of the kernel", lengths.kernel_lengths, once=True),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import AccelRef, Device, System, UnsupportedError
+from accel import AccelRef, Device, DType, System, UnsupportedError
 from accel.backend import Injection
 from accel.cli.bench import cases_launch, cases_recovery
 from accel.cli.bench.cases import CASES, LAUNCH_CASES
@@ -30,22 +30,26 @@ from accel_cuda.families.kernels.bench import EmptyKernel
 from benchmarks import run as program
 from benchmarks.cases import mixed as any_mixed
 from benchmarks.cases.suite import suite_of as all_cases_of
-from benchmarks.cuda_cases import copies, empty, families, family_lines, latency, lengths, mixed, process, products
+from benchmarks.cuda_cases import copies, empty, families, family_lines, host_cost, latency, lengths, mixed, process, products
 from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD, Rig
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from accel_cuda.families.kernels.bench import SpinKernel
 
 PACKAGED = {"P1", "P5", "P10", "P10-standby", "P12", "P13"}
-ONCE = {"P10", "P10-standby", "P13", "P17"}
+HOST_COST = {"P38", "P38-batch", "P38-products", "P38-dnn", "P38-matmul", "P38-mixed"}
+ONCE = {"P10", "P10-standby", "P13", "P17"} | HOST_COST
 EACH_LOOP = {"P2", "P6", "P6-rate", "P3", "P3-graph", "P4", "P4-cpu", "P7", "P7-put", "P7-get", "P8", "P8-one", "P9", "P9-rate", "P9-copy"}
 MIXED = {"P14", "P14-p50", "P14-p99", "P14-small", "P14-cpu"}
 
 
-def native(self: CpuDevice, library: str) -> dict[str, Any]:
+KERNELS = CpuDevice.kernels
+
+
+def native(self: CpuDevice, library: str) -> Mapping[str, Any]:
     """Offer the ops of the library ``bench``: one does nothing, one takes its time on the stream."""
 
     def empty(lane: Any, op: EmptyKernel, plan: Any, inputs: Any, outputs: Any) -> None: ...
@@ -53,7 +57,7 @@ def native(self: CpuDevice, library: str) -> dict[str, Any]:
     def spin(lane: Any, op: SpinKernel, plan: Any, inputs: Any, outputs: Any) -> None:
         self.inject(Injection("hang", release=lambda: time.sleep(op.nanoseconds / 1e9)), lane.stream)
 
-    return {"empty_kernel": empty, "spin_kernel": spin} if library == "bench" else {}
+    return {"empty_kernel": empty, "spin_kernel": spin} if library == "bench" else KERNELS(self, library)
 
 
 class FakeRaw:
@@ -112,6 +116,8 @@ class FakeTorch:
 
     def pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
         return np.empty(nbytes, np.uint8)
+
+    def synchronize(self) -> None: ...
 
     def release(self) -> None: ...
 
@@ -279,7 +285,7 @@ async def test_every_line_of_the_families_runs() -> None:
     async with System() as system:
         device = await system.open_device("cpu")
         for line in family_lines.LINES:
-            data = [families._data(rng, operand) for operand in line.operands(*line.sizes[0])]
+            data = [families.data_of(rng, operand) for operand in line.operands(*line.sizes[0])]
             made: Any = await line.ours(device, *[await device.put(each) for each in data])
             assert made is not None, line.what
             if line.is_awaited:
@@ -438,6 +444,69 @@ async def test_products_are_judged_by_the_worst_dtype(bench: Bench) -> None:
     assert {row.case for row in bench.report.rows} >= {"gemm 8 float32", "gemm 32 float16", "gemm 64 float16, one"}
 
 
+SMALL: dict[str, tuple[Any, ...]] = {
+    "add": (((4, 8), "float32"),) * 2,
+    "softmax": (((4, 8), "float32"),),
+    "gemm": (((8, 8), "float32"),) * 2,
+    "attention": (((1, 2, 8, 16), "bfloat16"),) * 3,
+    "conv2d": (((1, 2, 8, 8), "float16"), ((2, 2, 3, 3), "float16")),
+}
+
+
+def on_the_cpu(torch: Any, operand: Any) -> Any:
+    shape, dtype = operand
+    return torch.from_numpy(np.random.default_rng(5).standard_normal(shape, np.float32)).to(getattr(torch, dtype))
+
+
+@pytest.fixture
+def small_ops(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The ops of P38 on small operands, and PyTorch on the CPU."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(host_cost, "OPS", {name: op._replace(operands=SMALL[name]) for name, op in host_cost.OPS.items()})
+    monkeypatch.setattr(host_cost, "SIZES", (8, 16))
+    monkeypatch.setattr(host_cost, "tensor_of", on_the_cpu)
+    monkeypatch.setattr(FakeTorch, "torch", torch, raising=False)
+    return torch
+
+
+async def test_the_cost_of_each_op_is_told_beside_pytorchs(bench: Bench, small_ops: Any) -> None:
+    await host_cost.host_cost(FakeRig(), bench)  # type: ignore[arg-type]
+    ratios = bench.report.ratios
+    assert set(ratios) == HOST_COST
+    assert set(ratios["P38"].details["ratios"]) == {"add", "softmax", "gemm", "attention"}
+    assert set(ratios["P38-batch"].details["ratios"]) == {f"{name}, {n}" for name in ("add", "softmax") for n in (8, 64)}
+    assert set(ratios["P38-products"].details["ratios"]) == {f"{name}, {n}" for name in ("gemm", "attention") for n in (8, 64)}
+    assert set(ratios["P38-dnn"].details["ratios"]) == {"conv2d", "attention"}
+    for name, ratio in ratios.items():
+        each = ratio.details["ratios"].values()
+        assert ratio.value == (min if name == "P38-mixed" else max)(each)
+    rows = {(row.case, row.subject) for row in bench.report.rows}
+    assert {("await add", OURS), ("await add", TORCH_QUERY), ("conv2d in a batch of 8", OURS)} <= rows
+    with pytest.raises(UnsupportedError, match="pip install torch"):
+        await host_cost.host_cost(FakeRig(others=False), bench)  # type: ignore[arg-type]
+
+
+async def test_a_ratio_is_the_median_of_three_passes(bench: Bench) -> None:
+    seconds = iter([0.1, 0.1, 6.0, 2.0, 3.0, 1.0, 1.0, 2.0])  # ours and theirs: a round that does not count, and three that do
+
+    async def meter(samples: Samples) -> None:
+        samples.add(next(seconds))
+
+    cost = host_cost._HostCost(bench, None, None, {}, {})  # type: ignore[arg-type]
+    assert await cost._median_ratio("case", {"a": meter, "b": meter}, lambda samples: samples.median) == 3.0
+
+
+async def test_both_compute_the_same(small_ops: Any) -> None:
+    async with System("bench") as system:
+        device = await system.open_device("cpu")
+        for name, op in host_cost.OPS.items():
+            tensors = [on_the_cpu(small_ops, operand) for operand in op.operands]
+            arrays = [tensor.float().numpy().astype(DType.of(dtype).numpy) for tensor, (_, dtype) in zip(tensors, op.operands, strict=True)]
+            ours = await device.get(await op.ours(device, *[await device.put(array) for array in arrays]))
+            theirs = op.theirs(small_ops, *tensors).float().numpy()
+            np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=2e-2, atol=2e-2, err_msg=name)
+
+
 @pytest.mark.parametrize(("module", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
 def test_what_cannot_be_imported_is_said_once(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -523,7 +592,7 @@ async def test_lines_of_sparse_matrices_ask_both_for_the_same(rng: np.random.Gen
         device = await system.open_device("cpu")
         for line in lines:
             operands = line.operands(64, 4)
-            arrays = [families._data(rng, each) for each in operands]
+            arrays = [families.data_of(rng, each) for each in operands]
             made = await line.ours(device, *[await device.put(each) for each in arrays])
             ours = await device.get(made if isinstance(made, AccelRef) else await device.sparse.todense(made))
             theirs = line.theirs(torch, *[torch.from_numpy(each) for each in arrays])

@@ -92,6 +92,14 @@ BUDGETS: dict[str, Budget] = {
     "P16": Budget("P15's service: from a kernel that asserts to the next good answer, with a spare", 1.0, 0.2, "s", needs=_NOT_YET),
     "P16-cold": Budget("the same without a spare, over the imports", 2.0, 0.5, "s", needs=_NOT_YET),
     "P17": Budget("each family's large op on the device, against PyTorch's", 0.95, 0.99, better="higher", needs=_BOTH),
+    "P38": Budget("await a small op, against PyTorch + event.query in each iteration of the loop", 1.6, 1.1, needs=_BOTH),
+    "P38-batch": Budget("add and softmax in batches of 8 and 64, against PyTorch, then synchronize", 2.5, 1.5, needs=_BOTH),
+    "P38-products": Budget("gemm and attention in batches of 8 and 64, against the same", 2.0, 1.2, needs=_BOTH),
+    "P38-dnn": Budget("conv2d and attention in a batch of 8, against the same", 1.6, 1.2, needs=_BOTH),
+    "P38-matmul": Budget("the loop's time of linalg.matmul, over blas.gemm's", 1.1, 1.0, needs=_BOTH),
+    "P38-mixed": Budget(
+        "8 tasks, mixed products without pauses, op/s against PyTorch on 8 streams", 0.95, 1.05, better="higher", needs=_BOTH
+    ),
     "batcher": Budget(
         "DynamicBatcher with 256 clients, items/s against a bare loop of the same batches", 0.5, None, better="higher", needs=_SOURCE
     ),
