@@ -459,14 +459,18 @@ def on_the_cpu(torch: Any, operand: Any) -> Any:
 
 
 @pytest.fixture
-def small_ops(monkeypatch: pytest.MonkeyPatch) -> Any:
+def small_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The ops of P38 on small operands, and PyTorch on the CPU."""
     torch = pytest.importorskip("torch")
+    gc.freeze()  # as a rig does: PyTorch alone brings a million objects
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     monkeypatch.setattr(host_cost, "OPS", {name: op._replace(operands=SMALL[name]) for name, op in host_cost.OPS.items()})
     monkeypatch.setattr(host_cost, "SIZES", (8, 16))
     monkeypatch.setattr(host_cost, "tensor_of", on_the_cpu)
     monkeypatch.setattr(FakeTorch, "torch", torch, raising=False)
-    return torch
+    yield torch
+    torch.set_num_threads(threads)
 
 
 async def test_the_cost_of_each_op_is_told_beside_pytorchs(bench: Bench, small_ops: Any) -> None:
