@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import AccelRef, Device, DType, System, UnsupportedError
+from accel import AccelRef, Device, System, UnsupportedError
 from accel.backend import Injection
 from accel.cli.bench import cases_launch, cases_recovery
 from accel.cli.bench.cases import CASES, LAUNCH_CASES
@@ -30,7 +30,7 @@ from accel_cuda.families.kernels.bench import EmptyKernel
 from benchmarks import run as program
 from benchmarks.cases import mixed as any_mixed
 from benchmarks.cases.suite import suite_of as all_cases_of
-from benchmarks.cuda_cases import copies, empty, families, family_lines, host_cost, latency, lengths, mixed, process, products
+from benchmarks.cuda_cases import copies, empty, families, family_lines, latency, lengths, mixed, process, products
 from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD, Rig
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
@@ -116,8 +116,6 @@ class FakeTorch:
 
     def pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
         return np.empty(nbytes, np.uint8)
-
-    def synchronize(self) -> None: ...
 
     def release(self) -> None: ...
 
@@ -442,73 +440,6 @@ async def test_products_are_judged_by_the_worst_dtype(bench: Bench) -> None:
     assert all(set(each) == {"accel", "raw cuBLAS, event.query each turn"} for each in alone.values())
     await products.products_of_all_sizes(FakeRig(), bench)  # type: ignore[arg-type]
     assert {row.case for row in bench.report.rows} >= {"gemm 8 float32", "gemm 32 float16", "gemm 64 float16, one"}
-
-
-SMALL: dict[str, tuple[Any, ...]] = {
-    "add": (((4, 8), "float32"),) * 2,
-    "softmax": (((4, 8), "float32"),),
-    "gemm": (((8, 8), "float32"),) * 2,
-    "attention": (((1, 2, 8, 16), "bfloat16"),) * 3,
-    "conv2d": (((1, 2, 8, 8), "float16"), ((2, 2, 3, 3), "float16")),
-}
-
-
-def on_the_cpu(torch: Any, operand: Any) -> Any:
-    shape, dtype = operand
-    return torch.from_numpy(np.random.default_rng(5).standard_normal(shape, np.float32)).to(getattr(torch, dtype))
-
-
-@pytest.fixture
-def small_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The ops of P38 on small operands, and PyTorch on the CPU."""
-    torch = pytest.importorskip("torch")
-    gc.freeze()  # as a rig does: PyTorch alone brings a million objects
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr(host_cost, "OPS", {name: op._replace(operands=SMALL[name]) for name, op in host_cost.OPS.items()})
-    monkeypatch.setattr(host_cost, "SIZES", (8, 16))
-    monkeypatch.setattr(host_cost, "tensor_of", on_the_cpu)
-    monkeypatch.setattr(FakeTorch, "torch", torch, raising=False)
-    yield torch
-    torch.set_num_threads(threads)
-
-
-async def test_the_cost_of_each_op_is_told_beside_pytorchs(bench: Bench, small_ops: Any) -> None:
-    await host_cost.host_cost(FakeRig(), bench)  # type: ignore[arg-type]
-    ratios = bench.report.ratios
-    assert set(ratios) == HOST_COST
-    assert set(ratios["P38"].details["ratios"]) == {"add", "softmax", "gemm", "attention"}
-    assert set(ratios["P38-batch"].details["ratios"]) == {f"{name}, {n}" for name in ("add", "softmax") for n in (8, 64)}
-    assert set(ratios["P38-products"].details["ratios"]) == {f"{name}, {n}" for name in ("gemm", "attention") for n in (8, 64)}
-    assert set(ratios["P38-dnn"].details["ratios"]) == {"conv2d", "attention"}
-    for name, ratio in ratios.items():
-        each = ratio.details["ratios"].values()
-        assert ratio.value == (min if name == "P38-mixed" else max)(each)
-    rows = {(row.case, row.subject) for row in bench.report.rows}
-    assert {("await add", OURS), ("await add", TORCH_QUERY), ("conv2d in a batch of 8", OURS)} <= rows
-    with pytest.raises(UnsupportedError, match="pip install torch"):
-        await host_cost.host_cost(FakeRig(others=False), bench)  # type: ignore[arg-type]
-
-
-async def test_a_ratio_is_the_median_of_three_passes(bench: Bench) -> None:
-    seconds = iter([0.1, 0.1, 6.0, 2.0, 3.0, 1.0, 1.0, 2.0])  # ours and theirs: a round that does not count, and three that do
-
-    async def meter(samples: Samples) -> None:
-        samples.add(next(seconds))
-
-    cost = host_cost._HostCost(bench, None, None, {}, {})  # type: ignore[arg-type]
-    assert await cost._median_ratio("case", {"a": meter, "b": meter}, lambda samples: samples.median) == 3.0
-
-
-async def test_both_compute_the_same(small_ops: Any) -> None:
-    async with System("bench") as system:
-        device = await system.open_device("cpu")
-        for name, op in host_cost.OPS.items():
-            tensors = [on_the_cpu(small_ops, operand) for operand in op.operands]
-            arrays = [tensor.float().numpy().astype(DType.of(dtype).numpy) for tensor, (_, dtype) in zip(tensors, op.operands, strict=True)]
-            ours = await device.get(await op.ours(device, *[await device.put(array) for array in arrays]))
-            theirs = op.theirs(small_ops, *tensors).float().numpy()
-            np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=2e-2, atol=2e-2, err_msg=name)
 
 
 @pytest.mark.parametrize(("module", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
