@@ -10,10 +10,11 @@ streams. A question alone proves nothing: the op may be dropped before it is enq
 
 from __future__ import annotations
 
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from accel import AccelError
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.transfers import STAGED
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from accel_cuda.core.pinned import PinnedRanges
 
 __all__ = ["Blocking"]
-
-_REMEMBERED = 4096
 
 
 class Blocking:
@@ -41,13 +40,12 @@ class Blocking:
         Which host memory is page-locked.
     """
 
-    __slots__ = ("_checks", "_home", "_lock", "_pinned", "_seen", "_signatures")
+    __slots__ = ("_checks", "_home", "_pinned", "_seen", "_signatures")
 
     def __init__(self, checks: Mapping[str, LaneCheck], signatures: Mapping[str, Signature], pinned: PinnedRanges) -> None:
         self._pinned = pinned
         self._signatures = signatures
-        self._seen: dict[Hashable, None] = {}
-        self._lock = Lock()
+        self._seen: Memo[Hashable, None] = Memo()
         self._home = 0
         # One look for each op: most are of kinds that never block.
         self._checks: dict[str, LaneCheck] = {
@@ -91,13 +89,6 @@ class Blocking:
         def noted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             kernel(lane, op, plan, inputs, outputs)
             if get_ident() != self._home:
-                self._note(self._signatures[op.kind](lane, op))
+                self._seen[self._signatures[op.kind](lane, op)] = None
 
         return noted
-
-    def _note(self, signature: Hashable) -> None:
-        with self._lock:
-            seen = self._seen
-            if len(seen) >= _REMEMBERED and signature not in seen:
-                del seen[next(iter(seen))]
-            seen[signature] = None

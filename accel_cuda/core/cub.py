@@ -15,6 +15,7 @@ import numpy as np
 
 from accel import BackendUnavailableError, DType, LibraryError
 from accel_cuda.core.libraries import INSTALL, VendorLibrary, load_library, load_module, version_of
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.program_cache import ProgramCache
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ __all__ = ["CUB", "Cub", "RadixSort", "RunningOp"]
 CUB = VendorLibrary("nvrtc", "nvidia-cuda-nvrtc", "cuda.compute", "RuntimeError", bindings="cuda-cccl")
 """The compiler and the wheel that has CUB."""
 
-_SIZES = 4096
 _INCREMENT, _DECREMENT = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
 _REPORT = "This is an error in accel_cuda: report it."
 _OPERATORS = {"cumsum": "PLUS", "cumprod": "MULTIPLIES"}
@@ -112,7 +112,7 @@ class Cub:
     def __init__(self, context: CudaContext) -> None:
         self._context = context
         self._tools: dict[Algorithm, _Tool] = {}
-        self._sizes: dict[tuple[Algorithm, int, int], int] = {}
+        self._sizes: Memo[tuple[Algorithm, int, int], int] = Memo()
         self._lock = threading.Lock()  # of opening and loading
         self._compute: Any = None
         self._kept: ProgramCache | None = None
@@ -143,8 +143,6 @@ class Cub:
             tool = self._tool(algorithm)
             with self._context.section, tool.lock:
                 nbytes = int(tool.run(temp_storage=None, stream=None, **_arguments(self._compute, algorithm, most, bits, (1, 1, 1, 1))))
-            if len(self._sizes) >= _SIZES:
-                self._sizes = {}  # those that come again are measured again
             self._sizes[algorithm, most, bits] = nbytes
 
     def run(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from accel.backend import Kernel
 from accel_cuda.core.context import CudaContext
@@ -25,36 +26,84 @@ Commands: TypeAlias = int | Callable[[Any], int]
 """How many commands an op enqueues at most, or what counts them for one op."""
 
 
-class FamilyState(Protocol):
-    """What a family has in one context: plans, and what it knows of the memory that its ops work in.
+class Library(Protocol):
+    """A library in one context: its plans, algorithms or handles."""
+
+    def close(self) -> None:
+        """Give back what there is. May block; the streams have ended, and the context is healthy."""
+
+
+L = TypeVar("L", bound=Library)
+
+
+class FamilyState(Generic[L]):
+    """What a family has in one context: a library, and what it knows of the memory that its ops work in.
+
+    A subclass sets ``kernels``, and overrides what is not as it is here: each op may block until the library is loaded, and works in no memory.
+
+    Parameters
+    ----------
+    context
+        The context.
+    load
+        Loads the library. May block.
 
     Attributes
     ----------
     kernels : mapping
         Op kind -> kernel.
+    context : CudaContext
+        The context.
+    library : object or None
+        The library, once it is loaded.
     """
 
-    @property
-    def kernels(self) -> Mapping[str, Kernel]:
-        """Op kind -> kernel."""
+    kernels: Mapping[str, Kernel]
+    most_commands: ClassVar[int] = 1
+    """How many commands an op enqueues at most."""
+
+    def __init__(self, context: CudaContext, load: Callable[[CudaContext], L]) -> None:
+        self.context = context
+        self.library: L | None = None
+        self._load = load
+        self._lock = threading.Lock()
+
+    def loaded(self) -> L:
+        """Return the library, which is loaded if it is not yet: that may block.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If it is not installed.
+        """
+        if (library := self.library) is None:
+            with self._lock:
+                library = self.library = self.library or self._load(self.context)
+        return library
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing an op may block this time. Quick."""
+        return self.library is None
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most. Quick."""
+        return self.most_commands
 
     def prepare(self, stream: CudaStream) -> None:
         """Make what the ops need in the context, and in one stream of it. May block."""
+        self.loaded()
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
+        return 0
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
 
     def close(self) -> None:
         """Give back what the family has. May block; the streams have ended, and the context is healthy."""
+        if self.library is not None:
+            self.library.close()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,7 +160,7 @@ class CudaPart:
     """
 
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
-    open: Callable[[CudaContext], FamilyState] | None = None
+    open: Callable[[CudaContext], FamilyState[Any]] | None = None
     libraries: tuple[VendorLibrary, ...] = ()
     programs: tuple[Source, ...] = ()
     program: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class ContextFamilies:
     def __init__(self, context: CudaContext, programs: Programs, parts: Mapping[str, CudaPart] = PARTS) -> None:
         self._programs = programs
         self._parts = parts
-        self.states: dict[str, FamilyState] = {name: part.open(context) for name, part in parts.items() if part.open is not None}
+        self.states: dict[str, FamilyState[Any]] = {name: part.open(context) for name, part in parts.items() if part.open is not None}
 
     def kernels(self) -> dict[str, Mapping[str, Kernel]]:
         """Return the kernels of each family: name -> op kind -> kernel."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError, UnaryOp
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.memo import Memo
 from accel_cuda.families import attention_grad, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.attention_grad import GRADIENT_TENSORS, attend_backward
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from accel import AccelRef
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
@@ -39,34 +38,22 @@ _REFS = {
 _TENSOR = 16
 _COMMANDS = 8
 """Commands of an op at most: copies, fills, and the kernels of a plan."""
-_REMEMBERED = 4096
 
 
-class DnnLibrary:
-    """What the family has in one context.
+class DnnLibrary(FamilyState[Cudnn]):
+    """cuDNN in one context, and what its ops work in."""
 
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    """
+    most_commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
-        self.kernels: Mapping[str, Kernel] = {
+        super().__init__(context, Cudnn)
+        self.kernels = {
             **dict.fromkeys(_CONVOLUTIONS, self._convolve),
             **dict.fromkeys((*_ATTENTIONS, "attention_grad"), self._attend),
             **training.WORKING,
         }
-        self._context = context
-        self._lock = threading.Lock()
-        self._cudnn: Cudnn | None = None
-        self._workspaces: dict[ConvolutionWork | AttentionWork, int] = {}
-        self._works: dict[Hashable, ConvolutionWork | AttentionWork] = {}
+        self._workspaces: Memo[ConvolutionWork | AttentionWork, int] = Memo()
+        self._works: Memo[Hashable, ConvolutionWork | AttentionWork] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
@@ -75,12 +62,8 @@ class DnnLibrary:
         work = self._work(op)
         if not work.is_for_cudnn:
             return False
-        cudnn = self._cudnn
+        cudnn = self.library
         return cudnn is None or not cudnn.has_handle(lane.stream) or not cudnn.plans.is_ready(work)
-
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
-        return _COMMANDS
 
     def prepare(self, stream: CudaStream) -> None:
         """Load cuDNN, and make the handle of a stream. May block. Where cuDNN is not installed, an op that needs it says so."""
@@ -102,24 +85,6 @@ class DnnLibrary:
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         self._measured(self._work(op))
-
-    def close(self) -> None:
-        """Give back what the family has. May block; the streams have ended, and the context is healthy."""
-        if self._cudnn is not None:
-            self._cudnn.close()
-
-    def loaded(self) -> Cudnn:
-        """Return cuDNN, which is loaded if it is not yet. May block.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If it is not installed.
-        """
-        with self._lock:
-            if self._cudnn is None:
-                self._cudnn = Cudnn(self._context)
-            return self._cudnn
 
     def nbytes(self, work: ConvolutionWork | AttentionWork, addresses: Sequence[int]) -> int:
         """Return the bytes that a work needs whose operands and result begin at these addresses. May block."""
@@ -146,8 +111,6 @@ class DnnLibrary:
         signature = _signature(op)
         work = self._works.get(signature)
         if work is None:
-            if len(self._works) >= _REMEMBERED:
-                self._works = {}
             work = self._works[signature] = ConvolutionWork.of(op) if op.kind in _CONVOLUTIONS else AttentionWork.of(op)
         return work
 
@@ -156,8 +119,6 @@ class DnnLibrary:
         if workspace is None:
             plan = self.loaded().plans.prepare(work) if work.is_for_cudnn else None
             workspace = plan.workspace if isinstance(plan, Plan) else 0
-            if len(self._workspaces) >= _REMEMBERED:
-                self._workspaces = {}  # what comes again is measured again
             self._workspaces[work] = workspace
         return workspace
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.memo import Memo
 from accel_cuda.families.arrays import copy_pieces, count_pieces
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from accel import AccelRef
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
-    from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.fft_layout import Layout
 
 __all__ = ["PART", "FftLibrary", "Work", "enqueue"]
 
 _BLOCK = 256
 _TILE, _ROWS = 32, 8
-_ALIGNED, _REMEMBERED = 1 << 20, 4096
+_ALIGNED = 1 << 20
 _UNKNOWN = 64
 """Commands of an op whose plans were not measured yet."""
 _BASES = {"fft": "fft", "ifft": "ifft", "rfft": "rfft", "irfft": "irfft", "hfft": "irfft", "ihfft": "rfft"}
@@ -36,37 +34,18 @@ _KINDS = (*_BASES, *COSINES, *CONVOLUTIONS)
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
-class FftLibrary:
-    """The library of one context.
-
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    plans : FftPlans or None
-        The plans, once cuFFT is loaded.
-    """
+class FftLibrary(FamilyState[FftPlans]):
+    """cuFFT in one context, and what its ops work in."""
 
     def __init__(self, context: CudaContext) -> None:
-        self.plans: FftPlans | None = None
-        self.kernels: Mapping[str, Kernel] = dict.fromkeys(_KINDS, self._run)
-        self._context = context
-        self._lock = threading.Lock()
-        self._needs: dict[Hashable, tuple[int, int]] = {}  # bytes to work in, and commands
+        super().__init__(context, FftPlans)
+        self.kernels = dict.fromkeys(_KINDS, self._run)
+        self._needs: Memo[Hashable, tuple[int, int]] = Memo()  # bytes to work in, and commands
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuFFT, makes a plan or uses one for the first time: that takes milliseconds and waits for the device."""
-        plans = self.plans
+        plans = self.library
         return plans is None or not all(plans.cache.is_ready(layout) for layout in _layouts(op))
-
-    def prepare(self, stream: CudaStream) -> None:
-        """Load cuFFT, if it is not loaded. May block."""
-        self._loaded()
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if a plan of its has not been measured; see :class:`accel.backend.TakesScratch`."""
@@ -83,37 +62,22 @@ class FftLibrary:
             return 0, 0
         key = _signature(op)
         needs = self._needs.get(key)
-        if needs is None and self.plans is not None:
-            sizes = self.plans.sizes
+        if needs is None and self.library is not None:
+            sizes = self.library.sizes
             if all(layout in sizes for layout in _layouts(op)):
-                needs = _rehearsed(op, sizes)
-                if len(self._needs) >= _REMEMBERED:
-                    self._needs.clear()
-                self._needs[key] = needs
+                needs = self._needs[key] = _rehearsed(op, sizes)
         return needs
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        plans = self._loaded()
+        plans = self.loaded()
         for layout in _layouts(op):
             plans.measure(layout)
-
-    def close(self) -> None:
-        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
-        if self.plans is not None:
-            self.plans.close()
-
-    def _loaded(self) -> FftPlans:
-        with self._lock:
-            if self.plans is None:
-                self.plans = FftPlans(self._context)
-            return self.plans
 
     def _run(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream = lane.stream
         with stream.ready().section:
-            plans = self.plans or self._loaded()
-            enqueue(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), plans, op, inputs, outputs)
+            enqueue(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), self.loaded(), op, inputs, outputs)
 
 
 def enqueue(stream: Any, memory: WorkMemory, plans: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

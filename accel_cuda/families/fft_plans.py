@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel_cuda.core.libraries import VendorLibrary
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.errors import error_of
 
@@ -24,7 +25,6 @@ CUFFT = VendorLibrary("cufft", "nvidia-cufft", "nvmath.bindings.cufft", "cuFFTEr
 KEPT = 64
 """How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`."""
 
-_SIZES = 1 << 16
 _FORWARD, _INVERSE = -1, 1
 # Transform, double precision -> name in cufftType.
 _TYPES = {
@@ -58,7 +58,7 @@ class FftPlans:
     ----------
     cache : PlanCache
         Layout -> plan.
-    sizes : dict
+    sizes : Memo
         Layout -> bytes that its plan works in, of those that were measured.
     """
 
@@ -67,15 +67,12 @@ class FftPlans:
         self._error: Any = self._cufft.cuFFTError
         self._context = context
         self.cache: PlanCache[Layout, _Plan] = PlanCache(self._make, self._destroy, KEPT)
-        self.sizes: dict[Layout, int] = {}
+        self.sizes: Memo[Layout, int] = Memo()
 
     def measure(self, layout: Layout) -> None:
         """See that :attr:`sizes` has a layout. The plan that this takes is kept for the op that will need it. May block."""
         if layout not in self.sizes:
-            work = self.cache.prepare(layout).work
-            if len(self.sizes) >= _SIZES:
-                self.sizes = {}  # layouts that come again are measured again
-            self.sizes[layout] = work
+            self.sizes[layout] = self.cache.prepare(layout).work
 
     def execute(
         self,

@@ -7,21 +7,20 @@ our b, its rows are our columns, and the bias has an element for each of our col
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel.enums import CAPABILITIES
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.memo import Memo
 from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from accel import AccelRef
-    from accel.backend import Kernel
     from accel.ops.linalg import MatmulMemory
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
@@ -32,7 +31,6 @@ _BLAS = CAPABILITIES["gemm"]
 _INTEGERS = frozenset({dtype for dtype in CODES if dtype.is_integer and dtype is not DType.INT8})
 _SIDE, _LINES = 32, 8
 _MOST = 65_535
-_REMEMBERED = 4096
 _ALIGNMENT = 256
 _BELOW = _ALIGNMENT - 1
 _VECTOR = 16
@@ -100,29 +98,14 @@ def _steps(batch: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
     return steps[::-1]
 
 
-class LinalgLibrary:
-    """The library of one context.
-
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    plans : MatmulPlans or None
-        The plans, once cuBLASLt is loaded.
-    """
+class LinalgLibrary(FamilyState[MatmulPlans]):
+    """cuBLASLt in one context, and what its products are."""
 
     def __init__(self, context: CudaContext) -> None:
-        self.plans: MatmulPlans | None = None
-        self.kernels: Mapping[str, Kernel] = {"matmul": self._matmul}
-        self._context = context
-        self._lock = threading.Lock()
-        self._specs: dict[Any, MatmulSpec] = {}
-        self._ran: set[MatmulSpec] = set()
+        super().__init__(context, MatmulPlans)
+        self.kernels = {"matmul": self._matmul}
+        self._specs: Memo[Any, MatmulSpec] = Memo()
+        self._ran: Memo[MatmulSpec, None] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, asks it for an algorithm, loads a kernel, or tries several."""
@@ -131,11 +114,7 @@ class LinalgLibrary:
         spec = self._spec(op)
         if _is_blas(spec):
             return spec not in self._ran or not lane.compute.has_blas
-        return self.plans is None or not self.plans.is_ready(spec)
-
-    def prepare(self, stream: CudaStream) -> None:
-        """Load cuBLASLt, if it is not loaded. May block."""
-        self._loaded()
+        return self.library is None or not self.library.is_ready(spec)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its algorithm is not known; see :class:`accel.backend.TakesScratch`."""
@@ -143,7 +122,7 @@ class LinalgLibrary:
             return 0
         if _is_blas(spec := self._spec(op)):
             return 0
-        if self.plans is None or (nbytes := self.plans.workspaces.get(spec)) is None:
+        if self.library is None or (nbytes := self.library.workspaces.get(spec)) is None:
             return None
         return nbytes + _bias_room(op)
 
@@ -156,18 +135,7 @@ class LinalgLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        self._loaded().measure(self._spec(op))
-
-    def close(self) -> None:
-        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
-        if self.plans is not None:
-            self.plans.close()
-
-    def _loaded(self) -> MatmulPlans:
-        with self._lock:
-            if self.plans is None:
-                self.plans = MatmulPlans(self._context)
-            return self.plans
+        self.loaded().measure(self._spec(op))
 
     def _spec(self, op: Any) -> MatmulSpec:
         """Return what op is to the library; ops that are alike have one."""
@@ -184,10 +152,8 @@ class LinalgLibrary:
         )
         found = self._specs.get(key)
         if found is None:
-            if len(self._specs) >= _REMEMBERED:
-                self._specs.clear()
-                self._ran.clear()
-            found = self._specs.setdefault(key, _spec_of(op))
+            with self._lock:  # plans are found by the identity of a spec
+                found = self._specs[key] = self._specs.get(key) or _spec_of(op)
         return found
 
     def _matmul(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -205,13 +171,13 @@ class LinalgLibrary:
                 return
             if _is_blas(spec := self._spec(op)):
                 _multiply_stacks(lane.compute, spec, memory)
-                self._ran.add(spec)
+                self._ran[spec] = None
                 return
             workspace = outputs[-1]
             if room := _bias_room(op):
                 stream.copy(workspace, memory.bias, op.bias.nbytes)
                 memory, workspace = memory._replace(bias=workspace), workspace + room
-            (self.plans or self._loaded()).enqueue(stream, spec, memory, workspace)
+            self.loaded().enqueue(stream, spec, memory, workspace)
 
 
 def _is_blas(spec: MatmulSpec) -> bool:

@@ -14,6 +14,7 @@ from accel import DType, InvalidArgumentError, Transpose, UnsupportedError
 from accel.ops.linalg import MatmulMemory
 from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.core.libraries import VendorLibrary, load_library, load_module
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.errors import error_of
 
@@ -28,7 +29,6 @@ CUBLASLT = VendorLibrary("cublasLt", "nvidia-cublas", "nvmath.bindings.cublasLt"
 KEPT = 256
 """How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`. They are in host memory."""
 
-_REMEMBERED = 1 << 14
 _CANDIDATES = 8
 _REPEATS = 5
 _NOT_SUPPORTED = 15
@@ -195,7 +195,7 @@ class MatmulPlans:
 
     Attributes
     ----------
-    workspaces : dict
+    workspaces : Memo
         Product -> bytes that it works in, of those that were measured.
     """
 
@@ -213,8 +213,8 @@ class MatmulPlans:
         except self._error as error:
             raise error_of(int(error.status), "create", library=CUBLASLT.name, device=context.description.spec) from error
         self._cache: PlanCache[MatmulSpec, _Plan] = PlanCache(self._make, self._destroy, KEPT)
-        self._tuned: dict[MatmulSpec, int] = {}
-        self.workspaces: dict[MatmulSpec, int] = {}
+        self._tuned: Memo[MatmulSpec, int] = Memo()
+        self.workspaces: Memo[MatmulSpec, int] = Memo()
 
     def is_ready(self, spec: MatmulSpec) -> bool:
         """Return whether :meth:`enqueue` does not block. Never blocks."""
@@ -229,10 +229,7 @@ class MatmulPlans:
             If cuBLASLt has no algorithm for it.
         """
         if spec not in self.workspaces:
-            most = max(nbytes for _, nbytes in self._cache.prepare(spec).algorithms)
-            if len(self.workspaces) >= _REMEMBERED:
-                self.workspaces = {}  # products that come again are measured again
-            self.workspaces[spec] = most
+            self.workspaces[spec] = max(nbytes for _, nbytes in self._cache.prepare(spec).algorithms)
 
     def enqueue(self, stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory, workspace: int) -> None:
         """Enqueue a product. The context is current. May block where the product is not ready."""
@@ -307,8 +304,6 @@ class MatmulPlans:
         finally:
             for event in (start, end):
                 self._context.driver.ignore("cuEventDestroy", event)
-        if len(self._tuned) >= _REMEMBERED:
-            self._tuned = {}
         self._tuned[spec] = times.index(min(times))
 
     def _make(self, spec: MatmulSpec) -> _Plan:

@@ -7,19 +7,19 @@ seed or offset makes anew: they are used where an op names one.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel import DType
 from accel_cuda.core.cub import CUB
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.choices import Choices
 from accel_cuda.families.curand import CURAND, CurandGenerators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
@@ -149,51 +149,33 @@ _KERNELS: dict[str, Kernel] = {
 }
 
 
-class RngLibrary:
-    """What the family has in one context.
-
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    """
+class RngLibrary(FamilyState[Choices]):
+    """What the family has in one context."""
 
     def __init__(self, context: CudaContext) -> None:
-        self._choices = Choices(context, _draw_integers)
+        super().__init__(context, partial(Choices, drawn=_draw_integers))
         self._generators = CurandGenerators()
-        self.kernels: Mapping[str, Kernel] = {**dict.fromkeys(_PICKED, self._choices.pick), **dict.fromkeys(_VENDORS, self._draw)}
+        self.kernels = {**dict.fromkeys(_PICKED, self.loaded().pick), **dict.fromkeys(_VENDORS, self._draw)}
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether the op needs an algorithm of CUB's that was not run yet, or is cuRAND's. Quick."""
         is_vendors: bool = op.generator != "philox"
-        return is_vendors or (op.kind in _PICKED and self._choices.may_block(op))
+        return is_vendors or (op.kind in _PICKED and self.loaded().may_block(op))
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most. Quick."""
         if op.kind in _PICKED:
-            return self._choices.commands(op)
+            return self.loaded().commands(op)
         return 1 if op.generator == "philox" else _CURAND_COMMANDS
-
-    def prepare(self, stream: CudaStream) -> None:
-        """Do nothing: few ops of the family need what takes seconds to build."""
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
-        return self._choices.scratch_nbytes(op) if op.kind in _PICKED else 0
+        return self.loaded().scratch_nbytes(op) if op.kind in _PICKED else 0
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         if op.kind in _PICKED:
-            self._choices.measure(op)
-
-    def close(self) -> None:
-        """Give back what the ops have. May block; the streams have ended, and the context is healthy."""
-        self._choices.close()
+            self.loaded().measure(op)
 
     def _draw(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.generator == "philox":

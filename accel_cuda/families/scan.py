@@ -12,15 +12,13 @@ import numpy as np
 
 from accel import DType, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
-    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["PART", "ScanLibrary"]
 
@@ -66,42 +64,26 @@ def _library(op: Any) -> RunningOp | None:
     return RunningOp(op.kind, op.element()) if is_one and not op.exclusive else None
 
 
-class ScanLibrary:
-    """The family in one context.
+class ScanLibrary(FamilyState[Cub]):
+    """CUB in one context. It has many algorithms, of which a service needs few; each is built at its first use."""
 
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    """
+    most_commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
-        self._cub = Cub(context)
+        super().__init__(context, Cub)
         self._multiprocessors = context.multiprocessors
-        self.kernels: Mapping[str, Kernel] = {**dict.fromkeys(_KINDS, self._run), "segment_reduce": _segments}
+        self.kernels = {**dict.fromkeys(_KINDS, self._run), "segment_reduce": _segments}
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether the algorithm that the op needs was not run yet. Quick."""
         algorithm = _library(op)
-        return algorithm is not None and not self._cub.is_ready(algorithm)
-
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op enqueues at most. Quick."""
-        return _COMMANDS
-
-    def prepare(self, stream: CudaStream) -> None:
-        """Do nothing: there are many algorithms, of which a service needs few; each is built at its first use."""
+        return algorithm is not None and not self.loaded().is_ready(algorithm)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
         algorithm = _library(op)
         if algorithm is not None:
-            return self._cub.scratch_nbytes(algorithm, op.x.size)
+            return self.loaded().scratch_nbytes(algorithm, op.x.size)
         if op.kind == "segment_reduce":
             return 0
         lines = _lines_of(op, self._multiprocessors)
@@ -111,11 +93,7 @@ class ScanLibrary:
         """See that :meth:`scratch_nbytes` knows. May block."""
         algorithm = _library(op)
         if algorithm is not None:
-            self._cub.measure(algorithm, op.x.size)
-
-    def close(self) -> None:
-        """Unload the algorithms. May block; the streams have ended, and the context is healthy."""
-        self._cub.close()
+            self.loaded().measure(algorithm, op.x.size)
 
     @staticmethod
     def _nbytes(op: Any, lines: _Lines) -> int:
@@ -128,7 +106,7 @@ class ScanLibrary:
         stream, algorithm = lane.stream, _library(op)
         stream.ready()
         if algorithm is not None:
-            self._cub.run(stream, algorithm, outputs[-1], op.x.size, inputs[0], outputs[0])
+            self.loaded().run(stream, algorithm, outputs[-1], op.x.size, inputs[0], outputs[0])
             return
         lines = _lines_of(op, self._multiprocessors)
         blocks = lines.lines * lines.chunks

@@ -5,19 +5,18 @@ Kernels of the backend's own do what neither has; ``solver.cu`` says what.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.memo import Memo
 from accel_cuda.families import solver_factors, solver_spectral
 from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.solver_calls import CUSOLVER, SolverCalls
 from accel_cuda.families.solver_work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
@@ -26,7 +25,6 @@ __all__ = ["PART", "SolverLibrary"]
 _UNKNOWN = 64
 """Commands of an op at most, before its steps were taken once."""
 
-_REMEMBERED = 4096
 _STEPS = {**solver_factors.STEPS, **solver_spectral.STEPS}
 _REFS = ("a", "b", "c", "lu")
 _OPTIONS = ("upper", "check", "transpose", "mode", "full_matrices", "rtol", "rcond", "n")
@@ -34,28 +32,13 @@ _FAR = 1 << 40
 """Bytes between the operands and results of an op whose steps are taken for nothing."""
 
 
-class SolverLibrary:
-    """The library of one context.
-
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    calls : SolverCalls or None
-        cuSOLVER's calls, once it is loaded.
-    """
+class SolverLibrary(FamilyState[SolverCalls]):
+    """cuSOLVER in one context, and what its ops work in."""
 
     def __init__(self, context: CudaContext) -> None:
-        self.calls: SolverCalls | None = None
-        self.kernels: Mapping[str, Kernel] = dict.fromkeys(_STEPS, self._run)
-        self._context = context
-        self._lock = threading.Lock()
-        self._needs: dict[Hashable, tuple[int, int]] = {}
+        super().__init__(context, SolverCalls)
+        self.kernels = dict.fromkeys(_STEPS, self._run)
+        self._needs: Memo[Hashable, tuple[int, int]] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may hold its thread: cuSOLVER does so for milliseconds, or until the device has computed."""
@@ -68,8 +51,8 @@ class SolverLibrary:
 
     def prepare(self, stream: CudaStream) -> None:
         """Load cuSOLVER, if it is not loaded, and make the stream's handle. May block."""
-        calls = self._loaded()
-        with self._context.section:
+        calls = self.loaded()
+        with self.context.section:
             calls.handle(stream)
 
     def scratch_nbytes(self, op: Any) -> int | None:
@@ -79,29 +62,16 @@ class SolverLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        work, plan = Work(self._loaded()), op.plan()
+        work, plan = Work(self.loaded()), op.plan()
         made = len(plan.creates) + (plan.status is not None)
         places = [_FAR * i for i in range(1, 1 + len(plan.reads) + made)]
         _STEPS[op.kind](work, op, plan, places[: len(plan.reads)], places[len(plan.reads) :])
-        if len(self._needs) >= _REMEMBERED:
-            self._needs = {}  # ops that come again are measured again
         self._needs[_signature(op)] = work.most, work.commands
-
-    def close(self) -> None:
-        """Give back what the calls share. May block; the streams have ended, and the context is healthy."""
-        if self.calls is not None:
-            self.calls.close()
-
-    def _loaded(self) -> SolverCalls:
-        with self._lock:
-            if self.calls is None:
-                self.calls = SolverCalls(self._context)
-            return self.calls
 
     def _run(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream = lane.stream
         with stream.ready().section:
-            work = Work(self.calls or self._loaded(), lane, outputs[-1], self.scratch_nbytes(op))
+            work = Work(self.loaded(), lane, outputs[-1], self.scratch_nbytes(op))
             if op.kind in solver_spectral.STEPS:
                 work.refuse_capture(op.kind)
             _STEPS[op.kind](work, op, plan, inputs, outputs[:-1])

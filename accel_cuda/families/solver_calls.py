@@ -12,6 +12,7 @@ from accel import DType, UnsupportedError
 from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.memo import Memo
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.C
 _DATA = {DType.FLOAT32: "CUDA_R_32F", DType.FLOAT64: "CUDA_R_64F", DType.COMPLEX64: "CUDA_C_32F", DType.COMPLEX128: "CUDA_C_64F"}
 _REALS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
-_SIZES = 1 << 16
 _ANY_ADDRESS = 256
 """Stands for operands where the library is asked how much memory a call works in: it reads none of them."""
 
@@ -80,7 +80,7 @@ class SolverCalls:
 
     Attributes
     ----------
-    sizes : dict
+    sizes : Memo
         Call -> bytes that it works in on the device, and on the host, of those that were measured.
     """
 
@@ -94,7 +94,7 @@ class SolverCalls:
         self._measuring = threading.Lock()  # one thread at a time uses the handle that belongs to no stream
         self._keeping = threading.Lock()  # of what is kept for calls that are not at their end
         self._used: deque[tuple[CudaEvent, bytearray]] = deque()
-        self.sizes: dict[Call, tuple[int, int]] = {}
+        self.sizes: Memo[Call, tuple[int, int]] = Memo()
         try:
             with context.section:
                 self._handle = int(self._solver.create())
@@ -120,8 +120,6 @@ class SolverCalls:
                     found = self._measured(call)
             except self._error as error:
                 raise self._failure(error, f"buffer_size of {call.name}") from error
-            if len(self.sizes) >= _SIZES:
-                self.sizes = {}  # calls that come again are measured again
             self.sizes[call] = found
         return found
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RadixSort, RunningOp
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
@@ -201,23 +200,12 @@ class _Indices(ctypes.Structure):
     )
 
 
-class SortLibrary:
-    """The family in one context.
-
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    """
+class SortLibrary(FamilyState[Cub]):
+    """CUB in one context."""
 
     def __init__(self, context: CudaContext) -> None:
-        self._cub = Cub(context)
-        self.kernels: Mapping[str, Kernel] = {
+        super().__init__(context, Cub)
+        self.kernels = {
             "sort": self._sort,
             "partition": self._sort,
             "segment_sort": self._sort,
@@ -234,7 +222,7 @@ class SortLibrary:
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether an algorithm that the op needs was not run yet. Quick."""
-        return not all(self._cub.is_ready(algorithm) for algorithm, _, _ in _work_of(op).needs)
+        return not all(self.loaded().is_ready(algorithm) for algorithm, _, _ in _work_of(op).needs)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most. Quick."""
@@ -242,13 +230,13 @@ class SortLibrary:
 
     def prepare(self, stream: CudaStream) -> None:
         """Build and load all algorithms. May block for seconds."""
-        self._cub.prepare((*_SORTS, _SUM))
+        self.loaded().prepare((*_SORTS, _SUM))
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
         work, most = _work_of(op), 0
         for need in work.needs:
-            nbytes = self._cub.scratch_nbytes(*need)
+            nbytes = self.loaded().scratch_nbytes(*need)
             if nbytes is None:
                 return None
             most = max(most, nbytes)
@@ -257,11 +245,7 @@ class SortLibrary:
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         for need in _work_of(op).needs:
-            self._cub.measure(*need)
-
-    def close(self) -> None:
-        """Unload the algorithms. May block; the streams have ended, and the context is healthy."""
-        self._cub.close()
+            self.loaded().measure(*need)
 
     def _ordered(
         self, stream: CudaStream, op: Any, inputs: Sequence[int], rooms: _Rooms, order: _Order, *, joined: bool, status: int = 0
@@ -275,7 +259,7 @@ class SortLibrary:
         sizes = order.size, order.length, order.behind
         stream.launch(stream.functions[name], blocks, _BLOCK, x, rooms.keys, places, *sizes, order.code_bits, flags)
         (first, bits), *second = order.sorts()
-        self._cub.run(
+        self.loaded().run(
             stream, first, rooms.library, order.size, rooms.keys, rooms.sorted_keys, values=places, sorted_values=sorted_places, bits=bits
         )
         for sort, line_bits in second:
@@ -284,7 +268,7 @@ class SortLibrary:
                 self._segments(stream, op, sorted_places, lines, inputs[1], status)
             else:
                 stream.launch(stream.functions["sort_rows"], blocks, _BLOCK, sorted_places, lines, order.size, order.length)
-            self._cub.run(
+            self.loaded().run(
                 stream, sort, rooms.library, order.size, lines, sorted_lines, values=sorted_places, sorted_values=places, bits=line_bits
             )
 
@@ -327,7 +311,7 @@ class SortLibrary:
 
     def _summed(self, stream: CudaStream, size: int, rooms: _Rooms, count: int) -> None:
         """Enqueue the sums of the marks, and the last one as the number of what was found."""
-        self._cub.run(stream, _SUM, rooms.library, size, rooms.numbers, rooms.numbers)
+        self.loaded().run(stream, _SUM, rooms.library, size, rooms.numbers, rooms.numbers)
         stream.launch(stream.functions["sort_count"], 1, 1, rooms.numbers, count, size)
 
     def _nonzero(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

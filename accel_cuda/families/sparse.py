@@ -6,13 +6,12 @@ These copy a diagonal or look for zeros on it, and make csr of a dense matrix, w
 from __future__ import annotations
 
 import math
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
@@ -20,7 +19,7 @@ from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueu
 from accel_cuda.families.sparse_structure import copy_structure, is_sound, structure_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
@@ -40,24 +39,13 @@ _KINDS = (*_PRODUCTS, *_CONVERSIONS, *PRODUCTS, "todense", "diagonal", "fromdens
 """All ops: each has kernels of the backend's own, at least those that check indices."""
 
 
-class SparseLibrary:
-    """The library of one context.
+class SparseLibrary(FamilyState[SparsePlans]):
+    """cuSPARSE in one context, and what else the ops need."""
 
-    Parameters
-    ----------
-    context
-        The context.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
-    plans : SparsePlans or None
-        The plans, once cuSPARSE is loaded.
-    """
+    most_commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
-        self.plans: SparsePlans | None = None
+        super().__init__(context, SparsePlans)
         of_matrices: dict[str, Kernel] = {
             **dict.fromkeys(_PRODUCTS, self._multiply),
             **dict.fromkeys(_CONVERSIONS, self._convert),
@@ -71,15 +59,13 @@ class SparseLibrary:
             "solve": self._direct,
         }
         checked = {kind: partial(_checked, kernel) for kind, kernel in of_matrices.items()}
-        self.kernels: Mapping[str, Kernel] = {**checked, "fromdense": self._fromdense}
-        self._context = context
+        self.kernels = {**checked, "fromdense": self._fromdense}
         self._cub = Cub(context)
         self._direct_solver: DirectSolver | None = None
-        self._lock = threading.Lock()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
-        plans = self.plans
+        plans = self.library
         if op.kind in ("tocsr", "todense") and op.a[0] == "bsr":
             return False
         if op.kind in PRODUCTS or op.kind == "solve":
@@ -94,14 +80,10 @@ class SparseLibrary:
         # A result without products is scaled by a kernel, which may have to be compiled.
         return bool(op.kind != "add" and getattr(op, "beta", 0)) if spec is None else not plans.cache.is_ready(spec)
 
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
-        return _COMMANDS
-
     def prepare(self, stream: CudaStream) -> None:
         """Load cuSPARSE, if it is not loaded, and make the stream's handle. May block. CUB's sums, which one op needs, are left to its first use."""
-        with self._context.section:
-            self._loaded().handle(stream)
+        with self.context.section:
+            self.loaded().handle(stream)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
@@ -118,7 +100,7 @@ class SparseLibrary:
         spec = _spec(op)
         if spec is None:
             return 0
-        nbytes = None if self.plans is None else self.plans.sizes.get(spec)
+        nbytes = None if self.library is None else self.library.sizes.get(spec)
         return None if nbytes is None else _room(op) + nbytes
 
     def measure(self, op: Any) -> None:
@@ -128,21 +110,13 @@ class SparseLibrary:
         if op.kind == "fromdense":
             self._cub.measure(_running(op), op.x.shape[0] + 1)
             return
-        plans, spec = self._loaded(), _spec(op)
+        plans, spec = self.loaded(), _spec(op)
         if spec is not None:
             plans.measure(spec)
 
     def close(self) -> None:
-        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
         self._cub.close()
-        if self.plans is not None:
-            self.plans.close()
-
-    def _loaded(self) -> SparsePlans:
-        with self._lock:
-            if self.plans is None:
-                self.plans = SparsePlans(self._context)
-            return self.plans
+        super().close()
 
     def _multiply(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, out = lane.stream, _spec(op), outputs[0]
@@ -152,7 +126,7 @@ class SparseLibrary:
                 columns = 1 if op.kind == "spmv" else op.b.shape[op.transpose_b is _NONE]
                 _scale(lane, op, rows * columns, out)
             else:
-                (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], out), outputs[-1], op.alpha, op.beta)
+                self.loaded().run(stream, spec, inputs[:3], (inputs[3], out), outputs[-1], op.alpha, op.beta)
 
     def _todense(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, a = lane.stream, _spec(op), _matrix_of(op)
@@ -163,7 +137,7 @@ class SparseLibrary:
                 if a.nnz:
                     self._unblock(stream, a, "dense", a.nnz, *inputs[:3], outputs[0])
             elif spec is not None:
-                (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
+                self.loaded().run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
 
     @staticmethod
     def _unblock(stream: CudaStream, a: SparseRef, target: str, threads: int, *addresses: int) -> None:
@@ -213,7 +187,7 @@ class SparseLibrary:
                 made = scratch, scratch + _aligned(most * itemsize)
                 _clear(stream, (scratch, _room(op)))
             matrices = *inputs[:6], *made, indptr, count
-            (self.plans or self._loaded()).run(stream, spec, matrices, (), scratch + _room(op), op.alpha, op.beta)
+            self.loaded().run(stream, spec, matrices, (), scratch + _room(op), op.alpha, op.beta)
             if room < most:
                 stream.copy(data, made[0], room * itemsize)
                 stream.copy(indices, made[1], room * width)
@@ -221,7 +195,7 @@ class SparseLibrary:
     def _spgemm(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         enqueue = enqueue_spgemm if op.kind == "spgemm" else enqueue_spgemm_size
         with lane.stream.ready().section:
-            enqueue(self.plans or self._loaded(), lane.stream, op, inputs, outputs)
+            enqueue(self.loaded(), lane.stream, op, inputs, outputs)
 
     def _sddmm(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
@@ -234,7 +208,7 @@ class SparseLibrary:
             if not op.beta:  # else the library scales what is there
                 stream.fill(out, bytes(1), pattern.data.nbytes)
             matrix = out, inputs[3], inputs[4]
-            (self.plans or self._loaded()).run(stream, spec, matrix, inputs[:2], outputs[-1], op.alpha, op.beta)
+            self.loaded().run(stream, spec, matrix, inputs[:2], outputs[-1], op.alpha, op.beta)
 
     def _solve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, a, info = lane.stream, _spec(op), _matrix_of(op), outputs[1]
@@ -250,7 +224,7 @@ class SparseLibrary:
                 function = stream.functions[f"sparse_diagonal_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
                 stream.launch(function, -(-n // _BLOCK), _BLOCK, *inputs[:3], info, n)
             if spec is not None:
-                (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], outputs[0]), outputs[-1])
+                self.loaded().run(stream, spec, inputs[:3], (inputs[3], outputs[0]), outputs[-1])
             elif op.b.size:  # the matrix stores nothing: the diagonal is 1, or the status says that it is 0
                 stream.copy(outputs[0], inputs[3], op.b.nbytes)
 
@@ -283,7 +257,7 @@ class SparseLibrary:
             self._converted(stream, op, a, inputs, outputs)
 
     def _converted(self, stream: CudaStream, op: Any, a: SparseRef, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        plans = self.plans or self._loaded()
+        plans = self.loaded()
         handle, sparse, target, spec, scratch = plans.handle(stream), plans.handle(stream).module, op.target, _spec(op), outputs[-1]
         data, indices, indptr = inputs[:3]
         made = outputs[2]

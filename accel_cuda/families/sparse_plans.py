@@ -10,6 +10,7 @@ import numpy as np
 from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.errors import error_of
 
@@ -26,7 +27,6 @@ CUSPARSE = VendorLibrary("cusparse", "nvidia-cusparse", "nvmath.bindings.cuspars
 KEPT = 256
 """How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`. They are in host memory."""
 
-_SIZES = 1 << 16
 _ANY_ADDRESS = 256
 """Stands for operands where the library is asked how much memory a call works in: it reads none of them."""
 
@@ -144,7 +144,7 @@ class SparsePlans:
     ----------
     cache : PlanCache
         Call -> plan.
-    sizes : dict
+    sizes : Memo
         Call -> bytes that it works in, of those that were measured.
     """
 
@@ -160,7 +160,7 @@ class SparsePlans:
         except self._error as error:
             raise self._failure(error, "create") from error
         self.cache: PlanCache[SparseSpec, Plan] = PlanCache(self._make, self._destroy, KEPT)
-        self.sizes: dict[SparseSpec, int] = {}
+        self.sizes: Memo[SparseSpec, int] = Memo()
 
     def has_handle(self, stream: CudaStream) -> bool:
         """Return whether a stream has its handle. Quick."""
@@ -182,10 +182,7 @@ class SparsePlans:
     def measure(self, spec: SparseSpec) -> None:
         """See that :attr:`sizes` has a call. May block."""
         if spec not in self.sizes:
-            nbytes = self.cache.prepare(spec).nbytes
-            if len(self.sizes) >= _SIZES:
-                self.sizes = {}  # calls that come again are measured again
-            self.sizes[spec] = nbytes
+            self.sizes[spec] = self.cache.prepare(spec).nbytes
 
     def run(
         self, stream: CudaStream, spec: SparseSpec, matrix: Sequence[int], dense: Sequence[int], scratch: int, alpha: complex = 1.0,

@@ -148,7 +148,7 @@ def test_a_batch_of_many_calls_is_always_enqueued_off_the_loop(blocking: Blockin
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_cuda.core.blocking._REMEMBERED", 2)
+    monkeypatch.setattr("accel_cuda.core.memo._MOST", 2)
     lane = Lane()
     lane.compute.has_blas = True
     for offset in (0, 2, 4, 4):

@@ -96,7 +96,7 @@ def test_parts_of_memory_lie_apart_and_within_what_was_asked_for(op: Any, kernel
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), (1 << 22, 1 << 23), outputs)
     assert launched == kernels
     assert len(launched) + 20 * needs_cub <= library.commands(op)
-    cub: Any = library._choices._cub
+    cub: Any = library.loaded()._cub
     assert len(cub.parts) == needs_cub
     for parts in cub.parts:
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(parts))

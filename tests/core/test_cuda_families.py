@@ -12,7 +12,7 @@ from accel import BackendUnavailableError
 from accel_cuda import CudaBackend, backend
 from accel_cuda.core import checks, libraries
 from accel_cuda.core.blocking import Blocking
-from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.families.context import ContextFamilies
 
@@ -26,11 +26,13 @@ def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
     lane.ran.append(op.kind)
 
 
-class State:
+class State(FamilyState[SimpleNamespace]):
     """What the family has in a context: it knows how much memory an op works in once that was measured."""
 
+    most_commands = 7
+
     def __init__(self, context: Any) -> None:
-        self.context = context
+        super().__init__(context, lambda context: SimpleNamespace(close=lambda: setattr(self, "is_closed", True)))
         self.kernels = {"planned": kernel}
         self.prepared: list[Any] = []
         self.measured = False
@@ -39,10 +41,8 @@ class State:
     def may_block(self, lane: Any, op: Any) -> bool:
         return lane.stream not in self.prepared
 
-    def commands(self, op: Any) -> int:
-        return 7
-
     def prepare(self, stream: Any) -> None:
+        super().prepare(stream)
         self.prepared.append(stream)
 
     def scratch_nbytes(self, op: Any) -> int | None:
@@ -50,9 +50,6 @@ class State:
 
     def measure(self, op: Any) -> None:
         self.measured = True
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 PARTS = {
@@ -167,6 +164,7 @@ def test_its_ops_work_in_memory_that_is_measured_first(setup: Setup) -> None:
 
 
 def test_what_it_has_in_the_context_is_given_back(setup: Setup) -> None:
+    setup.state.loaded()
     setup.families.close()
     assert setup.state.is_closed
 

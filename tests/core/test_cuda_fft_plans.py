@@ -12,7 +12,6 @@ from accel import DType, LibraryError, OutOfMemoryError, ops
 from accel.memory import HostArena
 from accel.ref import AccelRef
 from accel_cuda.core.stream import CudaStream
-from accel_cuda.families import fft_plans
 from accel_cuda.families.fft import FftLibrary
 from accel_cuda.families.fft_layout import Layout
 from accel_cuda.families.fft_memory import WorkMemory
@@ -116,7 +115,7 @@ def test_what_was_measured_is_the_plan_that_is_used(context: Any, streams: list[
 
 
 def test_a_size_that_was_forgotten_is_found_in_the_plan(context: Any, library: FakeFft, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fft_plans, "_SIZES", 1)
+    monkeypatch.setattr("accel_cuda.core.memo._MOST", 1)
     plans = FftPlans(context)
     for layout in (LAYOUT, OTHER, LAYOUT):
         plans.measure(layout)

@@ -95,7 +95,7 @@ def made() -> list[Any]:
 def test_an_op_uses_the_plans_and_the_memory_that_were_measured(op: Any) -> None:
     op.plan()
     library, plans, stream = FftLibrary(None), Plans(), Stream()  # type: ignore[arg-type]  # nothing is made in the context
-    library.plans = plans  # type: ignore[assignment]
+    library.library = plans  # type: ignore[assignment]
     assert library.scratch_nbytes(op) is None or not plans.sizes
     library.measure(op)
     assert not library.may_block(None, op)

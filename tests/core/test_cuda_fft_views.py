@@ -56,7 +56,7 @@ class Stream:
 def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
     op.plan()
     library, stream = FftLibrary(None), Stream()  # type: ignore[arg-type]  # nothing is made in the context
-    library.plans = Plans(stream.log)  # type: ignore[assignment]
+    library.library = Plans(stream.log)  # type: ignore[assignment]
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), [source], [destination, WORK])
     return stream.log
 
@@ -142,7 +142,7 @@ def test_what_is_rehearsed_is_enough_wherever_memory_begins(kind: str, rng: np.r
             for name in between & ({"x"} if kind == "rfft" else {"out"} if kind == "irfft" else set()):
                 getattr(op, name).offset = 4
             library, sizes = FftLibrary(None), Sizes()  # type: ignore[arg-type]
-            library.plans = SimpleNamespace(sizes=sizes)  # type: ignore[assignment]
+            library.library = SimpleNamespace(sizes=sizes)  # type: ignore[assignment]
             assert library.scratch_nbytes(op) is None or not _layouts(op)
             for layout in _layouts(op):
                 _ = sizes[layout]

@@ -488,7 +488,7 @@ def test_what_the_host_takes_part_in_is_no_part_of_a_graph(library: SolverLibrar
 
 
 def test_memory_of_the_host_is_kept_until_the_stream_has_passed(library: SolverLibrary, lane: Any, context: Any) -> None:
-    kept = library._loaded()._used
+    kept = library.loaded()._used
     a, values, info = np.eye(3), np.empty(3), np.empty((), np.int32)
     context.driver.fails["query"] = 600  # not ready
     for count in (1, 2):

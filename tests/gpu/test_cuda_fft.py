@@ -108,7 +108,7 @@ async def test_odd_prime_long_and_middle_axes(shape: tuple[int, ...], axes: tupl
 
 def plans_of(device: accel.Device) -> PlanCache[Any, Any]:
     context: Any = device._host.context
-    cache: PlanCache[Any, Any] = context.device.families.states["fft"].plans.cache
+    cache: PlanCache[Any, Any] = context.device.families.states["fft"].library.cache
     return cache
 
 

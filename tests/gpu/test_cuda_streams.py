@@ -103,7 +103,7 @@ async def test_every_library_that_was_named_is_warm(streams: str) -> None:
         computes = {library: context.ports[library].lane.compute for library in libraries}
         assert computes["blas"].has_blas
         assert computes["reduce"].has_workspace
-        assert context.device.families.states["fft"].plans is not None
+        assert context.device.families.states["fft"].library is not None
         x = await device.put(np.ones((8, 8), np.float32))
         # cuBLAS loads a kernel with the first call that needs it.
         for library, op in (("elementwise", accel.ops.Unary(accel.UnaryOp.NEG, x)), ("reduce", accel.ops.Reduce(accel.ReduceOp.SUM, x))):
