@@ -1,4 +1,4 @@
-"""What the parts of ``benchmarks/hardware.py`` wrote, read, and rendered as Markdown for ``docs/hardware.md``."""
+"""What the parts of ``benchmarks/hardware.py`` wrote, read, and rendered as Markdown for ``benchmarks/records/hardware.md``."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: 
 
 
 def gemm_grouped(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply matrices of different sizes, one product after the other: cuBLAS's call for groups was slow (``docs/records/kernels.md``)."""
+    """Multiply matrices of different sizes, one product after the other: cuBLAS's call for groups was slow (``benchmarks/records/kernels.md``)."""
     dtype = op.a[0].dtype
     for each in products_of(op, inputs, outputs):
         if each.m and each.n:
