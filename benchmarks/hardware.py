@@ -1,8 +1,8 @@
 """All that a machine with a GPU has to show: ``python benchmarks/hardware.py [--out FOLDER] [--parts NAMES] [--seconds N] [--pack]``.
 
 Each part is a command with a limit of its own; the most important ones come first, and what there is no time left for is said to be not run. The folder
-gets ``record.md`` (for ``benchmarks/records/hardware.md``), ``record.json``, ``latency.png``, and what each part printed, with ``--pack`` in one archive. Where a
-command may take ten minutes, each of :data:`CALLS` is one. ``--backend cpu`` runs those parts that need no GPU, with little work: so this script is tried
+gets ``record.md`` (for ``benchmarks/records/hardware.md``), ``record.json``, ``latency.png``, and what each part printed, with ``--pack`` in one archive. Where
+a command may take ten minutes, each of :data:`CALLS` is one. ``--backend cpu`` runs those parts that need no GPU, with little work: so this script is tried
 where there is none.
 """
 

@@ -1,7 +1,7 @@
 """How many commands an op puts into a stream, of those ops that are of no family.
 
-A stream takes 1,021 commands that have not run; enqueuing more blocks until one has (``benchmarks/records/driver.md``), and hot calls keep the GIL while they wait.
-So the layers above bound the sum over the ops in flight. Kernels, copies and graphs count one each, whatever is in the graph; marks count nothing.
+A stream takes 1,021 commands that have not run; enqueuing more blocks until one has (``benchmarks/records/driver.md``), and hot calls keep the GIL while
+they wait. So the layers above bound the sum over the ops in flight. Kernels, copies and graphs count one each, whatever is in the graph; marks count nothing.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ attributes of :class:`HotCalls` go through ``ctypes.PyDLL``, which keeps it: wit
 thousand times what such a call takes. Only calls that cannot block are among them (enqueuing blocks when the driver's launch queue is full, which the
 bound on ops in flight prevents).
 
-What these calls need of the thread, and what they leave of it, is measured (``benchmarks/records/driver.md``). Launches and calls on events take their context from
-the stream or event that they are given, so any or no context may be current. Copies fail where another GPU's is. What needs its own runs in a :class:`Section`,
-which leaves the thread as it was: the thread may be the user's, with torch or cupy on another device. A query would break a capture that the user has
-begun (``torch.cuda.graph``), on any thread; in the relaxed mode of this thread it does not, so every call that could is made in it.
-
-The package loads without a GPU, a driver or the bindings; :func:`load_driver` then says what is missing.
+What these calls need of the thread, and what they leave of it, is measured (``benchmarks/records/driver.md``). Launches and calls on events
+take their context from the stream or event that they are given, so any or no context may be current. Copies fail where another GPU's is.
+What needs its own runs in a :class:`Section`, which leaves the thread as it was: the thread may be the user's, with torch or cupy on
+another device. A query would break a capture that the user has begun (``torch.cuda.graph``), on any thread; in the relaxed mode of this
+thread it does not, so every call that could is made in it. The package loads without a GPU, a driver or the bindings; :func:`load_driver`
+then says what is missing.
 """
 
 from __future__ import annotations
