@@ -77,6 +77,8 @@ class Graph(Recorder):
     what: ClassVar[str] = "graph"
 
     def _record(self, op: KernelOp[Any]) -> Any:
+        if isinstance(op, ops.Checksum):
+            raise InvalidArgumentError("a graph fills no host memory", op="checksum", remedy="Await it after the block.")
         if isinstance(op, ops.Put):
             raise InvalidArgumentError(
                 "a graph reads no host memory", op="put", remedy="Put the array before, and change it in place: device.put(array, out=ref)."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from accel.engine.launches import OpSubmission
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
-
-if TYPE_CHECKING:
-    from accel.ops import KernelOp
 
 __all__ = ["MemoryFace"]
 
@@ -43,7 +40,7 @@ class MemoryFace(MemoryExchange):
         durable
             Let the buffer outlive a fault: the ref stays valid, and the data is there, in the generations that follow. See :meth:`empty`.
         checksum
-            Keep a checksum of a durable buffer. See :meth:`empty`.
+            Seal the durable buffer once it is written, as :meth:`keep_checksum` does.
         timeout
             As in :meth:`run`.
 
@@ -54,12 +51,12 @@ class MemoryFace(MemoryExchange):
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
+        deadline = self._sender.deadline(timeout) if checksum else None
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
             array, timeout = await self._converted(array, timeout)
-        op = ops.Put(array, out, durable)
+        result: AccelRef = await self._sender.run(ops.Put(array, out, durable), timeout)
         if checksum:
-            return await self._made(op, checksum, timeout)
-        result: AccelRef = await self._sender.run(op, timeout)
+            await self._sender.keep_checksum(result, deadline)
         return result
 
     async def _converted(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
@@ -121,9 +118,7 @@ class MemoryFace(MemoryExchange):
         self._sender.check_timeout(timeout)
         return await self._core.pinned.array(as_shape(shape), DType.of(dtype), timeout, self._core.guard)
 
-    async def empty(
-        self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, checksum: bool = False, timeout: float | None = None
-    ) -> AccelRef:
+    async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
         """Make a buffer whose contents are not set.
 
         Parameters
@@ -136,9 +131,6 @@ class MemoryFace(MemoryExchange):
             Let the buffer outlive a fault. It is answered once this process holds the memory's descriptor. The ref then stays valid over rebuilds, as
             does its token, and ops on it that are sent while the device is REBUILDING wait and run. A buffer that was being written when the context
             faulted is *torn*: using what is in it raises :class:`~accel.StaleRefError` with the reason ``"torn"`` until all of it was written anew.
-        checksum
-            Keep a checksum of a durable buffer, made after each op that writes it, before that op is answered; after a rebuild a buffer that does not
-            match it is torn. It costs a pass over the buffer for each such op. What kernels of others write (DLPack) is not seen to change it.
         timeout
             As in :meth:`run`.
 
@@ -147,14 +139,13 @@ class MemoryFace(MemoryExchange):
         UnsupportedError
             If this device's memory cannot outlive its context.
         """
-        self._check_durable(durable, checksum)
-        return await self._made(ops.Empty(as_shape(shape), DType.of(dtype), durable), checksum, timeout)
+        self._check_durable(durable)
+        result: AccelRef = await self._sender.run(ops.Empty(as_shape(shape), DType.of(dtype), durable), timeout)
+        return result
 
-    async def zeros(
-        self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, checksum: bool = False, timeout: float | None = None
-    ) -> AccelRef:
+    async def zeros(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
         """Make a buffer of zeros. Parameters as in :meth:`empty`."""
-        return await self.full(shape, 0, dtype, durable=durable, checksum=checksum, timeout=timeout)
+        return await self.full(shape, 0, dtype, durable=durable, timeout=timeout)
 
     async def full(
         self,
@@ -163,17 +154,17 @@ class MemoryFace(MemoryExchange):
         dtype: DTypeLike = "float32",
         *,
         durable: bool = False,
-        checksum: bool = False,
         timeout: float | None = None,
     ) -> AccelRef:
         """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``.
 
         The other parameters are as in :meth:`empty`.
         """
-        self._check_durable(durable, checksum)
-        return await self._made(ops.Fill(as_shape(shape), DType.of(dtype), value, None, durable), checksum, timeout)
+        self._check_durable(durable)
+        result: AccelRef = await self._sender.run(ops.Fill(as_shape(shape), DType.of(dtype), value, None, durable), timeout)
+        return result
 
-    def _check_durable(self, durable: bool, checksum: bool) -> None:
+    def _check_durable(self, durable: bool, checksum: bool = False) -> None:
         """Refuse what the device does not offer, or what makes no sense."""
         if not isinstance(durable, bool) or not isinstance(checksum, bool):
             raise InvalidArgumentError(f"durable is {durable!r} and checksum {checksum!r}", remedy="Give True or False.")
@@ -185,18 +176,12 @@ class MemoryFace(MemoryExchange):
                 remedy="Give both: a checksum is compared after a rebuild, which others do not outlive.",
             )
 
-    async def _made(self, op: KernelOp, checksum: bool, timeout: float | None) -> AccelRef:
-        deadline = self._sender.deadline(timeout) if checksum else None
-        result: AccelRef = await self._sender.run(op, timeout)
-        if checksum:
-            await self._keep_checksum(result, deadline)
-        return result
-
     async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> None:
-        """Keep a checksum of a durable buffer from now on, as if it had been made with ``checksum=True``: see :meth:`empty`.
+        """Seal a durable buffer: ops that are sent from now on may only read it, and its checksum is kept.
 
-        A buffer that is filled in parts has its first checksum made once, after the last part. A fault or the deadline may end the call before there is one:
-        that raises nothing, the log has ``checksum_not_made``, and the next write or rebuild makes it.
+        The checksum is of what the ops that were sent before leave in the buffer. A rebuild compares it before its
+        generation begins, and a buffer that differs is torn: something wrote to it that was no op, such as a stray kernel.
+        An op that writes a sealed buffer is refused with :class:`~accel.InvalidArgumentError`.
 
         Parameters
         ----------
@@ -213,14 +198,15 @@ class MemoryFace(MemoryExchange):
             It was freed, or is torn.
         UnsupportedError
             The backend makes no checksums.
+        AccelError
+            What else keeps the checksum from being made, such as a fault or the deadline. The buffer is not sealed then.
         """
-        self._check_sum(ref)
-        await self._keep_checksum(ref, self._sender.deadline(timeout))
+        await self._sender.keep_checksum(self._durable(ref), self._sender.deadline(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
-        """Return whether a durable buffer still holds what its checksum was made of. It does not where something else than an op of this device wrote to it.
+        """Return whether a sealed buffer still holds what its checksum was made of. One that does not is torn from now on.
 
-        Where no checksum is known, since there is none or an op writes the buffer now, the answer is ``True``.
+        Of a buffer that is not sealed the answer is ``True``.
 
         Parameters
         ----------
@@ -232,20 +218,15 @@ class MemoryFace(MemoryExchange):
         InvalidArgumentError, StaleRefError
             As in :meth:`keep_checksum`.
         """
-        self._check_sum(ref)
-        return await self._sender.verify_checksum(ref.base if isinstance(ref, RefView) else ref, self._sender.deadline(timeout))
+        return await self._sender.verify_checksum(self._durable(ref), self._sender.deadline(timeout))
 
-    def _check_sum(self, ref: AccelRef) -> None:
-        """Raise unless there can be a checksum of a buffer."""
+    def _durable(self, ref: AccelRef) -> AccelRef:
+        """Return the whole of a durable buffer. Raises unless there can be a checksum of it."""
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")
         self._core.guard()
         self._sender.check(ops.Checksum(ref))
-
-    async def _keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
-        whole = ref.base if isinstance(ref, RefView) else ref
-        self._core.durable.check(whole)
-        await self._sender.keep_checksum(whole, deadline)
+        return ref.base if isinstance(ref, RefView) else ref
 
     async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
         """Copy one buffer into another of the same shape and dtype, and return the destination."""

@@ -1,23 +1,17 @@
-"""Checksums of durable buffers: made after what writes them, compared before the next generation begins."""
+"""Checksums of sealed buffers: compared before a generation begins with what they hold then."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from accel._log import get_logger
 from accel.engine.launches import OpSubmission
-from accel.ops import Checksum, Get
+from accel.ops import Checksum
 
 if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
-    from accel.ref import AccelRef
 
-__all__ = ["checksum_op", "value_op", "verify"]
-
-logger = get_logger()
+__all__ = ["verify"]
 
 
 class _Dispatcher(Protocol):
@@ -32,24 +26,8 @@ class _Dispatcher(Protocol):
         """Send a submission."""
 
 
-def checksum_op(core: DeviceCore, ref: AccelRef, generation: int) -> OpSubmission:
-    """Return what makes the checksum of a buffer."""
-    op = Checksum(ref)
-    return OpSubmission(op, op.plan(), core.loop.create_future(), generation)
-
-
-def value_op(core: DeviceCore, made: AccelRef, generation: int) -> OpSubmission:
-    """Return what fetches a checksum; fault plans do not count it either."""
-    op = Get(made, np.empty(made.shape, made.dtype.numpy))
-    submission = OpSubmission(op, op.plan(), core.loop.create_future(), generation)
-    submission.name = Checksum.kind
-    return submission
-
-
 async def verify(context: _Dispatcher, core: DeviceCore) -> None:
-    """Compare the checksums that are known with what is in memory now. A buffer that differs is torn, and a log line says so.
-
-    Of buffers whose checksum is not known, since the fault came before it was made, it is made now.
+    """Tear the sealed buffers that do not hold what their checksums were made of.
 
     Raises
     ------
@@ -57,23 +35,12 @@ async def verify(context: _Dispatcher, core: DeviceCore) -> None:
         What keeps a checksum from being made: the context is not sound.
     """
     book = core.durable
-    for buffer in sorted(book.checked):
-        entry = book.buffers.get(buffer)
-        ref = None if entry is None else entry.ref()
-        if entry is None or ref is None or book.is_torn(entry):
+    for buffer, seal in tuple(book.sealed.items()):
+        ref = book.buffers[buffer].ref()
+        if ref is None or seal.checksum is None:
             continue
-        made = await _run(context, checksum_op(core, ref, context.generation))
-        value: Any = await _run(context, value_op(core, made, context.generation))
-        known = entry.checksum.value
-        if known is None:
-            entry.checksum.take_now(int(value[0]))
-        elif int(value[0]) != known:
-            logger.error("durable_checksum_differs", device=core.name, generation=context.generation, buffer=buffer, nbytes=ref.nbytes)
-            book.mismatched(entry)
-
-
-async def _run(context: _Dispatcher, submission: OpSubmission) -> Any:
-    future = submission.future
-    context.check_alive()  # a context that has faulted ends no submission
-    await context.dispatch(submission)
-    return await future
+        op, future = Checksum(ref), core.loop.create_future()
+        context.check_alive()  # a context that has faulted ends no submission
+        await context.dispatch(OpSubmission(op, op.plan(), future, context.generation))
+        if int((await future)[0]) != seal.checksum:
+            book.mismatched(ref)

@@ -190,8 +190,7 @@ class DeviceActor(Actor[Submission, None]):
                 device=core.name,
                 generation=core.refs.live_generation,
             )
-        if core.durable.is_watchful:
-            core.durable.sent(submission)
+        submission.tears = core.durable.tears
         submission.generation = core.refs.live_generation
 
 

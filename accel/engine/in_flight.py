@@ -113,6 +113,8 @@ class ContextBase(ABC):
         if is_last:
             if self.stalls is not None and submission.name not in self.stalls.ended:  # which no name of a batch is
                 self.stalls.ended.add(submission.work)
+            if submission.tears and not submission.is_settled:
+                self.core.durable.rewritten(submission.writes, submission.tears)
             submission.succeed()
         elif not submission.outstanding:
             submission.over()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from accel.engine.submission import Submission
+from accel.engine.submission import Submission, writes_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -214,6 +214,8 @@ class OpSubmission(Submission):
         self.outstanding = 0
         self.result = None
         self.timer = None
+        self.writes = writes_of((plan,)) if plan.writes else ()
+        self.tears = 0
         self.library = op.library
         self.op: Any = op
         self.plan: Plan | None = plan

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
-from accel._log import get_logger
-from accel.engine.checksums import checksum_op, value_op
 from accel.engine.copies import OnCopies, OpList, on_copies
 from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
@@ -21,7 +19,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 from accel.ops.base import FamilyOp, check_plan, with_refs
 from accel.ops.composed import ComposedPlan
-from accel.ops.memory import Get
+from accel.ops.memory import Checksum, Get
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from accel.storage.refs import Recording
 
 __all__ = ["Sender"]
-
-logger = get_logger()
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
@@ -83,18 +79,20 @@ class Sender:
             plan = op.plan()
             if op.library not in LIBRARIES:
                 plan = self._check_own(op, plan)
-            live, recording, is_watchful = refs.live_generation, refs.recording, core.durable.is_watchful
+            live, recording, durable = refs.live_generation, refs.recording, core.durable
             for ref in plan.reads + plan.writes:
                 if (
                     ref.owner is not refs
                     or ref.generation != live
                     or ref.is_freed
                     or ref.buffer in recording
-                    or (is_watchful and ref.durable)
+                    or (ref.durable and durable.any_torn)
                 ):
                     refs.check(ref, batch, plan)
                 if ref.is_strided:
                     plan = on_copies(op, plan)
+            if plan.writes and durable.sealed:
+                durable.check_writes(plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
@@ -159,9 +157,7 @@ class Sender:
         error.device = error.device or self._core.name
         raise error
 
-    async def run(
-        self, op: Any, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False, takes_tokens: bool = False
-    ) -> Any:
+    async def run(self, op: Any, timeout: float | None, submission: Submission | None = None, *, takes_tokens: bool = False) -> Any:
         """Check and queue an op, or queue a submission that was made before, and wait for its end.
 
         If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already. With ``takes_tokens`` the op may be
@@ -178,9 +174,8 @@ class Sender:
                 return await self._run_as_several(op, plan, timeout)
             submission = OpSubmission(op, plan, asyncio.Future(loop=core.loop), core.refs.live_generation)
             del op, plan  # the caller may drop its refs while it waits: this frame must not keep them
-        if core.durable.is_watchful and not is_watched:
-            watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
-            return await watched
+        if core.durable.any_torn:
+            submission.tears = core.durable.tears
         future = submission.future
         if timeout is not None:
             self._arm(submission, timeout)
@@ -224,51 +219,32 @@ class Sender:
             del submission
         return result
 
-    async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
-        """Send what may write torn buffers, or ones with checksums, which are then made anew."""
-        core = self._core
-        deadline = self.deadline(timeout)
-        written = core.durable.sent(submission)
-        running = self.run(None, timeout, submission, is_watched=True)
-        del submission
-        result = await running
-        for ref in written:
-            await self.keep_checksum(ref, deadline)
-        return result
-
     async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
-        """Have the checksum of a durable buffer made, and keep it. What keeps it from being made is no fault of what wrote the buffer: then there is none.
-
-        Raises
-        ------
-        UnsupportedError
-            If the backend makes no checksums; then none is tried any more.
-        """
-        core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
-        if entry is None or core.durable.is_torn(entry):
+        """Seal a durable buffer, and fetch its checksum. If that cannot be made, it is not sealed, and what is wrong is raised."""
+        book = self._core.durable
+        seal = book.seal(ref)
+        if seal.checksum is not None:
             return
-        sent, generation = entry.checksum.sent, core.refs.live_generation
         try:
-            made = await self.run(None, self.left(deadline), checksum_op(core, ref, generation), is_watched=True)
-            value = await self.run(None, self.left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
-        except UnsupportedError:
-            core.durable.uncheck(ref)
+            made = await self.run(Checksum(ref), self.left(deadline))
+        except BaseException:
+            book.unseal(ref, seal)
             raise
-        except AccelError as error:
-            logger.warning("checksum_not_made", device=core.name, buffer=ref.buffer, error=error)
-        else:
-            if not core.durable.is_torn(entry):
-                entry.checksum.take(int(value[0]), sent)
+        seal.checksum = int(made[0])
 
     async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
-        """Return whether a durable buffer holds what its checksum was made of, as far as there is one that no op has made void meanwhile."""
-        core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
-        known = None if entry is None else entry.checksum.value
-        if entry is None or known is None:
+        """Return whether a durable buffer holds what its checksum was made of, if it has one. It is torn if it does not."""
+        book = self._core.durable
+        seal = book.sealed.get(ref.buffer)
+        known = None if seal is None else seal.checksum
+        if known is None:
             return True
-        made = await self.run(None, self.left(deadline), checksum_op(core, ref, core.refs.live_generation), is_watched=True)
-        value = await self.run(None, self.left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
-        return known != entry.checksum.value or int(value[0]) == known
+        made = await self.run(Checksum(ref), self.left(deadline))
+        if int(made[0]) == known:
+            return True
+        if book.sealed.get(ref.buffer) is seal:
+            book.mismatched(ref)
+        return False
 
     def deadline(self, timeout: float | None) -> float | None:
         """Return the loop's time at which ``timeout`` seconds have passed; raises as :meth:`check_timeout` does."""

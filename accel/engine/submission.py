@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.errors import AccelError, DeadlineExceededError
 
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchSubmission", "Submission"]
+__all__ = ["BatchSubmission", "Submission", "Write", "writes_of"]
+
+Write: TypeAlias = "tuple[int, int, int]"
+"""Which op of a submission writes which buffer, and how many of its bytes it sets, whatever was there."""
+
+
+def writes_of(plans: Sequence[Plan]) -> list[Write]:
+    """Return what ops write that was there before."""
+    return [(index, ref.buffer, 0 if plan.updates else ref.nbytes) for index, plan in enumerate(plans) for ref in plan.writes]
 
 
 class Submission(ABC):
@@ -40,9 +48,13 @@ class Submission(ABC):
         What the future ends with, once it is known.
     timer : TimerHandle or None
         The deadline.
+    writes : sequence of Write
+        What it does to buffers that others have refs of, also when its operands have been let go of.
+    tears : int
+        How often durable buffers had been torn when it was sent; 0 if none was torn then.
     """
 
-    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "timer")
+    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "tears", "timer", "writes")
 
     def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
         self.name = name
@@ -52,6 +64,8 @@ class Submission(ABC):
         self.outstanding = 0
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
+        self.writes: Sequence[Write] = ()
+        self.tears = 0
 
     @property
     @abstractmethod
@@ -158,6 +172,8 @@ class BatchSubmission(Submission):
         self.ops = ops
         self._plans = plans
         self.outputs = outputs
+        made = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
+        self.writes = writes_of(plans) + made
         self.sound = self.sent = 0
         self.places: list[tuple[Lane, int, int, int]] = []
         self.libraries = tuple([op.library for op in ops])

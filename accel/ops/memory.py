@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -161,15 +162,17 @@ class Copy(KernelOp):
 
 
 @op("memory")
-class Checksum(KernelOp):
-    """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
+class Checksum(Get):
+    """Fetch a checksum of 64 bits of all bytes of a buffer. The result is ``destination``, an array of that number.
 
-    It is the backend's own: the same bytes give the same number on every device of the backend, in every process. Fault plans do not count it.
+    It is the backend's own: the same bytes give the same number on every device of the backend, in every process. Fault
+    plans do not count it.
     """
 
-    source: AccelRef
+    destination: Array = field(default_factory=lambda: np.empty(1, np.uint64))
 
     def plan(self) -> Plan:
+        # The device adds the number up in a buffer that no caller sees.
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 

@@ -118,7 +118,7 @@ def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
 
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     """Return the host array that an op reads or fills, if it has one."""
-    return op.source if type(op) is Put else op.destination if type(op) is Get else None
+    return op.source if type(op) is Put else op.destination if isinstance(op, Get) else None
 
 
 def land(sent: PendingRequest) -> None:

@@ -137,7 +137,7 @@ class RequestContext(ContextBase):
         if any(actions):
             data = pack(number, ids, written, actions)
         used = [outgoing for index, outgoing in arrays.items() if index < end]
-        landing = [outgoing for index, outgoing in arrays.items() if index < end and type(ops[index - start]) is Get]
+        landing = [outgoing for index, outgoing in arrays.items() if index < end and isinstance(ops[index - start], Get)]
         for each in used:
             self._arrays.announce(each)
         self._durable.sent(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
@@ -189,7 +189,7 @@ class RequestContext(ContextBase):
     def send_op(self, submission: OpSubmission, plan: Plan, outgoing: SharedArray | None) -> None:
         """Send one op as a whole, with the place of its array, if it has one."""
         op, arrays, number = submission.op, () if outgoing is None else (outgoing,), next(self._numbers)
-        landing = arrays if type(op) is Get else ()
+        landing = arrays if isinstance(op, Get) else ()
         try:
             made = self.make(submission, 0, op, plan)
             if outgoing is not None:
@@ -225,7 +225,7 @@ class RequestContext(ContextBase):
         """Send a step of a transfer; return what ends with what went wrong, or ``None``. Memory that a step fills is then its receiver's."""
         number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
         answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
-        landing = arrays if type(op) is Get else ()
+        landing = arrays if isinstance(op, Get) else ()
         try:
             self.check_alive()  # a child that is given up does not answer
             if outgoing is not None:

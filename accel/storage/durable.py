@@ -14,18 +14,15 @@ import itertools
 import os
 import resource
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from accel._log import get_logger
-from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedError
+from accel.errors import ClosedError, DriverError, InvalidArgumentError, StaleRefError, UnsupportedError
 from accel.fork import close_after_fork
 from accel.memory.space import ALIGNMENT
-from accel.ref import AccelRef, RefView
 from accel.shortage import raise_shortage
-from accel.storage.known_checksum import KnownChecksum
 
 if TYPE_CHECKING:
-    import asyncio
     import threading
     from collections import deque
     from collections.abc import Iterable, Iterator
@@ -34,8 +31,8 @@ if TYPE_CHECKING:
     from accel.backend import HeldSlab
     from accel.errors import AccelError
     from accel.ops import Plan
+    from accel.ref import AccelRef
     from accel.storage.disposal import Disposal
-    from accel.storage.known_checksum import Writer
 
 __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
 
@@ -103,14 +100,10 @@ class DurableBuffer:
     torn : str
         Why its contents are not sound; empty if they are.
     tears : int
-        How often that happened.
-    rewrites : list of (Future, int)
-        Of submissions that make them sound when they have ended well, and how often the buffer was torn when they were sent.
-    checksum : KnownChecksum
-        Of its contents, where one is kept.
+        The number of :attr:`DurableBook.tears` then.
     """
 
-    __slots__ = ("checksum", "nbytes", "offset", "ref", "rewrites", "size", "slab", "tears", "torn")
+    __slots__ = ("nbytes", "offset", "ref", "size", "slab", "tears", "torn")
 
     def __init__(self, ref: AccelRef, slab: int, offset: int, size: int) -> None:
         self.ref = weakref.ref(ref)
@@ -120,16 +113,21 @@ class DurableBuffer:
         self.size = size
         self.torn = ""
         self.tears = 0
-        self.rewrites: list[tuple[asyncio.Future[Any], int]] = []
-        self.checksum = KnownChecksum()
 
-    def is_rewritten(self) -> bool:
-        """Return whether a submission has made it sound since it was torn, and forget those that have ended."""
-        ended = [(future, tears) for future, tears in self.rewrites if future.done()]
-        if not ended:
-            return False
-        self.rewrites = [pair for pair in self.rewrites if not pair[0].done()]
-        return any(tears == self.tears and not future.cancelled() and future.exception() is None for future, tears in ended)
+
+class Seal:
+    """What says that a buffer is written no more.
+
+    Attributes
+    ----------
+    checksum : int or None
+        Of the buffer's contents, once it is made.
+    """
+
+    __slots__ = ("checksum",)
+
+    def __init__(self) -> None:
+        self.checksum: int | None = None
 
 
 class _Slab:
@@ -191,14 +189,16 @@ class DurableBook:
     ----------
     is_offered : bool
         Whether the device's memory can outlive its contexts; known with the first.
-    is_watchful : bool
-        Whether some buffers are torn, or have checksums: then each op that is sent is looked at.
+    any_torn : bool
+        Whether some buffers are torn: then the operands of each op are looked at.
+    tears : int
+        How often that happened to any of them.
     used, reserved : int
         Bytes reserved for durable buffers, and of the slabs they are in.
     buffers : dict of int to DurableBuffer
         By the buffers' numbers.
-    checked : set of int
-        Those with a checksum.
+    sealed : dict of int to Seal
+        By the buffers' numbers, of those that no op may write any more: they have a checksum, or are to have one.
     most_slabs : int
         See :class:`DurableKeeper`.
     """
@@ -207,11 +207,12 @@ class DurableBook:
         self._refs = refs
         self._system = system
         self._disposal = disposal
-        self.is_watchful = False
+        self.any_torn = False
+        self.tears = 0
         self.is_offered = False
         self.used = self.reserved = 0
         self.buffers: dict[int, DurableBuffer] = {}
-        self.checked: set[int] = set()
+        self.sealed: dict[int, Seal] = {}
         self.most_slabs = _most_slabs()
         self._torn: set[int] = set()
         self._slabs: dict[int, _Slab] = {}
@@ -327,33 +328,20 @@ class DurableBook:
         if entry.slab is not None:
             self.used -= entry.size
             self._slabs[entry.slab].leave(entry.offset)
-        self._torn.discard(buffer)
-        self.checked.discard(buffer)
-        self._watch()
+        self.sealed.pop(buffer, None)
+        self._not_torn(buffer)
 
     # -- sound and torn
 
     def keeps(self, ref: AccelRef) -> bool:
         """Return whether what ``ref`` names is there, now or in the generation that follows, and sound."""
         entry = self.buffers.get(ref.buffer)
-        return entry is not None and not self.is_torn(entry)
-
-    def is_torn(self, entry: DurableBuffer) -> bool:
-        """Return whether a buffer's contents are not sound, as of now; rewrites that have ended since the last call count."""
-        if entry.torn and entry.rewrites and entry.is_rewritten():
-            entry.torn = ""
-            entry.rewrites.clear()  # a future whose result is the ref would keep the buffer
-            ref = entry.ref()
-            if ref is not None:
-                self._torn.discard(ref.buffer)
-                ref.generation = self._refs.live_generation or ref.generation
-            self._watch()
-        return bool(entry.torn)
+        return entry is not None and not entry.torn
 
     def torn_error(self, ref: AccelRef) -> StaleRefError | None:
         """Return the error for a buffer whose contents are not sound, or ``None`` where that is not what is wrong with it."""
         entry = self.buffers.get(ref.buffer)
-        if entry is None or not self.is_torn(entry):
+        if entry is None or not entry.torn:
             return None
         return StaleRefError(
             f"{ref!r} is torn: {entry.torn}",
@@ -384,58 +372,78 @@ class DurableBook:
             if entry is not None:
                 self._tear(entry, why)
 
-    @property
-    def any_torn(self) -> bool:
-        """Whether the contents of some buffer may not be sound."""
-        return bool(self._torn)
-
     def has_torn(self, ref: AccelRef) -> bool:
         """Return whether the contents of the buffer of ``ref`` are not sound, although its generation may live."""
-        return ref.buffer in self._torn and self.is_torn(self.buffers[ref.buffer])
-
-    def mismatched(self, entry: DurableBuffer) -> None:
-        """Take note that a buffer does not hold what its checksum was made of."""
-        self._tear(entry, "its checksum differs from the one before the rebuild: something wrote to it that was no op of its device")
+        return ref.buffer in self._torn
 
     def _tear(self, entry: DurableBuffer, why: str) -> None:
         ref = entry.ref()
         if ref is not None:
             entry.torn = why
-            entry.tears += 1
-            entry.checksum.forget()
+            entry.tears = self.tears = self.tears + 1
+            self.sealed.pop(ref.buffer, None)
             self._torn.add(ref.buffer)
-            self._watch()
+            self.any_torn = True
 
-    def sent(self, submission: Writer) -> list[AccelRef]:
-        """Look at what is sent: torn buffers that it writes wholly are sound when it has ended well. Return those it writes that have checksums."""
-        checked: dict[int, AccelRef] = {}
-        for plan in submission.plans:
-            for ref in plan.writes:
-                entry = self.buffers.get(ref.buffer) if ref.durable else None
-                if entry is None:
-                    continue
-                if ref.buffer in self.checked:
-                    entry.checksum.write(submission)
-                    checked[ref.buffer] = ref.base if isinstance(ref, RefView) else ref
-                if entry.torn and ref.nbytes == entry.nbytes and not plan.updates:
-                    entry.rewrites.append((submission.future, entry.tears))
-                    # The future holds the ref: so it is looked at when it is done, at the latest.
-                    submission.future.add_done_callback(lambda _, entry=entry: self.is_torn(entry))  # type: ignore[misc]
-        return list(checked.values())
+    def rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
+        """Make torn buffers sound of which a submission that has ended well has written all; those that were torn after it was sent are not.
 
-    def _watch(self) -> None:
-        self.is_watchful = bool(self._torn or self.checked)
+        Parameters
+        ----------
+        writes, tears
+            See :class:`accel.engine.submission.Submission`.
+        """
+        for _, buffer, nbytes in writes:
+            entry = self.buffers.get(buffer) if buffer in self._torn else None
+            if entry is not None and nbytes == entry.nbytes and entry.tears <= tears:
+                entry.torn = ""
+                self._not_torn(buffer)
+                ref = entry.ref()
+                if ref is not None:
+                    ref.generation = self._refs.live_generation or ref.generation
 
-    def check(self, ref: AccelRef) -> None:
-        """Have a checksum of the buffer kept from now on."""
-        if ref.buffer in self.buffers:
-            self.checked.add(ref.buffer)
-            self._watch()
+    def _not_torn(self, buffer: int) -> None:
+        self._torn.discard(buffer)
+        self.any_torn = bool(self._torn)
 
-    def uncheck(self, ref: AccelRef) -> None:
-        """Have none kept."""
-        self.checked.discard(ref.buffer)
-        self._watch()
+    # -- sealed
+
+    def seal(self, ref: AccelRef) -> Seal:
+        """Let no op that is sent from now on write a buffer. One that is gone, or torn, is not sealed."""
+        if self.keeps(ref):
+            return self.sealed.setdefault(ref.buffer, Seal())
+        return Seal()
+
+    def unseal(self, ref: AccelRef, seal: Seal) -> None:
+        """Let ops write a buffer again whose checksum could not be made."""
+        if self.sealed.get(ref.buffer) is seal and seal.checksum is None:
+            del self.sealed[ref.buffer]
+
+    def check_writes(self, plan: Plan) -> None:
+        """Raise if an op writes a sealed buffer.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        for ref in plan.writes:
+            if ref.buffer in self.sealed:
+                raise InvalidArgumentError(
+                    f"{ref!r} is sealed: it has a checksum, and is written no more",
+                    device=self._refs.name,
+                    remedy="Write another buffer; or make this one without a checksum.",
+                )
+
+    def mismatched(self, ref: AccelRef) -> None:
+        """Tear a sealed buffer that does not hold what its checksum was made of."""
+        logger.error(
+            "durable_checksum_differs",
+            device=self._refs.name,
+            generation=self._refs.live_generation or None,
+            buffer=ref.buffer,
+            nbytes=ref.nbytes,
+        )
+        self._tear(self.buffers[ref.buffer], "its checksum differs: something wrote to it since it was sealed")
 
     # -- from generation to generation
 
@@ -483,7 +491,7 @@ class DurableBook:
         """Make sound refs those of the generation that has begun."""
         for entry in self.buffers.values():
             ref = entry.ref()
-            if ref is not None and not self.is_torn(entry):
+            if ref is not None and not entry.torn:
                 ref.generation = generation
 
     def close_inherited(self) -> None:
@@ -494,9 +502,9 @@ class DurableBook:
         """Let everything go: the device is closed. Idempotent."""
         self._is_closed = True
         self.buffers.clear()
-        self.checked.clear()
+        self.sealed.clear()
         self._torn.clear()
-        self._watch()
+        self.any_torn = False
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
         self._disposal.close([slab.fd for slab in slabs.values()])

@@ -55,6 +55,7 @@ class Blocking:
             "advise": lambda lane, op: True,
             "put": lambda lane, op: self._copies(lane, op.source),
             "get": lambda lane, op: self._copies(lane, op.destination),
+            "checksum": lambda lane, op: self._copies(lane, op.destination),
             **{kind: self._loads(signature, checks.get(kind)) for kind, signature in signatures.items()},
         }
 

@@ -13,7 +13,7 @@ import accel
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, task, until
-from tests.durable_support import WAYS, Array, Patient, Way, conv, opened, seeded, wild_write
+from tests.durable_support import WAYS, Array, Way, conv, opened, seeded, wild_write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -75,46 +75,106 @@ async def test_a_checksum_tells_whether_something_else_has_written(way: Way) -> 
         assert await device.verify_checksum(ref)
         wild_write(values, 200)
         assert not await device.verify_checksum(ref[:10])
+        assert (await failure(device.get(ref), accel.StaleRefError)).reason == "torn"
         assert await device.verify_checksum(unchecked)
         await device.put(values, out=ref)
         assert await device.verify_checksum(ref)
+        await device.put(values, out=ref)
         await failure(device.verify_checksum(await device.zeros(3)), accel.InvalidArgumentError)
 
 
 @EVERYWHERE
-async def test_ops_that_write_keep_the_checksum_right(way: Way) -> None:
+async def test_ops_that_write_a_sealed_buffer_are_refused(way: Way) -> None:
     rng, seed = seeded()
     x, y = rng.standard_normal((2, 400))
     async with opened(way) as patient:
         device = patient.device
         ref = await device.put(x, durable=True, checksum=True)
-        zeros = await device.zeros(7, durable=True, checksum=True)
-        empty = await device.empty(0, durable=True, checksum=True)
+        empty = await device.put(np.zeros(0), durable=True, checksum=True)
         other = await device.put(y, durable=True)
-        await device.blas.axpy(other, ref)
-        await asyncio.gather(*(device.put(x[n : n + 1], out=ref[n : n + 1]) for n in range(20)))
+        async with device.graph() as graph:
+            graph.copy(ref, other)
+        writes: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: device.put(y, out=ref),
+            lambda: device.put(y[:7], out=ref[:7]),
+            lambda: device.copy(other, ref),
+            lambda: device.blas.axpy(other, ref),
+            lambda: device.elementwise.unary("neg", other[::2], out=ref[::2]),
+            lambda: device.linalg.matmul(other.reshape((20, 20)), other.reshape((20, 20)), out=ref.reshape((20, 20))),
+        )
+        for write in writes:
+            error = await failure(write(), accel.InvalidArgumentError)
+            assert "sealed" in str(error)
+            assert error.remedy
         async with device.batch() as batch:
-            batch.blas.scal(ref, 2.0)
-        expected = x + y
-        expected[:20] = x[:20]
+            with pytest.raises(accel.InvalidArgumentError, match="sealed"):
+                batch.blas.scal(ref, 2.0)
+        await graph.replay()
         for _ in range(2):
-            await patient.fault()
-            np.testing.assert_allclose(await device.get(ref), 2 * expected, rtol=1e-14, err_msg=seed)
-            assert (await device.get(zeros) == 0).all()
+            np.testing.assert_array_equal(await device.get(ref), x, seed)
+            np.testing.assert_array_equal(await device.get(other), x, seed)
             assert (await device.get(empty)).shape == (0,)
-        wild_write(np.asarray(await device.get(ref)))
-        await patient.fault()
-        await failure(device.get(ref), accel.StaleRefError)
+            await patient.fault()
+        await device.free(ref)
 
 
 @EVERYWHERE
-async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_compared(way: Way, caplog: pytest.LogCaptureFixture) -> None:
-    if way == "killed":
-        pytest.skip("what is in flight then is not for the test to say")
+async def test_a_graph_that_writes_a_buffer_is_refused_once_that_is_sealed(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
-        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
-        await patient.poison("scal", device.blas.scal(ref, 2.0))
+        ref = await device.put(np.arange(5.0), durable=True)
+        async with device.graph() as graph:
+            graph.blas.scal(ref, 2.0)
+        await graph.replay()
+        await device.keep_checksum(ref)
+        await failure(graph.replay(), accel.InvalidArgumentError)
+        await patient.fault()
+        np.testing.assert_array_equal(await device.get(ref), 2 * np.arange(5.0))
+
+
+@EVERYWHERE
+async def test_writes_that_were_sent_before_are_in_the_checksum_also_after_a_rebuild(way: Way) -> None:
+    if way == "killed":
+        pytest.skip("what is in flight then is not for the test to say")
+    rng, seed = seeded()
+    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
+    async with opened(way, max_in_flight=1) as patient:
+        device = patient.device
+        ref, other = await device.put(first, durable=True), await device.zeros(3)
+        hang = patient.faults.hang("conv2d")
+        busy = task(conv(device))
+        await until(lambda: device.info().in_flight == 1 and patient.faults.armed is None)
+        patient.faults.armed = "unary"
+        faulting = task(device.elementwise.unary("neg", other))
+        writing = task(device.put(second, out=ref))
+        await until(lambda: device.info().queued == 2)
+        sealing = task(device.keep_checksum(ref))
+        await until(lambda: device.info().queued == 3)
+        await failure(device.put(first, out=ref), accel.InvalidArgumentError)
+        hang.release()
+        await busy
+        await failure(faulting, accel.ContextPoisonedError)
+        await bounded(asyncio.gather(writing, sealing))
+        assert device.generation == 2
+        for _ in range(2):
+            np.testing.assert_array_equal(await device.get(ref), second, seed)
+            await patient.fault()
+        wild_write(second, 200)
+        assert not await device.verify_checksum(ref)
+
+
+@EVERYWHERE
+async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_sealed(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+    if way == "killed":
+        pytest.skip("what is in flight then is not for the test to say")
+    async with opened(way, max_in_flight=1) as patient:
+        device = patient.device
+        ref = await device.put(np.arange(5.0), durable=True)
+        patient.faults.armed = "scal"
+        writing, sealing = task(device.blas.scal(ref, 2.0)), task(device.keep_checksum(ref))
+        await failure(bounded(writing), accel.ContextPoisonedError)
+        with pytest.raises((accel.StaleRefError, accel.ContextPoisonedError)):
+            await bounded(sealing)
         await patient.until(2)
         assert "durable_checksum_differs" not in caplog.text
         assert (await failure(device.get(ref), accel.StaleRefError)).reason == "torn"
@@ -123,66 +183,23 @@ async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_compared(way: W
         np.testing.assert_array_equal(await device.get(ref), np.arange(5.0))
 
 
-async def hidden(patient: Patient, write: Callable[[], Awaitable[object]]) -> None:
-    """Send a write while the device has no room for it, and cancel it there."""
-    hang = patient.faults.hang("conv2d")
-    busy = task(conv(patient.device))
-    try:
-        await until(lambda: patient.device.info().in_flight == 1 and patient.faults.armed is None)
-        writing = task(write())
-        await until(lambda: patient.device.info().queued)
-        await cancelled(writing)
-    finally:
-        hang.release()
-    await busy
-
-
-@EVERYWHERE
-async def test_a_write_that_is_cancelled_before_its_launch_leaves_the_checksum(way: Way, caplog: pytest.LogCaptureFixture) -> None:
-    rng, seed = seeded()
-    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
-    async with opened(way, max_in_flight=1) as patient:
-        device = patient.device
-        hit = await device.put(first, durable=True, checksum=True)
-        sound = await device.put(second, durable=True, checksum=True)
-
-        async def batch() -> None:
-            async with device.batch() as batch:
-                batch.copy(sound, hit)
-
-        for write in (lambda: device.put(second, out=hit), lambda: device.put(first[:7], out=hit[:7]), batch):
-            await hidden(patient, write)
-        wild_write(first, 200)
-        await patient.fault()
-        assert (await failure(device.get(hit), accel.StaleRefError)).reason == "torn", seed
-        assert caplog.text.count("durable_checksum_differs") == 1
-        np.testing.assert_array_equal(await device.get(sound), second, seed)
-
-
-@EVERYWHERE
-async def test_a_write_that_waits_while_the_device_is_rebuilt_does_not_make_the_checksum_wrong(way: Way) -> None:
-    if way == "killed":
-        pytest.skip("what is in flight then is not for the test to say")
-    rng, seed = seeded()
-    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
-    async with opened(way, max_in_flight=1) as patient:
-        device = patient.device
-        ref, other = await device.put(first, durable=True, checksum=True), await device.zeros(3)
-        hang = patient.faults.hang("conv2d")
-        busy = task(conv(device))
-        await until(lambda: device.info().in_flight == 1 and patient.faults.armed is None)
-        patient.faults.armed = "unary"
-        faulting = task(device.elementwise.unary("neg", other))
-        writing = task(device.put(second, out=ref))
-        await until(lambda: device.info().queued == 2)
-        hang.release()
+async def test_a_buffer_whose_checksum_could_not_be_made_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FaultPlan().hang_at(1, op="unary")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=plan, max_in_flight=1)
+        ref = await device.put(np.arange(5.0), durable=True)
+        busy = task(device.elementwise.unary("neg", ref))
+        await until(lambda: device.info().in_flight == 1)
+        with pytest.raises(accel.DeadlineExceededError):
+            await device.keep_checksum(ref, timeout=0.01)
+        await cancelled(task(device.keep_checksum(ref)))
+        plan.release()
         await busy
-        await failure(faulting, accel.ContextPoisonedError)
-        await bounded(writing)
-        assert device.generation == 2
-        for _ in range(2):
-            np.testing.assert_array_equal(await device.get(ref), second, seed)
-            await patient.fault()
+        await device.put(np.ones(5), out=ref)
+        assert await device.verify_checksum(ref)
+        await device.keep_checksum(ref)
+        await device.keep_checksum(ref)
+        await failure(device.put(np.ones(5), out=ref), accel.InvalidArgumentError)
 
 
 async def test_fault_plans_do_not_count_checksums() -> None:
@@ -190,7 +207,8 @@ async def test_fault_plans_do_not_count_checksums() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="inline", faults=plan)
         ref = await device.put(np.arange(5.0), durable=True, checksum=True)
-        await device.put(np.arange(5.0), out=ref)
+        assert await device.verify_checksum(ref)
+        await device.put(np.arange(5.0))
         assert plan.count == 2
         with pytest.raises(accel.LibraryError, match="third"):
             await device.get(ref)
@@ -199,8 +217,7 @@ async def test_fault_plans_do_not_count_checksums() -> None:
 async def test_a_deadline_covers_the_checksum() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="inline")
-        ref = await device.zeros(64 << 20, "uint8", durable=True, checksum=True, timeout=30)
-        await device.put(np.ones(64 << 20, np.uint8), out=ref, timeout=30)
+        ref = await device.put(np.ones(64 << 20, np.uint8), durable=True, checksum=True, timeout=30)
         assert (await device.get(ref)).min() == 1
 
 
@@ -212,7 +229,7 @@ async def test_the_checksum_is_of_every_byte(nbytes: int) -> None:
         device = await system.open_device("cpu", host="inline")
 
         async def checksum(values: Array) -> int:
-            return int((await device.get(await device.run(accel.ops.Checksum(await device.put(values)))))[0])
+            return int((await device.run(accel.ops.Checksum(await device.put(values))))[0])
 
         first = await checksum(array)
         assert await checksum(array) == first, seed
@@ -228,22 +245,8 @@ async def test_a_backend_without_checksums_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
     async with accel.System() as system:
         device = await system.open_device("cpu", host="inline", faults=FaultPlan().poison_at(1, op="unary"))
-        error = await failure(device.zeros(3, durable=True, checksum=True), accel.UnsupportedError)
+        error = await failure(device.put(np.zeros(3), durable=True, checksum=True), accel.UnsupportedError)
         assert "checksum" in str(error)
         ref = await device.zeros(3, durable=True)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         assert (await device.get(ref) == 0).all()
-
-
-async def test_a_checksum_that_cannot_be_made_is_no_fault_of_the_write(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def checksum_op(*_: object) -> None:
-        raise accel.LibraryError("not today")
-
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        monkeypatch.setattr("accel.engine.sender.checksum_op", checksum_op)
-        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
-        np.testing.assert_array_equal(await device.get(ref), np.arange(5.0))
-    assert "checksum_not_made" in caplog.text

@@ -27,6 +27,7 @@ class Life:
         self.rng = rng
         self.note = note
         self.model: dict[accel.AccelRef, Array | None] = {}
+        self.sealed: set[accel.AccelRef] = set()
 
     def array(self) -> Array:
         return self.rng.integers(0, 255, int(2 ** self.rng.uniform(0, 18)), np.uint8)
@@ -37,26 +38,46 @@ class Life:
 
     async def make(self) -> None:
         array = self.array()
-        ref = await self.device.put(array, durable=True, checksum=bool(self.rng.integers(2)))
+        ref = await self.device.put(array, durable=True)
         self.model[ref] = array
 
+    async def seal(self) -> None:
+        ref = self.pick()
+        if self.model[ref] is not None:
+            await self.device.keep_checksum(ref)
+            self.sealed.add(ref)
+            await failure(self.device.put(np.zeros(ref.shape, np.uint8), out=ref), accel.InvalidArgumentError)
+            assert await self.device.verify_checksum(ref), self.note
+
+    def open(self) -> accel.AccelRef | None:
+        """Return one that is not sealed, if that is drawn."""
+        ref = self.pick()
+        return None if ref in self.sealed else ref
+
     async def drop(self) -> None:
-        del self.model[self.pick()]
+        ref = self.pick()
+        del self.model[ref]
+        self.sealed.discard(ref)
 
     async def free(self) -> None:
         ref = self.pick()
         del self.model[ref]
+        self.sealed.discard(ref)
         await self.device.free(ref)
         assert (await failure(self.device.get(ref), accel.StaleRefError)).reason == "freed", self.note
 
     async def rewrite(self) -> None:
-        ref = self.pick()
+        ref = self.open()
+        if ref is None:
+            return
         array = self.rng.integers(0, 255, ref.shape, np.uint8)
         await self.device.put(array, out=ref)
         self.model[ref] = array
 
     async def write_a_part(self) -> None:
-        ref = self.pick()
+        ref = self.open()
+        if ref is None:
+            return
         start = int(self.rng.integers(ref.shape[0]))
         part = self.rng.integers(0, 255, (ref.shape[0] - start,), np.uint8)
         if start == 0:
@@ -74,7 +95,9 @@ class Life:
         await self.look()
 
     async def tear(self) -> None:
-        ref, wanted = self.pick(), self.device.generation + 1
+        ref, wanted = self.open(), self.device.generation + 1
+        if ref is None:
+            return
         await self.patient.poison("put", self.device.put(np.zeros(ref.shape, np.uint8), out=ref))
         self.model[ref] = None
         await self.patient.until(wanted)
@@ -92,7 +115,17 @@ class Life:
         if not self.model:
             await self.make()
             return
-        weights = {"make": 6, "drop": 3, "free": 2, "rewrite": 3, "write_a_part": 3, "use_ordinary_memory": 3, "fault": 1, "tear": 1}
+        weights = {
+            "make": 6,
+            "seal": 2,
+            "drop": 3,
+            "free": 2,
+            "rewrite": 3,
+            "write_a_part": 3,
+            "use_ordinary_memory": 3,
+            "fault": 1,
+            "tear": 1,
+        }
         names = list(weights)
         chances = np.array([weights[name] for name in names], float)
         await getattr(self, str(self.rng.choice(names, p=chances / chances.sum())))()
@@ -109,5 +142,6 @@ async def test_random_lives(way: Way, steps: int) -> None:
             await life.step()
         await life.look()
         life.model.clear()
+        life.sealed.clear()
         gc.collect()  # errors that were caught hold frames, and those hold refs
         assert patient.device.info().memory.durable == 0, note

@@ -19,11 +19,11 @@ _BYTES_PER_SECOND = 1.5e9
 
 def checksum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Store 64 bits of the SHA-1 hash of the bytes: the fastest that the standard library has. It does not hold the GIL where they are many."""
-    source, result, nbytes = inputs[0], outputs[0], op.source.nbytes
+    source, destination, nbytes = inputs[0], op.destination, op.source.nbytes
 
     def work() -> None:
         content = array(source, (nbytes,), np.dtype(np.uint8)) if nbytes else b""
         digest = hashlib.sha1(content, usedforsecurity=False).digest()  # type: ignore[arg-type]  # an array is a buffer
-        array(result, (1,), np.dtype(np.uint64))[0] = int.from_bytes(digest[:8], "little")
+        destination[0] = int.from_bytes(digest[:8], "little")
 
     lane.stream.submit(work, nbytes / _BYTES_PER_SECOND)
