@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -28,7 +29,7 @@ class CpuForeign:
         self.address = address
         self.shape = shape
         self.dtype = dtype
-        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.nbytes = math.prod(shape) * dtype.itemsize
 
     def close(self) -> None:
         """Let go of the array, as soon as no abandoned work can touch it. Idempotent."""

@@ -6,6 +6,7 @@ Each kernel is ``kernel(lane, op, plan, inputs, outputs)``; see :data:`accel.bac
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def empty(lane: Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs:
 
 def fill(lane: Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Write the element's bytes over the whole output."""
-    count = int(np.prod(op.shape, dtype=np.int64))
+    count = math.prod(op.shape)
     lane.stream.fill(outputs[0], op.pattern(), count)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, Type
 from accel.dtype import DType, DTypeLike
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, op, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, op, operand, result_in
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
@@ -46,7 +46,8 @@ _FUSED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64,
 
 
 _REFS = ("a", "b", "bias", "scale_a", "scale_b", "scale_out", "out", "aux", "amax")
-_NO_SCALES = None, None, None
+_READS = _REFS[:6]
+_NO_SCALES, _NO_OTHERS = (None,) * 3, (None,) * 7
 
 
 class MatmulMemory(NamedTuple):
@@ -61,6 +62,9 @@ class MatmulMemory(NamedTuple):
     out: int
     aux: int
     amax: int
+
+
+_NOWHERE = MatmulMemory(*[0] * 9)
 
 
 def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, TransposeField]:
@@ -173,12 +177,10 @@ class Matmul(FamilyOp):
 
     def plan(self) -> Plan:
         a, b = self.a, self.b
-        for name, ref in (("a", a), ("b", b)):
-            if not operand(name, ref).shape:
-                raise InvalidArgumentError(
-                    f"{name} has no dimensions", remedy="Give a vector or a matrix; elementwise.binary multiplies numbers."
-                )
-        self._check_options()
+        if type(a) is not AccelRef or type(b) is not AccelRef or not a.shape or not b.shape:  # nearly always they are
+            self._check_operands()
+        if self.transpose_a is not _NONE or self.transpose_b is not _NONE or self.allow_tf32:
+            self._check_options()
         batch, m, n, k = self.sizes()
         dtype = self.result_type()
         shape = (m, n) if len(a.shape) == 2 == len(b.shape) else (*batch, *((m,) * (len(a.shape) > 1)), *((n,) * (len(b.shape) > 1)))
@@ -187,10 +189,11 @@ class Matmul(FamilyOp):
         scales = self.scale_a, self.scale_b, self.scale_out
         if scales != _NO_SCALES or self.amax is not None:
             self._check_scales(dtype)
+        creates = (Spec(shape, dtype),) if self.out is None else result_in(self.out, shape, dtype)[1]
+        if (self.out, self.bias, self.aux, *scales, self.amax) == _NO_OTHERS:
+            return Plan((a, b), (), creates, dtype=dtype)
         reads = (a, b, *[ref for ref in (self.bias, *scales) if ref is not None])
-        _, creates = result_in(self.out, shape, dtype)
-        writes = tuple([ref for ref in (self.out, self.aux, self.amax) if ref is not None])
-        if writes:
+        if writes := tuple([ref for ref in (self.out, self.aux, self.amax) if ref is not None]):
             self._check_overlap()
         return Plan(reads, writes, creates, dtype=dtype)
 
@@ -200,21 +203,25 @@ class Matmul(FamilyOp):
 
     def memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> MatmulMemory:
         """Return which of the addresses that a kernel is given is what."""
-        reads, writes = iter(inputs[2:]), iter(outputs)
-        bias, scale_a, scale_b, scale_out = (
-            0 if ref is None else next(reads) for ref in (self.bias, self.scale_a, self.scale_b, self.scale_out)
-        )
-        out, aux, amax = (0 if ref is None else next(writes) for ref in (self.out, self.aux, self.amax))
-        if self.out is None:
-            out = next(writes)
-        return MatmulMemory(inputs[0], inputs[1], bias, scale_a, scale_b, scale_out, out, aux, amax)
+        written = [name for name in ("out", "aux", "amax") if getattr(self, name) is not None]
+        reads = [name for name in _READS if getattr(self, name) is not None]
+        names = (*reads, *written, *(("out",) if self.out is None else ()))
+        return _NOWHERE._replace(
+            **dict(zip(names, (*inputs, *outputs), strict=False))
+        )  # behind the results, a kernel has memory to work in
+
+    def _check_operands(self) -> None:
+        for name, ref in (("a", self.a), ("b", self.b)):
+            if not operand(name, ref).shape:
+                raise InvalidArgumentError(
+                    f"{name} has no dimensions", remedy="Give a vector or a matrix; elementwise.binary multiplies numbers."
+                )
 
     def _check_options(self) -> None:
         """See that transposes are of matrices, and that TF32 is allowed for what it is offered for."""
-        if self.transpose_a is not _NONE or self.transpose_b is not _NONE:
-            for name, ref, transpose in (("a", self.a, self.transpose_a), ("b", self.b, self.transpose_b)):
-                if len(ref.shape) == 1 and transpose is not _NONE:
-                    raise InvalidArgumentError(f"transpose_{name} is given for a vector", remedy="Leave it out.")
+        for name, ref, transpose in (("a", self.a, self.transpose_a), ("b", self.b, self.transpose_b)):
+            if len(ref.shape) == 1 and transpose is not _NONE:
+                raise InvalidArgumentError(f"transpose_{name} is given for a vector", remedy="Leave it out.")
         if self.allow_tf32 and self.a.dtype is not DType.FLOAT32:
             raise InvalidArgumentError(
                 f"allow_tf32 is given for {self.a.dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
@@ -105,6 +106,6 @@ class MappedBlocks:
         if not place.block:
             return np.empty(place.shape, place.dtype.numpy)
         mapping = self._map(place.block) if place.block in self._late else self._blocks[place.block][0]
-        count = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
+        count = math.prod(place.shape) * place.dtype.itemsize
         flat = np.frombuffer(mapping, np.uint8, count, place.offset)
         return flat.view(place.dtype.numpy).reshape(place.shape)

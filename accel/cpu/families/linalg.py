@@ -20,7 +20,7 @@ from accel.enums import Transpose, UnaryOp
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from accel.ops.linalg import MatmulMemory
 
@@ -33,23 +33,25 @@ _COMPUTED: dict[DType, np.dtype[Any]] = {DType.INT8: np.dtype(np.float64), **dic
 
 
 def _matmul(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    batch, m, n, k = op.sizes()
-    cost = costs.matmul(m, n, k, op.a.dtype.numpy, math.prod(batch)) + costs.elements(2 * math.prod(batch) * m * n, _FLOAT32)
-    lane.stream.submit(partial(_multiply, op, op.memory(inputs, outputs)), cost)
+    sizes = batch, m, n, k = op.sizes()
+    cost = costs.matmul(m, n, k, op.a.dtype.numpy, math.prod(batch))
+    if op.bias is not None or op.activation is not None:
+        cost += costs.elements(2 * math.prod(batch) * m * n, _FLOAT32)
+    lane.stream.submit(partial(_multiply, op, plan.dtype, sizes, op.memory(inputs, outputs)), cost)
 
 
 @np.errstate(all="ignore")
-def _multiply(op: Any, memory: MatmulMemory) -> None:
+def _multiply(op: Any, result: DType, sizes: tuple[tuple[int, ...], int, int, int], memory: MatmulMemory) -> None:
     """Compute in pieces, so that converted operands and products stay within the workspace."""
-    batch, m, n, k = op.sizes()
-    dtype = op.result_type().numpy
+    batch, m, n, k = sizes
+    dtype = result.numpy
     wide = _COMPUTED.get(op.a.dtype) or wider(op.a.dtype.numpy)
     x = np.broadcast_to(_matrices(memory.a, op.a, op.transpose_a, (1, -1)), (*batch, m, k))
     y = np.broadcast_to(_matrices(memory.b, op.b, op.transpose_b, (-1, 1)), (*batch, k, n))
     out = array(memory.out, (*batch, m, n), dtype)
     aux = array(memory.aux, out.shape, dtype) if memory.aux else None
     bias = array(memory.bias, (n,), op.bias_type().numpy).astype(wide) if memory.bias else None
-    scale = math.prod(float(_number(address)) for address in (memory.scale_a, memory.scale_b) if address)
+    scale = (float(_number(memory.scale_a)) if memory.scale_a else 1.0) * (float(_number(memory.scale_b)) if memory.scale_b else 1.0)
     scale_out = _number(memory.scale_out) if memory.scale_out else None
     most = np.float32(0)
     for index, rows in _pieces(batch, m, n, k, wide):
@@ -64,7 +66,7 @@ def _multiply(op: Any, memory: MatmulMemory) -> None:
             product = np.maximum(product, wide.type(0)) if op.activation == "relu" else FUNCTIONS[UnaryOp.GELU_TANH](product)
         if memory.amax and product.size:
             most = np.maximum(most, np.abs(product).max())
-        out[index][..., rows, :] = _stored(product if scale_out is None else product * scale_out, dtype)
+        out[index][..., rows, :] = _stored(product if scale_out is None else product * scale_out, result)
     if memory.amax:
         _number(memory.amax)[...] = most
 
@@ -84,24 +86,21 @@ def _matrices(address: int, ref: Any, transpose: Transpose, vector: tuple[int, i
     return np.conjugate(turned) if transpose is Transpose.CONJUGATE and ref.dtype.is_complex else turned
 
 
-def _pieces(batch: tuple[int, ...], m: int, n: int, k: int, wide: np.dtype[Any]) -> Iterator[tuple[tuple[int, ...], slice]]:
-    """Yield indices of the batch, and rows: everything at once if it fits the workspace."""
+def _pieces(batch: tuple[int, ...], m: int, n: int, k: int, wide: np.dtype[Any]) -> Iterable[tuple[tuple[int, ...], slice]]:
+    """Return indices of the batch, and rows: everything at once if it fits the workspace."""
     row = (k + 2 * n) * wide.itemsize
     if math.prod(batch) * (m * row + k * n * wide.itemsize) <= WORKSPACE:
-        yield (), slice(None)
-        return
-    for index in np.ndindex(batch):
-        for rows in blocks(m, row):
-            yield index, rows
+        return (((), slice(None)),)
+    return ((index, rows) for index in np.ndindex(batch) for rows in blocks(m, row))
 
 
-def _stored(product: Array, dtype: np.dtype[Any]) -> Array:
+def _stored(product: Array, result: DType) -> Array:
     """Return products as what the destination's type can hold: float8 has no infinities to overflow to, and integers wrap around."""
-    if dtype.kind == "i":
+    if result.numpy.kind == "i":
         return product.astype(np.int64)
-    if DType.of(dtype) in _FLOAT8:
+    if result in _FLOAT8:
         finfo: Any = ml_dtypes.finfo
-        most = float(finfo(dtype).max)
+        most = float(finfo(result.numpy).max)
         return np.clip(product, -most, most)
     return product
 
