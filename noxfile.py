@@ -35,7 +35,7 @@ def install(session: nox.Session, *, extras: str = "", groups: tuple[str, ...] =
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Serve real digits with supervised actors, through a fault; the fastest way to see what this is."""
+    """Serve real digits while a request kills what computes it, beside a plain asyncio service; the fastest way to see what this is."""
     session.install(".[cli]")
     # The demo closes its system on Ctrl-C; nox would kill it after 0.3 s.
     session.run("python", "-m", "accel", "demo", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)

@@ -1,8 +1,12 @@
-"""``python -m accel demo``: real digits served by supervised actors, through a fault in front of your eyes, and every answer checked."""
+"""``python -m accel demo``: a request kills what computes it; supervised actors answer all, a plain service dies.
+
+Both have the same model of real digits and get the same requests; every answer of the first is checked.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -15,15 +19,16 @@ import numpy as np
 import accel
 from accel.cli.console import quiet_log
 from accel.cli.demo_report import ACCURACY, DemoReport, print_report, say, write_report
+from accel.cli.demo_screen import DemoScreen, Tally
 from accel.cli.digits import Digits, Model, load_digits
-from accel.cli.progress import ServingProgress
+from accel.cli.plain import plain_service
 from accel.cli.traffic import Traffic, Witness
 from accel.patterns import DynamicBatcher
 from accel.registry import find_device
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from accel.device import DeviceInfo
     from accel.patterns import BatcherStatistics
@@ -40,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", help="what to open: auto, cpu, cuda, cuda:1 or a UUID (default: %(default)s, the best there is)"
     )
     parser.add_argument(
-        "--host", choices=("auto", "inline", "process"), default="auto", help="where the context lives (default: %(default)s)"
+        "--host",
+        choices=("auto", "inline", "process"),
+        default="process",
+        help="where the context lives (default: %(default)s, a child, which is killed)",
     )
     parser.add_argument(
         "--standby",
@@ -56,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-fault",
         action="store_true",
         help="leave out the fault in the middle; it is left out anyway where it would lose the device",
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="leave out the plain asyncio service; it is left out anyway where no process is killed"
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the numbers to FILE, or with - to standard output (the text goes to standard error)"
@@ -92,7 +103,7 @@ async def run(arguments: argparse.Namespace) -> int:
         print(f"accel demo: there is no folder for {target}", file=sys.stderr)
         return 2
     try:
-        with quiet_log():
+        with quiet_log(), _one_blas_thread():
             report, errors = await _demonstrate(arguments, out)
     except (accel.UnsupportedError, accel.BackendUnavailableError) as error:
         print(f"accel demo: {error}", file=sys.stderr)
@@ -101,6 +112,22 @@ async def run(arguments: argparse.Namespace) -> int:
     if target is not None:
         write_report(report, target)
     return 0 if report.ok else 1
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Have children compute with one thread, unless the environment says otherwise.
+
+    On a busy machine their threads wait for each other: the demo took 41 s instead of 16 s.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    was_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if not was_set:
+            del os.environ[name]
 
 
 def _has_folder(target: str) -> bool:
@@ -165,16 +192,25 @@ async def _serve(
 ) -> tuple[DemoReport, list[Exception]]:
     before = device.info()
     traffic = Traffic(digits, arguments.requests, arguments.seed)
-    say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
-    with ServingProgress(arguments.requests, out) as progress:
-        witness = Witness(model, strike, (arguments.requests + 1) // 2, progress.note)
-        batcher = DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device)
-        async with batcher:
-            await traffic.run(batcher, arguments.clients, progress.advance)
+    middle = (arguments.requests + 1) // 2
+    ours, beside = Tally("accel"), Tally("plain asyncio")
+    async with contextlib.AsyncExitStack() as stack:
+        plain = None
+        if before.pid is not None and not arguments.alone:
+            plain = await stack.enter_async_context(plain_service(model, beside))
+            say(out, f"a plain asyncio service has the same model, in process {plain.pid}, and gets the same requests")
+        say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
+        with DemoScreen((ours,) if plain is None else (ours, beside), arguments.requests, out) as screen:
+            witness = Witness(model, strike, middle, screen.note)
+            async with DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device) as batcher:
+                await traffic.run(batcher, arguments.clients, ours, screen, plain, middle if strike is not None else None)
     # All of them at once, by the context that survived, so that the number does not depend on which were asked for.
     right = await model.predict(digits.held_out_images) == digits.held_out_labels
     is_intact = await model.is_intact()
-    report = _report(device, model, digits, traffic, witness, batcher.statistics(), before, float(right.mean()), is_intact=is_intact)
+    tallies = (ours, None if plain is None else beside)
+    report = _report(
+        device, model, digits, traffic, witness, tallies, batcher.statistics(), before, float(right.mean()), is_intact=is_intact
+    )
     return report, traffic.errors
 
 
@@ -184,6 +220,7 @@ def _report(
     digits: Digits,
     traffic: Traffic,
     witness: Witness,
+    tallies: tuple[Tally, Tally | None],
     statistics: BatcherStatistics,
     before: DeviceInfo,
     accuracy: float,
@@ -194,6 +231,7 @@ def _report(
     got = traffic.answers >= 0
     answered, wrong, latencies = int(got.sum()), _wrong(model, digits, traffic), traffic.latencies[got]
     lost = len(got) - answered
+    ours, beside = tallies
     return DemoReport(
         device=info.name,
         backend=info.backend,
@@ -210,6 +248,10 @@ def _report(
         batches=statistics.batches,
         mean_batch=statistics.mean_batch,
         retried=statistics.retried,
+        gap_ms=ours.gap * 1e3,
+        plain_answered=None if beside is None else beside.answered,
+        plain_failed=None if beside is None else beside.failed,
+        plain_gap_ms=None if beside is None or beside.is_over else beside.gap * 1e3,
         **_recovery(witness, before, info),
         weights_bytes=model.projection.nbytes + model.weights.nbytes,
         weights_durable=model.durable,

@@ -39,6 +39,11 @@ class DemoReport:
         Calls of the handler, and their mean size.
     retried
         Requests that the fault cut short and that were sent again.
+    gap_ms
+        The longest time between two answers.
+    plain_answered, plain_failed, plain_gap_ms
+        The same of the plain service; ``None`` without it. Its gap is ``None`` too where no answer
+        came any more.
     fault
         What brought the fault about; ``None`` without.
     fault_at_request, fault_to_answer_ms
@@ -72,6 +77,10 @@ class DemoReport:
     batches: int
     mean_batch: float
     retried: int
+    gap_ms: float
+    plain_answered: int | None
+    plain_failed: int | None
+    plain_gap_ms: float | None
     fault: str | None
     fault_at_request: int | None
     fault_to_answer_ms: float | None
@@ -98,7 +107,16 @@ def write_report(report: DemoReport, target: str) -> None:
 
 
 def print_report(report: DemoReport, errors: Sequence[Exception], out: TextIO) -> None:
-    """Print a table, the first of the errors, and whether all is well."""
+    """Print both services side by side, a table of details, the first of the errors, and whether all is well."""
+    if report.plain_answered is not None:
+        plain_gap = "no answer any more" if report.plain_gap_ms is None else f"{report.plain_gap_ms:,.0f} ms"
+        pairs = [
+            ("", "accel", "plain asyncio"),
+            ("answered", f"{report.answered:,}", f"{report.plain_answered:,}"),
+            ("failed", f"{report.lost:,}", f"{report.plain_failed:,}"),
+            ("longest gap", f"{report.gap_ms:,.0f} ms", plain_gap),
+        ]
+        say(out, "\n" + "\n".join(f"  {name:<11}  {ours:>10}  {theirs:>18}" for name, ours, theirs in pairs))
     rows = [
         ("device", f"{report.device} ({report.backend}, {report.host} host)"),
         ("requests answered", f"{report.answered:,} of {report.requests:,}; {report.lost} lost, {report.wrong} wrong"),

@@ -39,7 +39,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "doctor": Command("accel.cli.doctor", "say what is there, what is missing, and the command that fixes it"),
     "devices": Command("accel.cli.devices", "list the devices that can be opened"),
-    "demo": Command("accel.cli.demo", "serve real digits with supervised actors, through a fault"),
+    "demo": Command("accel.cli.demo", "serve real digits while a request kills what computes it, beside a plain asyncio service"),
     "bench": Command("accel.cli.bench", "measure this machine beside raw twins, and hold the numbers against the budgets"),
     "serve": Command("accel.cli.serve", "serve models, functions or an application over HTTP"),
 }

@@ -1,4 +1,7 @@
-"""What the demo does to the model: many clients with one image each at a time, a fault in the middle, and a witness who notes when it happened."""
+"""What the demo does to the model: many clients with one image each at a time, a fault in the middle, and a witness who notes when it happened.
+
+Each client sends its image to both services: the request in the middle kills both.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import numpy as np
 from accel.errors import AccelError, StaleRefError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from accel.cli.demo_screen import DemoScreen, Tally
     from accel.cli.digits import Digits, Model
+    from accel.cli.plain import PlainService
     from accel.patterns import DynamicBatcher
 
 __all__ = ["Traffic", "Witness"]
@@ -135,25 +140,57 @@ class Traffic:
         self.errors: list[Exception] = []
         self.seconds = 0.0
 
-    async def run(self, batcher: DynamicBatcher[NDArray[np.float32], int], clients: int, answered: Callable[[int], None]) -> None:
-        """Send all requests from ``clients`` tasks, each with one request at a time; ``answered(1)`` is called for every end."""
+    async def run(
+        self,
+        batcher: DynamicBatcher[NDArray[np.float32], int],
+        clients: int,
+        tally: Tally,
+        screen: DemoScreen,
+        plain: PlainService | None,
+        kill_plain_at: int | None,
+    ) -> None:
+        """Send all requests from ``clients`` tasks, each with one request at a time.
+
+        Parameters
+        ----------
+        batcher
+            The service.
+        clients
+            Tasks.
+        tally, screen
+            Told how each request ended.
+        plain
+            The service beside it, which gets the same requests.
+        kill_plain_at
+            Number of the request that kills it, from 1.
+        """
         numbers = iter(range(len(self.chosen)))
+
+        async def client() -> None:
+            for number in numbers:
+                image = self._images[self.chosen[number]]
+                beside = None if plain is None else plain.ask(image)
+                if plain is not None and number + 1 == kill_plain_at:
+                    plain.kill()
+                    screen.note(
+                        f"request {number + 1:,} kills the plain service: SIGKILL to process {plain.pid}, which nothing starts again"
+                    )
+                began = time.perf_counter()
+                try:
+                    self.answers[number] = await batcher.submit(image)
+                except Exception as error:
+                    self.errors.append(error)
+                    tally.on_failure()
+                else:
+                    self.latencies[number] = time.perf_counter() - began
+                    tally.on_answer()
+                if beside is not None:
+                    await beside
+                screen.update()
+
+        tally.begin()
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for client in range(clients):
-                group.create_task(self._client(batcher, numbers, answered), name=f"accel-demo-client-{client}")
+            for index in range(clients):
+                group.create_task(client(), name=f"accel-demo-client-{index}")
         self.seconds = time.perf_counter() - began
-
-    async def _client(
-        self, batcher: DynamicBatcher[NDArray[np.float32], int], numbers: Iterator[int], answered: Callable[[int], None]
-    ) -> None:
-        images, chosen = self._images, self.chosen
-        for number in numbers:
-            began = time.perf_counter()
-            try:
-                self.answers[number] = await batcher.submit(images[chosen[number]])
-            except Exception as error:
-                self.errors.append(error)
-            else:
-                self.latencies[number] = time.perf_counter() - began
-            answered(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import os
 import re
@@ -18,10 +19,11 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cli import plain
 from accel.cli.demo_report import DemoReport
+from accel.cli.demo_screen import DemoScreen, Tally
 from accel.cli.digits import Digits, Model, load_digits
 from accel.cli.main import main
-from accel.cli.progress import ServingProgress
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
@@ -84,50 +86,78 @@ async def test_the_model_puts_its_weights_again_after_a_rebuild(digits: Digits) 
         np.testing.assert_array_equal(labels, before)
 
 
-def test_the_demo_reports_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_kills_both_services_and_one_answers_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo.json"
     assert main([*SMALL, "--json", str(target)]) == 0
     report = DemoReport(**json.loads(target.read_text(encoding="utf-8")))
-    assert (report.requests, report.answered, report.lost, report.wrong) == (1500, 1500, 0, 0)
-    assert report.ok
+    assert (report.host, report.requests, report.answered, report.lost, report.wrong, report.ok) == ("process", 1500, 1500, 0, 0, True)
     assert report.accuracy >= 0.93
+    assert (report.generation_before, report.generation_after) == (1, 2)
+    assert len({report.pid_before, report.pid_after, os.getpid()}) == 3
+    assert report.fault == f"SIGKILL to process {report.pid_before}"
     assert report.fault_at_request is not None
     assert 750 <= report.fault_at_request <= 750 + 4 * 64
     assert report.fault_to_answer_ms is not None
-    assert report.fault_to_answer_ms > 0
+    assert report.gap_ms >= report.fault_to_answer_ms > 0
     assert 0 < report.retried <= 4 * 64
-    assert (report.generation_before, report.generation_after) == (1, 2)
+    assert report.standby == "ready"
+    assert (report.weights_durable, report.weights_put, report.weights_intact) == (True, 1, True)
     assert report.p50_ms is not None
     assert report.p99_ms is not None
     assert 0 < report.p50_ms <= report.p99_ms
     assert 1 < report.mean_batch <= 64
     assert report.requests_per_s == pytest.approx(1500 / report.seconds)
-    printed = capsys.readouterr().out
-    assert f"fault at request {report.fault_at_request:,}, by {report.fault}: ContextPoisonedError in generation 1" in printed
-    assert report.pid_before == report.pid_after == os.getpid()
-    assert "every request was answered, and right" in printed
-    assert f"{report.retried:,}" in printed
-
-
-def test_with_a_process_host_the_child_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--host", "process", "--json", "-"]) == 0
-    printed = capsys.readouterr()
-    report = DemoReport(**json.loads(printed.out))
-    assert (report.host, report.lost, report.wrong, report.ok) == ("process", 0, 0, True)
-    assert (report.generation_before, report.generation_after) == (1, 2)
-    assert len({report.pid_before, report.pid_after, os.getpid()}) == 3
-    assert report.fault == f"SIGKILL to process {report.pid_before}"
-    assert report.standby == "ready"
-    assert (report.weights_durable, report.weights_put, report.weights_intact) == (True, 1, True)
-    assert "durable, 150 KiB, put once, intact" in printed.err
-    assert re.search(rf"by {report.fault}: (ContextPoisonedError|StaleRefError) in generation 1", printed.err)
-    for pid in (report.pid_before, report.pid_after):
+    # The plain service: what it answered before it was killed, at most all but what its 64 clients had sent.
+    assert report.plain_answered is not None
+    assert 750 - 64 <= report.plain_answered <= 750
+    assert (report.plain_failed, report.plain_gap_ms) == (1500 - report.plain_answered, None)
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert re.search(
+        rf"fault at request {report.fault_at_request:,}, by {report.fault}: (ContextPoisonedError|StaleRefError) in", printed.out
+    )
+    assert "every request was answered, and right" in printed.out
+    assert "durable, 150 KiB, put once, intact" in printed.out
+    plain = re.search(r"request 750 kills the plain service: SIGKILL to process (\d+)", printed.out)
+    assert plain is not None
+    for line in ("answered +1,500 +{:,}", "failed +0 +{:,}", r"longest gap +\d+ ms +no answer any more"):
+        assert re.search(line.format(report.plain_answered if line.startswith("answered") else report.plain_failed), printed.out), line
+    for pid in (report.pid_before, report.pid_after, int(plain[1])):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
+def test_without_a_child_the_context_is_poisoned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--host", "inline", "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    report = DemoReport(**json.loads(printed.out))
+    assert (report.host, report.lost, report.wrong, report.ok) == ("inline", 0, 0, True)
+    assert (report.generation_before, report.generation_after) == (1, 2)
+    assert report.pid_before == report.pid_after == os.getpid()
+    assert (report.plain_answered, report.plain_failed, report.plain_gap_ms) == (None, None, None)
+    assert f"fault at request {report.fault_at_request:,}, by {report.fault}: ContextPoisonedError in generation 1" in printed.err
+
+
+def test_without_a_fault_both_services_answer_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--no-fault", "--json", "-"]) == 0
+    report = DemoReport(**json.loads(capsys.readouterr().out))
+    assert (report.answered, report.plain_answered, report.plain_failed) == (1500, 1500, 0)
+    assert report.plain_gap_ms is not None
+    assert (report.pid_before, report.generation_after) == (report.pid_after, 1)
+
+
+async def test_a_plain_service_that_does_not_start_is_said(digits: Digits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("")
+    monkeypatch.setattr(plain, "_PROGRAM", tmp_path / "ends.py")
+    async with accel.System() as system:
+        model = await Model.load(await system.open_device("cpu"), digits)
+        with pytest.raises(accel.HostDiedError, match="did not start"):
+            async with plain.plain_service(model, Tally("plain")):
+                raise AssertionError
+
+
 def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--no-fault", "--seed", "3", "--json", "-"]) == 0
+    assert main([*SMALL, "--host", "auto", "--no-fault", "--seed", "3", "--json", "-"]) == 0
     printed = capsys.readouterr()
     report = DemoReport(**json.loads(printed.out))
     assert (report.retried, report.fault_at_request, report.fault_to_answer_ms) == (0, None, None)
@@ -142,7 +172,7 @@ def test_a_wrong_answer_fails_the_demo(monkeypatch: pytest.MonkeyPatch, capsys: 
         return [*(await honest(self, images))[:-1], 10 - 1 - (await honest(self, images[-1:]))[0]]
 
     monkeypatch.setattr(Model, "classify", lying)
-    assert main([*SMALL, "--no-fault"]) == 1
+    assert main([*SMALL, "--host", "inline", "--no-fault"]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
@@ -151,7 +181,7 @@ def test_a_lost_request_fails_the_demo_and_is_shown(monkeypatch: pytest.MonkeyPa
         raise accel.LibraryError("no luck", code=13)
 
     monkeypatch.setattr(Model, "classify", failing)
-    assert main([*SMALL, "--no-fault"]) == 1
+    assert main([*SMALL, "--host", "inline", "--no-fault"]) == 1
     printed = capsys.readouterr().out
     assert "1500 lost" in printed
     assert "lost: LibraryError: no luck [code=13]" in printed
@@ -172,37 +202,37 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_a_bar_on_a_terminal() -> None:
+def test_a_terminal_shows_both_services_in_a_table() -> None:
     out = Terminal()
-    with ServingProgress(100, out) as progress:
-        progress.advance(40)
-        progress.note("something [happened]")
-        progress.advance(60)
+    ours, beside = Tally("accel"), Tally("plain")
+    with DemoScreen((ours, beside), 100, out) as screen:
+        for _ in range(40):
+            ours.on_answer()
+        screen.update()
+        screen.note("something [happened]")
+        beside.is_over = True
+        beside.on_failure()
     drawn = out.getvalue()
     assert "something [happened]" in drawn
-    assert "100/100" in drawn
+    assert re.search(r"accel .*40.* ms", drawn)
+    assert re.search(r"plain .*no answer any more", drawn)
 
 
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["no terminal", "no rich"])
-def test_progress_is_a_line_per_tenth_elsewhere(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_there_is_a_line_per_tenth(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     if out.isatty():
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    with ServingProgress(20, out) as progress:
+    tally = Tally("accel")
+    with DemoScreen((tally, Tally("plain")), 20, out) as screen:
         for _ in range(20):
-            progress.advance(1)
-        progress.note("done")
-    lines = out.getvalue().splitlines()
-    assert lines == [*(f"  {n} of 20 answered" for n in range(2, 21, 2)), "done"]
+            tally.on_answer()
+            screen.update()
+        screen.note("done")
+    counts = (f"  {n} of 20  accel: {n} answered, 0 failed; plain: 0 answered, 0 failed" for n in range(2, 21, 2))
+    assert out.getvalue().splitlines() == [*counts, "done"]
 
 
-MOMENTS = {
-    "opened": 4_000,
-    "fitted": 4_000,
-    "serving": 100_000,
-    "fault at": 20_000,
-    "generation 2": 20_000,
-    "closing": 4_000,
-}
+MOMENTS = {"opened": 4_000, "a plain": 4_000, "fault at": 20_000, "closing": 4_000}
 
 
 @pytest.mark.slow
@@ -212,7 +242,7 @@ def test_an_interrupt_leaves_a_short_message_and_nothing_else(moment: str, reque
     awaited = f"  {requests:,} of" if moment == "closing" else moment
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        assert any(line.startswith(awaited) for line in process.stdout)
+        lines = [*itertools.takewhile(lambda line: not line.startswith(awaited), process.stdout)]
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     if moment == "closing" and process.returncode == 0:
@@ -220,6 +250,10 @@ def test_an_interrupt_leaves_a_short_message_and_nothing_else(moment: str, reque
     else:
         assert (process.returncode, err) == (130, "accel: interrupted\n"), out
     assert "Traceback" not in out
+    for line in lines:
+        if line.startswith("a plain"):  # in a group of its own
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(line.split("process ")[1].split(",")[0]), 0)
     # The session it was started in has no process left: neither children nor what they started.
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
