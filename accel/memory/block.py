@@ -16,7 +16,7 @@ __all__ = ["FREED", "AllocatorStatistics", "Block"]
 
 
 class _FreedUsage(Usage):
-    """The usage of freed blocks: it detects their use without a check on the way of every op."""
+    """Stands in for the usage of a freed block, so that its use is detected without a check on the way of every op."""
 
     __slots__ = ()
 
@@ -31,9 +31,7 @@ FREED: Final = _FreedUsage()
 
 
 class Block:
-    """A piece of a slab, from its allocation until it is freed.
-
-    Made by an :class:`~accel.memory.Allocator` only.
+    """A piece of a slab, owned by whoever allocated it until it is freed. Made by an :class:`~accel.memory.Allocator` only.
 
     Attributes
     ----------
@@ -44,9 +42,8 @@ class Block:
     size : int
         Bytes reserved, from ``address``.
     usage : Usage
-        Its uses. A reused block starts with the pending uses of the memory's earlier blocks.
-        Once the block is freed, recording a use raises :class:`~accel.StaleRefError` with the
-        reason ``"freed"``; so take it from the block each time.
+        Its uses. A reused block starts with the pending uses of those who had the memory before. Once the block is freed, recording a use
+        raises :class:`~accel.StaleRefError` with the reason ``"freed"``; so take it from the block each time.
     """
 
     __slots__ = ("_chunk", "address", "nbytes", "size", "usage")
@@ -70,15 +67,15 @@ class Block:
     @property
     def slab(self) -> SlabMemory:
         """The slab that holds the block."""
-        return self._live_chunk().slab.memory
+        return self._held().slab.memory
 
     @property
     def offset(self) -> int:
         """Bytes from the start of the slab."""
-        chunk = self._live_chunk()
+        chunk = self._held()
         return chunk.address - chunk.slab.memory.address
 
-    def _live_chunk(self) -> Chunk:
+    def _held(self) -> Chunk:
         if self._chunk is None:
             raise StaleRefError("a freed block has no place in a slab", reason="freed")
         return self._chunk

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from accel.memory.reuse import FreeMemory
     from accel.memory.space import Chunk, Slab
 
-__all__ = ["restore_blocks"]
+__all__ = ["restored"]
 
 
-def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: FreeMemory) -> tuple[list[Block], list[Chunk]]:
-    """Cut a new slab, clean and in no bin, into live blocks and the clean chunks between them.
+def restored(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: FreeMemory) -> tuple[list[Block], list[Chunk]]:
+    """Cut a slab, all of it clean and in no bin, into live blocks and what is between them.
 
     Parameters
     ----------
     slab
-        All of it is clean.
+        A new one.
     blocks
         For each block its offset, the bytes asked for and the bytes reserved.
     memory

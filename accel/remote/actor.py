@@ -193,29 +193,26 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """See :class:`~accel.remote.link.Listener`."""
+        made, ready = self._context, self._ready
         try:
-            self._take(kind, data, fds)
+            if ready is None or kind == Kind.WARM:
+                return
+            if ready.done():
+                if made is not None:
+                    made.received(kind, data, fds)
+            elif kind == Kind.READY:
+                offer, self._core.durable.is_offered, self._core.has_graphs = _offer(data)
+                ready.set_result(offer)
+            elif kind in (Kind.REFUSED, Kind.FAULT):
+                ready.set_exception(decode_error(data))
+            elif kind in (Kind.DONE, Kind.FAILED) and made is not None and self._link is not None and self._link.asked:
+                made.received(kind, data, fds)  # the answers to what it was asked as a spare
+            elif kind not in (Kind.MEMORY, Kind.BUSY):
+                ready.set_exception(
+                    HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
+                )
         except (ValueError, TypeError, KeyError, struct.error) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
-
-    def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
-        made, ready = self._context, self._ready
-        if ready is None or kind == Kind.WARM:
-            return
-        if ready.done():
-            if made is not None:
-                made.received(kind, data, fds)
-        elif kind == Kind.READY:
-            offer, self._core.durable.is_offered, self._core.has_graphs = _offer(data)
-            ready.set_result(offer)
-        elif kind in (Kind.REFUSED, Kind.FAULT):
-            ready.set_exception(decode_error(data))
-        elif kind in (Kind.DONE, Kind.FAILED) and made is not None and self._link is not None and self._link.asked:
-            made.received(kind, data, fds)  # the answers to what it was asked as a spare
-        elif kind not in (Kind.MEMORY, Kind.BUSY):
-            ready.set_exception(
-                HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
-            )
 
     def lost(self, error: AccelError | None) -> None:
         """See :class:`~accel.remote.link.Listener`."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
-from accel.engine.program import GraphSubmission, Program
+from accel.engine.program import GraphSubmission
 from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.remote.error_codec import encode_error
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.errors import AccelError
-    from accel.ops import KernelOp, Plan
     from accel.process.channel import Channel
-    from accel.ref import AccelRef
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
 
@@ -43,6 +41,11 @@ class _Answered:
     _failed: AccelError | None
     release_operands: Callable[[], None]
 
+    def answered_by(self, answer: Answers, number: int) -> Self:
+        """Return itself, whose end is reported under the parent's number."""
+        self._answer, self.number, self._failed = answer, number, None  # type: ignore[misc]  # slots of the classes below
+        return self
+
     def succeed(self) -> None:
         """Report the success to the parent."""
         if not self.future.done():
@@ -56,7 +59,7 @@ class _Answered:
         """Report the failure to the parent, or leave that to :meth:`over`."""
         if not self.future.done():
             self.future.cancel()
-            self._failed = error  # type: ignore[misc]  # it is among the slots of the classes below
+            self._failed = error  # type: ignore[misc]  # as above
             if not self.outstanding or error.is_fault:
                 self.over()
         self.release_operands()
@@ -73,37 +76,23 @@ class RemoteOp(_Answered, OpSubmission):
 
     __slots__ = ("_answer", "_failed", "number")
 
-    def __init__(self, answer: Answers, number: int, op: KernelOp, plan: Plan, generation: int) -> None:
-        super().__init__(op, plan, answer.loop.create_future(), generation)
-        self._answer = answer
-        self._failed = None
-        self.number = number
-
 
 class RemoteBatch(_Answered, BatchSubmission):
-    """A batch of the parent's; with ``refused``, its ops up to one that could not be made in this process, and the error of that."""
+    """A batch of the parent's.
 
-    __slots__ = ("_answer", "_failed", "_refused", "number")
+    Attributes
+    ----------
+    refused : AccelError or None
+        The error of the op after these, which could not be made in this process.
+    """
 
-    def __init__(
-        self,
-        answer: Answers,
-        number: int,
-        ops: tuple[KernelOp, ...],
-        plans: list[Plan],
-        made: list[tuple[AccelRef, ...]],
-        generation: int,
-        refused: AccelError | None = None,
-    ) -> None:
-        super().__init__(ops, tuple(plans), made, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self._failed = None
-        self._refused = refused
-        self.number = number
+    __slots__ = ("_answer", "_failed", "number", "refused")
+
+    refused: AccelError | None
 
     def succeed(self) -> None:
         """Report the success of all ops, or the error of the op that could not be made."""
-        refused, self._refused = self._refused, None
+        refused, self.refused = self.refused, None
         if refused is not None and not self.future.done():
             self.reject(refused)
         else:
@@ -115,23 +104,11 @@ class RemoteGraph(_Answered, GraphSubmission):
 
     __slots__ = ("_answer", "_failed", "number")
 
-    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
-        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self._failed = None
-        self.number = number
-
 
 class RemoteUnregistration(_Answered, Unregistration):
     """The end of a registered library of the parent's."""
 
     __slots__ = ("_answer", "_failed", "number")
-
-    def __init__(self, answer: Answers, number: int, library: str, generation: int) -> None:
-        super().__init__(library, answer.loop.create_future(), generation)
-        self._answer = answer
-        self._failed = None
-        self.number = number
 
 
 class Answers:

@@ -49,24 +49,23 @@ class RemoteContext(RequestContext):
 
     def dispatch_now(self, submission: OpSubmission) -> bool:
         """Send one op if it need not wait; else change nothing and return ``False``."""
-        if self.core.refs.dropped:
-            self.apply_frees()
         op = submission.op
         if type(op) is Free:
-            self.drop([op.ref.buffer])
+            self.core.refs.dropped.append(op.ref.buffer)
+            self.apply_frees()
             submission.succeed()
             return True
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        array = array_of(op)
-        outgoing = None
+        array, outgoing = array_of(op), None
         if array is not None:
             outgoing = self._arrays.take(array)
-            if outgoing is None or (type(op) is Put and outgoing.is_copied and array.nbytes > COPIED_HERE):
-                if outgoing is not None:
-                    outgoing.close()
+            if outgoing is None:
                 return False
             if type(op) is Put:
+                if outgoing.is_copied and array.nbytes > COPIED_HERE:
+                    outgoing.close()
+                    return False
                 outgoing.fill()
         self.send_op(submission, plan, outgoing)
         return True
@@ -84,8 +83,6 @@ class RemoteContext(RequestContext):
         arrays = self._transfers.placed(ops)
         if arrays is None:
             return False
-        if self.core.refs.dropped:
-            self.apply_frees()
         try:
             self.send_batch(submission, ops, arrays)
         finally:
@@ -141,7 +138,7 @@ class RemoteContext(RequestContext):
         submission.registration = self.core.withdraw_own(name)
         self.own.pop(name, None)
         number = next(self._numbers)
-        self._post(number, PendingRequest(submission, 0, 1, ()), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
+        self.tell(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""
@@ -176,6 +173,7 @@ class RemoteContext(RequestContext):
                 self.core.durable.slab_not_bound(slab.number, error)
             else:
                 self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
+                self._has_durable = True
         await verify(self, self.core)
 
     def fail_all(self, error: AccelError) -> None:

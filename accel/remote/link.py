@@ -78,6 +78,8 @@ class Link:
         Receives what the child sends.
     is_warm : bool
         Whether the child has prepared all that it is to have before a generation begins.
+    is_busy : bool
+        Whether the child says that it opens, loads or compiles something.
     numbers : iterator of int
         Numbers of requests.
     asked : dict of int to Future
@@ -98,8 +100,8 @@ class Link:
         self._core = core
         self.listener = listener
         self.is_warm = False
-        self._busy_since: float | None = None
-        self._busy_before = 0.0
+        self.is_busy = False
+        self._busy_since = self._busy_before = 0.0
         self.known: set[int] = set()
         self.numbers = itertools.count(1)
         self.asked: dict[int, asyncio.Future[Any]] = {}
@@ -144,18 +146,13 @@ class Link:
         """The child's process."""
         return self.child.pid
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the child says that it opens, loads or compiles something."""
-        return self._busy_since is not None
-
     def busy_seconds(self) -> float:
-        """Return for how long it has said so, all in all."""
-        return self._busy_before + (0.0 if self._busy_since is None else self._core.loop.time() - self._busy_since)
+        """Return for how long the child has said that it opens, loads or compiles something, all in all."""
+        return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
 
     def rest(self) -> None:
-        """Take note that the child is not busy: it says so, or nothing is in flight, so that whatever it was busy with has led to its end."""
-        self._busy_before, self._busy_since = self.busy_seconds(), None
+        """Count the child as not busy: it says so, or nothing is in flight, so that whatever it was busy with has led to its end."""
+        self._busy_before, self.is_busy = self.busy_seconds(), False
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
         """Send a message, at the end of this turn of the loop or ``now``; to a child that is gone, nothing: its end is about to be told."""
@@ -217,7 +214,7 @@ class Link:
     # -- called by the channel and the child
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        self.watchdog.heard()
+        self.watchdog.is_heard = True
         if fds and kind != Kind.SLAB:
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
         if kind == Kind.PONG:
@@ -228,7 +225,7 @@ class Link:
         if kind == Kind.BUSY:
             self.rest()
             if data != b"\0":
-                self._busy_since = self._core.loop.time()
+                self.is_busy, self._busy_since = True, self._core.loop.time()
         self.listener.received(kind, data, fds)
 
     def _log(self, data: bytes) -> None:

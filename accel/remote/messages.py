@@ -34,10 +34,8 @@ class Kind(enum.IntEnum):
 
     CONFIG = 1
     """What to open; the first message. A pickled :class:`Config`."""
-    OP = 2
-    """One op."""
     BATCH = 3
-    """Ops of a batch."""
+    """Ops of one submission: those of a batch, or one that is awaited by itself."""
     FREE = 4
     """Buffers to be freed."""
     BLOCK = 5
@@ -105,29 +103,32 @@ def pack(
     ids: list[list[int]],
     ops: list[WireOp],
     actions: list[bytes | str | None] | None = None,
+    freed: list[int] | None = None,
     handle: int = 0,
 ) -> bytes:
-    """Return the payload of an OP, BATCH or GRAPH message. The child trusts its parent.
+    """Return the payload of a BATCH or GRAPH message. The child trusts its parent.
 
     Parameters
     ----------
     number
-        Of the submission.
+        Of the message, by which the answer names it.
     ids
         For each op the numbers of the buffers that it makes.
     ops
         The ops, as :class:`~accel.remote.op_codec.OpWriter` writes them.
     actions
         For each op what a fault plan does to it; ``None`` where it does nothing to any.
+    freed
+        Buffers to be freed before.
     handle
         The buffer that stands for a graph.
     """
-    return marshal.dumps((number, handle, ids, actions or [], ops), _NO_REFERENCES)
+    return marshal.dumps((number, handle, ids, actions or [], ops, freed or []), _NO_REFERENCES)
 
 
-def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp]]:
-    """Return the number, the handle, the ids, the actions and the ops that :func:`pack` was given."""
-    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp]] = marshal.loads(data)
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]]:
+    """Return the number, the handle, the ids, the actions, the ops and the freed buffers that :func:`pack` was given."""
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]] = marshal.loads(data)
     return found
 
 

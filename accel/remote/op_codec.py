@@ -50,7 +50,8 @@ class OpWriter:
     def __init__(self, announce: Callable[[int, object], None]) -> None:
         self._announce = announce
         self._numbers: dict[Hashable, int] = {}
-        self._getters: dict[type, Callable[[Any], tuple[Any, ...]] | None] = {}
+        self._members: dict[int, tuple[int, object]] = {}  # of enumerations, by id(): not all can be hashed
+        self._classes: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]] | None]] = {}
 
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
         """Return an op as :meth:`OpReader.read` takes it. Whether its refs are valid is not checked here.
@@ -70,13 +71,13 @@ class OpWriter:
         """
         cls = type(op)
         try:
-            try:
-                get = self._getters[cls]
-            except KeyError:
-                get = self._getters[cls] = _getter(cls)
+            if cls not in self._classes:
+                getter = _getter(cls)
+                self._classes[cls] = 0 if getter is None else self._number(cls, cls), getter
+            number, get = self._classes[cls]
             if get is None:
                 return 0, [_pickled(op)], [(0, _PICKLED)]
-            return self._number(cls, cls), *self._encode(list(get(op)), place)
+            return number, *self._encode(list(get(op)), place)
         except AccelError as error:
             raise error.clone(op=op.kind) from None
         except Exception as error:  # pickle raises anything, and so does a user's class
@@ -91,7 +92,11 @@ class OpWriter:
             kind = type(value)
             if kind in _PLAIN:
                 continue
-            if isinstance(value, AccelRef):
+            if kind is AccelRef:
+                values[i], how = (value.buffer, value.shape, value.dtype.value), _REF
+            elif (member := self._members.get(id(value))) is not None:
+                values[i], how = member[0], _NAMED
+            elif isinstance(value, AccelRef):
                 values[i], how = _described(value), _REF
             elif kind is tuple:
                 if _PLAIN.issuperset(map(type, value)):
@@ -104,6 +109,8 @@ class OpWriter:
                 values[i], how = _pickled(value[()]) if value.ndim == 0 else _refuse_array(value), _PICKLED
             elif (key := _key_of(value)) is not None:
                 values[i], how = self._number(key, value), _NAMED
+                if isinstance(value, enum.Enum):
+                    self._members[id(value)] = values[i], value  # kept, so that no other object has its id
             elif isinstance(value, Program):
                 values[i], how = value.handle.buffer, _PROGRAM
             else:

@@ -10,16 +10,15 @@ from accel.ops import Get, Put
 from accel.process.protocol import MAX_MESSAGE
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
     from accel.engine.submission import BatchSubmission, Submission
-    from accel.ops import KernelOp, Plan
+    from accel.ops import KernelOp
     from accel.remote.arrays import SharedArray
 
-__all__ = ["PendingRequest", "admit", "array_of", "fitting", "land", "too_long"]
+__all__ = ["PendingRequest", "array_of", "fitting", "too_long"]
 
 
 _HEAD = 64 << 10
@@ -27,61 +26,41 @@ _HEAD = 64 << 10
 
 
 class PendingRequest:
-    """A message that the child has not answered: some ops of a submission, or one part of a transfer.
+    """A message that the child has not answered: some ops of a submission, or one piece of an array.
 
     Attributes
     ----------
     submission
         The submission.
     first, count
-        Which of its ops the child has.
+        Which of its ops the child has, and how many end with the answer: none where it is a piece of an op's array.
     arrays
         Their shared memory, which is given back when they have ended.
     landing
         Those of them that are then copied into the user's arrays.
-    answer
-        Of a part of a transfer: its result is the error, or ``None``.
+    is_answered, is_over : bool
+        Whether the child has answered; and whether what came back was copied.
+    error : AccelError or None
+        What went wrong with a piece.
     """
 
-    __slots__ = ("answer", "arrays", "count", "first", "landing", "submission")
+    __slots__ = ("arrays", "count", "error", "first", "is_answered", "is_over", "landing", "submission")
 
     def __init__(
         self,
         submission: Submission,
         first: int,
         count: int,
-        arrays: Sequence[SharedArray],
+        arrays: Sequence[SharedArray] = (),
         landing: Sequence[SharedArray] = (),
-        answer: asyncio.Future[AccelError | None] | None = None,
     ) -> None:
         self.submission = submission
         self.first = first
         self.count = count
         self.arrays = arrays
         self.landing = landing
-        self.answer = answer
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the submission ends with it."""
-        return self.first + self.count == len(self.submission.kinds)
-
-
-def admit(
-    submission: BatchSubmission, start: int, end: int, check: Callable[[Plan], None], live: dict[int, int]
-) -> tuple[int, AccelError | None]:
-    """Check the operands of ops of a batch that are about to be sent, and note in ``live`` what they make. In one go: refs may be dropped whenever others run.
-
-    Returns where those end that are as they should be, and what is wrong with the next.
-    """
-    for index in range(start, end):
-        try:
-            check(submission.plans[index])
-        except AccelError as error:
-            error.op_index = index
-            return index, error
-        live.update((ref.buffer, ref.nbytes) for ref in submission.outputs[index])
-    return end, None
+        self.is_answered = self.is_over = False
+        self.error: AccelError | None = None
 
 
 def fitting(submission: BatchSubmission, start: int, ids: Sequence[Sequence[int]], written: Sequence[Any]) -> int:
@@ -119,9 +98,3 @@ def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     """Return the host array that an op reads or fills, if it has one."""
     return op.source if type(op) is Put else op.destination if isinstance(op, Get) else None
-
-
-def land(sent: PendingRequest) -> None:
-    """Copy what has come back out of shared memory. May block for as long as that takes."""
-    for each in sent.landing:
-        each.land()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import struct
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,10 +22,9 @@ from accel.remote.error_codec import decode_error
 from accel.remote.injected_faults import sent_action
 from accel.remote.messages import Failure, Kind, pack
 from accel.remote.op_codec import OpWriter
-from accel.remote.pending_request import PendingRequest, admit, fitting, land, too_long
+from accel.remote.pending_request import PendingRequest, fitting, too_long
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from accel.engine.core import DeviceCore
@@ -45,6 +45,7 @@ Landed: TypeAlias = "Callable[[AccelError | None], None]"
 """Called on the loop after the copy, with the error that kept it from being made."""
 
 _NUMBER = struct.Struct("<Q")
+_buffer_of = operator.attrgetter("buffer")
 
 _BURST = 16
 """The parent flushes after this many ops of one loop iteration: the child runs them while the parent sends the next ones."""
@@ -78,6 +79,9 @@ class RequestContext(ContextBase):
         self._sent: dict[int, PendingRequest] = {}
         self._landing: dict[int, CopyBack] = {}  # of answered gets: what is still to be copied
         self._asked = link.asked
+        self._faults = core.options.faults
+        self._freed: list[int] = []  # buffers, which the next message tells of
+        self._has_durable = False  # buffers, here or on their way
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         link.watchdog.watch(self._sent, self._asked)
@@ -96,8 +100,15 @@ class RequestContext(ContextBase):
         arrays
             The shared memory for their arrays, by the index of the op.
         """
-        start = submission.sent
-        end, refused = admit(submission, start, start + len(ops), self._check, self._live)
+        start, refused = submission.sent, None
+        end = start + len(ops)
+        for index in range(start, end):  # in one go: refs may be dropped whenever others run
+            try:
+                self.make(submission, index, submission.plans[index])
+            except AccelError as error:
+                error.op_index = index
+                end, refused = index, error
+                break
         if end > start:
             number = next(self._numbers)
             try:
@@ -127,21 +138,18 @@ class RequestContext(ContextBase):
                 cut = index, error.with_traceback(None)  # its frames hold this one
                 break
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(written)]]
-        data = pack(number, ids, written)
+        data = self._packed(number, ids, written)
         if len(data) > MAX_MESSAGE:
             count = fitting(submission, start, ids, written)
             ids, written, cut = ids[:count], written[:count], (start + count, None)
-            data = pack(number, ids, written)
+            data = self._packed(number, ids, written)
         end = start + len(written)
-        actions = [self.action(kind) for kind in submission.kinds[start:end]]
-        if any(actions):
-            data = pack(number, ids, written, actions)
+        self._note_durable(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
         used = [outgoing for index, outgoing in arrays.items() if index < end]
         landing = [outgoing for index, outgoing in arrays.items() if index < end and isinstance(ops[index - start], Get)]
-        for each in used:
-            self._arrays.announce(each)
-        self._durable.sent(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
-        self._post(number, PendingRequest(submission, start, len(written), used, landing), Kind.BATCH, data)
+        if self._faults is not None:
+            data = self._packed(number, ids, written, [self.action(kind) for kind in submission.kinds[start:end]])
+        self._post(number, PendingRequest(submission, start, len(written), used, landing), data)
         submission.sent = end
         return cut
 
@@ -165,79 +173,78 @@ class RequestContext(ContextBase):
             if len(data) > MAX_MESSAGE:
                 what = f"a graph of {len(program.ops)} ops"
                 raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")  # noqa: TRY301
-            self._post(number, PendingRequest(submission, 0, 1, ()), Kind.GRAPH, data)
+            self.tell(number, PendingRequest(submission, 0, 1), Kind.GRAPH, data)
         except BaseException:
             self._durable.ended(number)
             raise
 
-    def make(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> tuple[AccelRef, ...]:
+    def make(self, submission: Submission, index: int, plan: Plan) -> tuple[AccelRef, ...]:
         """Return refs of what an op is about to make; its operands are checked again, for it may have waited."""
         self._check(plan)
-        core = self.core
-        made: tuple[AccelRef, ...] = ()
-        if isinstance(submission, OpSubmission):
+        core, live = self.core, self._live
+        if isinstance(submission, BatchSubmission):
+            made = submission.outputs[index]
+        else:
+            assert isinstance(submission, OpSubmission), "there are two kinds"
             made = submission.made or ()
             if plan.creates and not made:
                 made = core.refs.make(plan.creates, self.generation)
-            submission.result = result_of(op, plan.writes + made, core.loop)
-        elif isinstance(submission, BatchSubmission):
-            made = submission.outputs[index]
+            submission.result = result_of(submission.op, plan.writes + made, core.loop)
         for ref in made:
-            self._live[ref.buffer] = ref.nbytes
+            live[ref.buffer] = ref.nbytes
         return made
 
     def send_op(self, submission: OpSubmission, plan: Plan, outgoing: SharedArray | None) -> None:
         """Send one op as a whole, with the place of its array, if it has one."""
-        op, arrays, number = submission.op, () if outgoing is None else (outgoing,), next(self._numbers)
-        landing = arrays if isinstance(op, Get) else ()
+        op, number, arrays = submission.op, next(self._numbers), () if outgoing is None else (outgoing,)
         try:
-            made = self.make(submission, 0, op, plan)
-            if outgoing is not None:
-                self._arrays.announce(outgoing)
-            data = self._packed(number, [ref.buffer for ref in made], op, outgoing, self.action(submission.name))
-            if made or self.core.durable.buffers:
-                self._durable.sent(number, (plan,), made)
-            self._post(number, PendingRequest(submission, 0, 1, arrays, landing), Kind.OP, data)
+            made = self.make(submission, 0, plan)
+            wire = self._ops.write(op, None if outgoing is None else outgoing.place)
+            self._note_durable(number, (plan,), made)
+            actions = None if self._faults is None else [self.action(submission.name)]
+            request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
+            self._post(number, request, self._packed(number, [list(map(_buffer_of, made))], [wire], actions))
         except BaseException:
             self._durable.ended(number)
             close_all(arrays)
             raise
 
-    def _packed(self, number: int, made: list[int], op: KernelOp, outgoing: SharedArray | None, action: bytes | str | None) -> bytes:
-        """Return the payload of an OP message."""
-        wire = self._ops.write(op, None if outgoing is None else outgoing.place)
-        return pack(number, [made], [wire], None if action is None else [action])
-
-    def begin(self, submission: Submission, plan: Plan, made: tuple[AccelRef, ...]) -> int:
-        """Take note that an op moves an array part by part from here on; return its number, for :meth:`end_parts`."""
+    def begin(self, submission: Submission, plan: Plan, made: Sequence[AccelRef]) -> int:
+        """Count an op whose array moves piece by piece from here on; return its number, for :meth:`end_pieces`."""
         number = next(self._numbers)
-        self._durable.sent(number, (plan,), made)
-        self._begun(submission, 1)
+        self._note_durable(number, (plan,), made)
+        submission.launched += 1
+        submission.outstanding += 1
+        self.sent(submission, 1, 1)
         return number
 
-    def end_parts(self, number: int) -> None:
-        """Take note that no part of an array is to be written any more."""
+    def send_piece(
+        self, submission: Submission, ops: Sequence[KernelOp], ids: list[list[int]], outgoing: SharedArray, action: bytes | str | None
+    ) -> PendingRequest:
+        """Send what moves one piece of an array, which comes last of the ops."""
+        request = PendingRequest(submission, 0, 0, (outgoing,), (outgoing,) if isinstance(ops[-1], Get) else ())
+        try:
+            number, wires = next(self._numbers), [self._ops.write(op, outgoing.place) for op in ops]
+            actions = None if action is None else [action, *[None] * (len(ops) - 1)]
+            self._post(number, request, self._packed(number, ids, wires, actions))
+        except BaseException:
+            outgoing.close()
+            raise
+        return request
+
+    def end_pieces(self, number: int) -> None:
+        """Have the book know that no piece of an array is to be written any more."""
         self._durable.ended(number)
 
-    def send_part(
-        self, submission: Submission, op: KernelOp, made: list[int], outgoing: SharedArray | None, action: bytes | str | None
-    ) -> asyncio.Future[AccelError | None]:
-        """Send a step of a transfer; return what ends with what went wrong, or ``None``. Memory that a step fills is then its receiver's."""
-        number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
-        answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
-        landing = arrays if isinstance(op, Get) else ()
-        try:
-            self.check_alive()  # a child that is given up does not answer
-            if outgoing is not None:
-                self._arrays.announce(outgoing)
-            self._tell(Kind.OP, self._packed(number, made, op, outgoing, action), now=True)
-        except BaseException:
-            self._durable.ended(number)
-            close_all(arrays)
-            raise
-        self._sent[number] = PendingRequest(submission, 0, 0, arrays, landing, answer)
-        self.sent(submission, 0, 0)  # it goes on: what is of many parts is no stall
-        return answer
+    async def until_answered(self, submission: Submission) -> None:
+        """Wait until the child has answered the last message of a submission."""
+        last = next((request for request in reversed(self._sent.values()) if request.submission is submission), None)
+        if last is not None:
+            await self.until(lambda: last.is_answered)
+
+    async def until_over(self, request: PendingRequest | None) -> None:
+        """Wait until what has come back was copied too."""
+        await self.until(lambda: request is None or request.is_over)
 
     async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
         """Send a question, which takes no place in the order of ops, and return its answer."""
@@ -245,23 +252,39 @@ class RequestContext(ContextBase):
         told: KernelLayout | None = await self._link.ask(kind, data)
         return told
 
-    def _post(self, number: int, sent: PendingRequest, kind: Kind, data: bytes) -> None:
-        self.check_alive()  # a child that is given up does not answer, and what waited may have been overtaken by the fault
-        submission, is_first = sent.submission, not self.in_flight
-        self._tell(kind, data, now=is_first or not number % _BURST)  # no answer is taken before this returns
-        self._sent[number] = sent
-        self._begun(submission, sent.count)
+    def _packed(self, number: int, ids: list[list[int]], ops: list[WireOp], actions: list[bytes | str | None] | None = None) -> bytes:
+        """Return the payload of a message of ops, which tells of what was dropped since the last one too."""
+        if self.core.refs.dropped:
+            self._note_dropped()
+        return pack(number, ids, ops, actions, self._freed)
 
-    def _begun(self, submission: Submission, count: int) -> None:
-        """Count ops as launched: they may be on the device from here on."""
+    def _post(self, number: int, request: PendingRequest, data: bytes) -> None:
+        for outgoing in request.arrays:
+            self._arrays.announce(outgoing)
+        self.tell(number, request, Kind.BATCH, data)
+        self._freed = []
+
+    def tell(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:
+        """Send a request, and count its ops as launched: they may be on the device from here on."""
+        if self.fault is not None:  # a child that is given up does not answer, and what waited may have been overtaken by the fault
+            raise self.poisoned(self.fault)
+        submission, count = request.submission, request.count
+        self._tell(kind, data, now=not self.in_flight or not number % _BURST)  # no answer is taken before this returns
+        self._sent[number] = request
         submission.launched += count
         submission.outstanding += count
         self.sent(submission, count, count)
 
     def action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
-        faults = self.core.options.faults
-        return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
+        return None if self._faults is None else sent_action(self._faults.take(kind), self._link, self.core.loop)
+
+    def _note_durable(self, number: int, plans: Iterable[Plan], made: Sequence[AccelRef]) -> None:
+        """Have the book know which durable buffers a request makes and writes."""
+        for ref in made:
+            self._has_durable |= ref.durable
+        if self._has_durable:
+            self._durable.sent(number, plans, made)
 
     def _check(self, plan: Plan, own: Collection[int] = ()) -> None:
         live = self._live
@@ -277,16 +300,20 @@ class RequestContext(ContextBase):
 
     def apply_frees(self, most: int | None = None) -> None:
         """Tell the child of refs that were dropped, of ``most`` at most."""
-        dropped = self.core.refs.dropped
-        self.drop([dropped.popleft() for _ in range(len(dropped) if most is None else min(most, len(dropped)))])
+        self._note_dropped(most)
+        freed, self._freed = self._freed, []
+        if freed and self.fault is None:
+            self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
-    def drop(self, buffers: list[int]) -> None:
-        """Have the child free buffers."""
-        known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
-        for buffer in known:
-            self._durable.dropped(buffer)
-        if known and self.fault is None:
-            self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
+    def _note_dropped(self, most: int | None = None) -> None:
+        """Collect the buffers of dropped refs that the child has."""
+        dropped = self.core.refs.dropped
+        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
+            buffer = dropped.popleft()
+            if self._live.pop(buffer, None) is not None:
+                self._freed.append(buffer)
+                if self._has_durable:
+                    self._durable.dropped(buffer)
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes that are used, reserved, and held by libraries."""
@@ -316,54 +343,66 @@ class RequestContext(ContextBase):
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _ended(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
-        if self._link.answered(number, error, answer):
+        if self._asked and self._link.answered(number, error, answer):
             return
-        self._durable.ended(number)
-        sent = self._sent.pop(number, None)
-        if sent is None:
+        request = self._sent.pop(number, None)
+        if request is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
-        if sent.answer is not None:
-            if error is not None or not sent.landing:
-                close_all(sent.arrays)
-            if not sent.answer.done():
-                sent.answer.set_result(error)
-            return
+        if self._has_durable:
+            self._durable.ended(number)
+        request.is_answered = True
         if error is not None:
-            name = sent.submission.name
-            if isinstance(sent.submission, BatchSubmission):
-                index = sent.first + min(max(index, 0), sent.count - 1)
-                name = sent.submission.kinds[index]
-            own = error.clone(
-                op=error.op or name, device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None
-            )
-            sent.submission.reject_from(max(index, 0), own)
-        elif sent.landing:
-            if sum([each.array.nbytes for each in sent.landing if each.is_copied]) > COPIED_HERE:
-                landing = self._landing[number] = CopyBack(sent.landing)
-                self._land(landing.copy, lambda error: self._landed(number, sent, error))
+            self._failed(request, error, index)
+        elif request.landing:
+            # In order: what moves in pieces ends with the last of them.
+            if self._landing or sum([each.array.nbytes for each in request.landing if each.is_copied]) > COPIED_HERE:
+                landing = self._landing[number] = CopyBack(request.landing)
+                self._land(landing.copy, lambda error: self._landed(number, request, error))
+                self.wake()
                 return
-            land(sent)
-        self._retire(sent)
+            for each in request.landing:
+                each.land()
+        self._retire(request)
 
-    def _landed(self, number: int, sent: PendingRequest, error: AccelError | None) -> None:
+    def _failed(self, request: PendingRequest, error: AccelError, index: int) -> None:
+        """Answer a submission with what went wrong with an op of a message; with a piece, that is done by what sent it."""
+        submission = request.submission
+        if not request.count:
+            request.error = error
+            return
+        name = submission.name
+        if isinstance(submission, BatchSubmission):
+            index = request.first + min(max(index, 0), request.count - 1)
+            name = submission.kinds[index]
+        own = error.clone(op=error.op or name, device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
+        submission.reject_from(max(index, 0), own)
+
+    def _landed(self, number: int, request: PendingRequest, error: AccelError | None) -> None:
         landing = self._landing.pop(number, None)
         if error is not None:
             if landing is not None:
                 landing.give_up()
-            sent.submission.reject(error.clone(op=sent.submission.name, device=self.core.name, generation=self.generation))
-        self._retire(sent)
+            request.error = error
+            if request.count:
+                request.submission.reject(error.clone(op=request.submission.name, device=self.core.name, generation=self.generation))
+        self._retire(request)
 
-    def _retire(self, sent: PendingRequest) -> None:
-        if sent.arrays:
-            close_all(sent.arrays)
-        self.over(sent.submission, sent.count, is_last=sent.is_last)
+    def _retire(self, request: PendingRequest) -> None:
+        if request.arrays:
+            close_all(request.arrays)
+        request.is_over = True
+        if request.count:
+            self.over(request.submission, request.count)
+        else:
+            self.wake()
 
-    def over(self, submission: Submission, count: int, *, is_last: bool) -> None:
+    def over(self, submission: Submission, count: int) -> None:
         """Retire ops of a submission."""
-        if self.in_flight == count:
+        if self.in_flight == count and self._link.is_busy:
             self._link.rest()
         if self.fault is None:
-            self.retire(submission, count, count, is_last=is_last)
+            is_sent = not isinstance(submission, BatchSubmission) or submission.sent == len(submission.outputs)
+            self.retire(submission, count, count, is_last=is_sent and submission.outstanding == count)
 
     def stall(self) -> str:
         """Return what shows that the child makes no progress, or nothing."""
@@ -388,9 +427,6 @@ class RequestContext(ContextBase):
             if not each.done():
                 each.set_exception(self.poisoned(error))
         self._asked.clear()
-        for sent in self._sent.values():
-            if sent.answer is not None and not sent.answer.done():
-                sent.answer.set_result(self.poisoned(error))
         super().fail_all(error)
 
     def ask_to_close(self) -> None:

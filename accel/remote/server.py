@@ -179,14 +179,12 @@ class Server:
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle one message."""
-        if kind == Kind.OP:
-            submission = self._op(data)
+        if kind == Kind.BATCH:
+            submission = self._submission(data)
             if submission is not None:
                 await self.dispatch(submission)
-        elif kind == Kind.BATCH:
-            await self._batch(data)
         elif kind == Kind.FREE:
-            self._free(data)
+            self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
@@ -198,7 +196,8 @@ class Server:
         elif kind == Kind.REGISTER:
             await self._register(data)
         elif kind == Kind.UNREGISTER:
-            await self.dispatch(RemoteUnregistration(self._answers, _number(data), data[8:].decode(), self.context.generation))
+            ended = RemoteUnregistration(data[8:].decode(), self._core.loop.create_future(), self.context.generation)
+            await self.dispatch(ended.answered_by(self._answers, _number(data)))
         elif kind == Kind.HELD_GONE:
             for (number,) in struct.iter_unpack("<Q", data):
                 await self.context.durables.unmap(number)
@@ -209,36 +208,49 @@ class Server:
         elif kind == Kind.RELEASE:
             self._release.set()
 
-    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp:
-        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the op that is to be waited for."""
+    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
+        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the ops that are to be waited for."""
         if kind == Kind.FREE:
-            self._free(data)
+            self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
             return True
         if kind == Kind.NAMED:
             self._learn(data)
             return True
-        if kind != Kind.OP:
+        if kind != Kind.BATCH:
             return False
-        submission = self._op(data)
+        submission = self._submission(data)
         if submission is None:
             return True
         try:
-            return self.context.dispatch_now(submission) or submission
+            return self._send_now(submission) or submission
         except BaseException as error:
             reject(submission, error, self._core.loop)
             return True
 
-    def _op(self, data: bytes) -> RemoteOp | None:
-        number, _, ids, actions, wires = unpack(data)
-        taken = self._take(ids, wires)
-        if taken.refused is not None:
-            self._refuse(number, taken.refused.clone(op_index=None))
+    def _send_now(self, submission: RemoteOp | RemoteBatch) -> bool:
+        """Send ops on their way if nothing has to be waited for."""
+        context = self.context
+        return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.batch_now(submission)
+
+    def _submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
+        """Return the ops of a message, up to the first that cannot be made here, which is then the one that has failed."""
+        number, _, ids, actions, wires, freed = unpack(data)
+        if freed:
+            self._free(freed)
+        taken, generation = self._take(ids, wires), self.context.generation
+        if taken.refused is not None and not taken.ops:
+            self._refuse(number, taken.refused)
             return None
         if actions:
-            self._script.begin(self._action(action) for action in actions)
-        submission = RemoteOp(self._answers, number, taken.ops[0], taken.plans[0], self.context.generation)
-        submission.made = taken.made[0]
-        return submission
+            self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
+        future = self._core.loop.create_future()
+        if len(wires) == 1:
+            submission = RemoteOp(taken.ops[0], taken.plans[0], future, generation)
+            submission.made = taken.made[0]
+            return submission.answered_by(self._answers, number)
+        batch = RemoteBatch(tuple(taken.ops), tuple(taken.plans), taken.made, future, generation)
+        batch.refused = taken.refused
+        return batch.answered_by(self._answers, number)
 
     def _take(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _Taken:
         """Return the ops of a message up to the first that cannot be made here, with refs of what they make, under the parent's numbers."""
@@ -261,21 +273,8 @@ class Server:
         error = op_error(raised, "taking an op", self._core.loop)
         self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
-    async def _batch(self, data: bytes) -> None:
-        """Run a batch up to the first op that cannot be made here, which is then the one that has failed."""
-        number, _, ids, actions, wires = unpack(data)
-        taken = self._take(ids, wires)
-        if taken.refused is not None and not taken.ops:
-            self._refuse(number, taken.refused)
-            return
-        if actions:
-            self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
-        await self.dispatch(
-            RemoteBatch(self._answers, number, tuple(taken.ops), taken.plans, taken.made, self.context.generation, taken.refused)
-        )
-
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, wires = unpack(data)
+        number, handle, ids, _, wires, _ = unpack(data)
         taken, turn = _Taken([], [], []), Turn()
         for start in range(0, len(wires), EVERY):
             if turn.is_over:
@@ -289,7 +288,8 @@ class Server:
             taken.made += some.made
         program = await Program.of(self._core, taken.ops, taken.plans, taken.made, self.context.generation)
         self._programs[handle] = program
-        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+        graph = RemoteGraph(program, self._core.loop.create_future(), self.context.generation)
+        await self.dispatch(graph.answered_by(self._answers, number))
 
     def _learn(self, data: bytes) -> None:
         """Take a NAMED message. Its object may be of a module that is imported here, which takes as long as any loading."""
@@ -304,8 +304,8 @@ class Server:
         ref.durable = spec.durable
         return ref
 
-    def _free(self, data: bytes) -> None:
-        for (buffer,) in struct.iter_unpack("<Q", data):
+    def _free(self, buffers: Sequence[int]) -> None:
+        for buffer in buffers:
             self._programs.pop(buffer, None)
             ref = self._refs.pop(buffer, None)
             if ref is not None:
@@ -316,9 +316,8 @@ class Server:
     async def dispatch(self, submission: Any) -> None:
         """Send a submission on its way, or answer it."""
         try:
-            context = self.context
-            if not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
-                await context.dispatch(submission)
+            if not (isinstance(submission, RemoteOp) and self.context.dispatch_now(submission)):
+                await self.context.dispatch(submission)
         except (asyncio.CancelledError, GeneratorExit):  # the child ends: no code of users is awaited
             raise
         except BaseException as error:

@@ -20,12 +20,12 @@ from accel.remote.server import Server
 if TYPE_CHECKING:
     import socket
 
-    from accel.remote.answers import RemoteOp
+    from accel.remote.answers import RemoteBatch, RemoteOp
 
 __all__ = ["serve"]
 
-_OP_IN_HAND = 0
-"""Kind of what is no message any more, but the op that one has brought."""
+_OPS_IN_HAND = 0
+"""Kind of what is no message any more, but the ops that one has brought."""
 
 
 async def serve(sock: socket.socket) -> None:
@@ -53,14 +53,14 @@ class _Service:
         if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
             self._channel.send(Kind.PONG)
             return
-        rest: bool | RemoteOp = False
+        rest: bool | RemoteOp | RemoteBatch = False
         if self._server is not None and self._inbox.empty():
             rest = self._server.take_now(kind, data)
         if rest is False:
             self._inbox.put_nowait((kind, data, fds.copy()))
             fds.clear()  # they are ours now
         elif rest is not True:
-            self._inbox.put_nowait((_OP_IN_HAND, rest, []))
+            self._inbox.put_nowait((_OPS_IN_HAND, rest, []))
 
     async def run(self) -> None:
         """Serve until the parent wants this to end, or is gone."""
@@ -102,7 +102,7 @@ class _Service:
                 return
             kind, data, fds = message
             del message
-            await (server.dispatch(data) if kind == _OP_IN_HAND else server.handle(kind, data, fds))
+            await (server.dispatch(data) if kind == _OPS_IN_HAND else server.handle(kind, data, fds))
 
 
 def _mishap(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

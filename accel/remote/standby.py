@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import struct
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from accel._log import get_logger
-from accel.actors import Actor, ActorContext, RestartStrategy
-from accel.actors.supervision import RestartBudget
 from accel.errors import AccelError, FaultScope, HostDiedError
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
 from accel.remote.filling import Filling
+from accel.remote.kept import KeptProcess
 from accel.remote.link import Link
 from accel.remote.messages import Failure, Kind
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
+    from accel.actors import ActorContext
     from accel.engine.core import DeviceCore
     from accel.process.exit_status import ExitStatus
     from accel.remote.children import Children
@@ -30,19 +27,9 @@ __all__ = ["StandbyActor"]
 
 logger = get_logger()
 
-_BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
-"""How often a spare that has died by itself is replaced without a longer pause."""
-_PAUSE = 30.0
-"""Seconds until the next attempt once that is spent: whatever ended them may be over then."""
 
-
-class _Wish(enum.Enum):
-    LOOK = "look"  # see whether there is to be a spare
-    FILL = "fill"  # bring the spare up to what is registered
-
-
-class StandbyActor(Actor[_Wish, None]):
-    """Has a spare child while the device is ready. What becomes of the spare is never the device's concern.
+class StandbyActor(KeptProcess):
+    """Has a spare child while the device is ready.
 
     Parameters
     ----------
@@ -54,58 +41,44 @@ class StandbyActor(Actor[_Wish, None]):
         What the spare makes ready: its ``"imports"``, or its ``"context"`` too, or what a ``"model"`` needs besides; see :class:`Filling`.
     """
 
-    carries_context: ClassVar[bool] = False
-
     def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context", "model"]) -> None:
-        self._core = core
+        super().__init__(core)
         self._children = children
         self._ahead = ahead
         self._state = "none"
         self._link: Link | None = None
         self._began = 0.0
-        self._retry: asyncio.TimerHandle | None = None
-        self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
         self._reason: AccelError | None = None
         self._is_missed = False  # the log has said that there is none
-        self._wish: Callable[[], None] = _nothing
-        self._send: Callable[[_Wish], None] = lambda _: None
         self._filling = Filling(core) if ahead == "model" else None
         self._has_context = False  # the spare, so that it can be filled
-        self._is_filling = False
+
+    def _listening(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
+        core = self._core
+        return [
+            (core.lifecycle.listeners, self._state_changed),
+            (core.own_listeners, self._refill),
+            (self._children.forkserver.listeners, self._look),
+        ]
 
     async def started(self, context: ActorContext) -> None:
         """Offer the spare that there will be, and begin with it."""
-        core = self._core
         self._children.spares.append(self)
-        self._send = lambda wish: None if core.refs.is_closing else _tell(context.self_ref, wish)
-        self._wish = lambda: self._send(_Wish.LOOK)
-        if self._filling is not None:
-            core.own_listeners.append(self._refill)
-        core.lifecycle.listeners.append(self._state_changed)
-        self._children.forkserver.listeners.append(self._wish)
-        self._wish()
+        await super().started(context)
 
-    async def receive(self, message: _Wish, context: ActorContext) -> None:
-        """Start a spare, unless there is one, or end it with the device, which may be reopened; returns long before it is ready."""
+    async def _keep(self) -> None:
+        """Start a spare, unless there is one, which is filled then; returns long before a new one is ready."""
         core = self._core
-        if core.lifecycle.is_final:
-            await self._end_spare()
-            return
-        if message is _Wish.FILL:
-            await self._fill()
-            return
-        if self._link is not None or self._retry is not None or core.refs.is_closing or not core.is_ready:
-            return
-        self.state = "starting"
-        self._children.spares.sort(key=lambda spare: spare is self)  # the newest is the last
-        if self._children.forkserver.is_importing:  # the spare would do the same imports once more
-            return
-        self._has_context = False
-        self._began = time.perf_counter()
-        try:
+        if self._link is not None:
+            await self._fill(self._link)
+        elif core.is_ready:
+            self.state = "starting"
+            self._children.spares.sort(key=lambda spare: spare is self)  # the newest is the last
+            if self._children.forkserver.is_importing:  # the spare would do the same imports once more
+                return
+            self._has_context = False
+            self._began = time.perf_counter()
             self._link = await Link.start(core, self._ahead, self, self._children.forkserver)
-        except AccelError as error:
-            self._failed(error)
 
     @property
     def state(self) -> str:
@@ -126,31 +99,25 @@ class StandbyActor(Actor[_Wish, None]):
         """Look whether there is to be a spare, now that the device's state is another one; a new generation tries again at once what has failed."""
         if self._state == "failed" and self._core.is_ready:
             self._rest("none")
-        self._wish()
+        self._look()
 
     def _refill(self) -> None:
         """Have the spare filled, if it has a context: libraries were registered, or are no longer. It is not ready until then."""
         link = self._link
-        if link is not None and self._has_context:
+        if self._filling is not None and link is not None and self._has_context:
             link.is_warm = False
             self.state = "starting"
-            if not self._is_filling:  # else it goes on until nothing is left to do
-                self._send(_Wish.FILL)
+            self._look()
 
-    async def _fill(self) -> None:
+    async def _fill(self, link: Link) -> None:
         """Have the spare open what is registered; it is ready after that."""
-        link = self._link
-        if self._filling is None or link is None or not self._has_context:
+        if self._filling is None or not self._has_context or link.is_warm:
             return
 
         def is_spare() -> bool:
             return self._link is link and self._reason is None
 
-        self._is_filling = True
-        try:
-            await self._filling.fill(link, is_spare)
-        finally:
-            self._is_filling = False
+        await self._filling.fill(link, is_spare)
         if is_spare():
             self._warm(link)
 
@@ -176,9 +143,7 @@ class StandbyActor(Actor[_Wish, None]):
 
     def _rest(self, state: str) -> None:
         self.state = state
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._wait_no_longer()
 
     # -- what the spare says
 
@@ -189,7 +154,9 @@ class StandbyActor(Actor[_Wish, None]):
             return
         if kind == Kind.WARM:
             self._has_context = True
-            self._announce(link)
+            if self._ahead != "imports":  # the spare maps, and registers, what host memory there is: it need not when it is promoted
+                for block in core.pinned.arena.blocks():
+                    link.announce(block.number, block)
             if self._filling is None:
                 self._warm(link)
             else:
@@ -204,12 +171,6 @@ class StandbyActor(Actor[_Wish, None]):
             link.kill()
         elif kind not in (Kind.MEMORY, Kind.BUSY):
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
-
-    def _announce(self, link: Link) -> None:
-        """Have the spare map, and register, the host memory that there is: it need not when it is promoted."""
-        if self._ahead != "imports":
-            for block in self._core.pinned.arena.blocks():
-                link.announce(block.number, block)
 
     def _answered(self, link: Link, number: int, error: AccelError | None) -> None:
         if not link.answered(number, error):
@@ -236,58 +197,26 @@ class StandbyActor(Actor[_Wish, None]):
             self._link.kill()
 
     def _failed(self, error: AccelError) -> None:
-        core, self._reason = self._core, None
-        if core.refs.is_closing:
-            self._rest("none")
-            return
+        self._reason = None
+        self._rest("none")
+        super()._failed(error)
+
+    def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
         self._is_missed = True
-        delay = self._budget.request()
-        if delay is None:
-            self._rest("failed")
-            logger.error("standby_failed", device=core.name, standby=self._ahead, seconds=_PAUSE, error=error)
+        if is_spent:
+            self.state = "failed"
+            logger.error("standby_failed", device=self._core.name, standby=self._ahead, seconds=pause, error=error)
         else:
-            self._rest("none")
-            logger.warning("standby_lost", device=core.name, standby=self._ahead, error=error)
-
-        def again() -> None:
-            self._retry = None
-            self._wish()
-
-        self._retry = core.loop.call_later(_PAUSE if delay is None else max(delay, _BUDGET.backoff[0]), again)
-
-    # -- the end
-
-    async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """End the spare."""
-        await self._end()
+            logger.warning("standby_lost", device=self._core.name, standby=self._ahead, error=error)
 
     async def stopped(self, context: ActorContext) -> None:
         """End the spare: it outlives nothing."""
-        await self._end()
+        self._children.spares.remove(self)
+        self._core.lifecycle.wake()
+        await super().stopped(context)
 
     async def _end(self) -> None:
-        core = self._core
-        if self._state_changed in core.lifecycle.listeners:
-            core.lifecycle.listeners.remove(self._state_changed)
-        if self._wish in self._children.forkserver.listeners:
-            self._children.forkserver.listeners.remove(self._wish)
-        if self._refill in core.own_listeners:
-            core.own_listeners.remove(self._refill)
-        self._children.spares.remove(self)
-        core.lifecycle.wake()
-        await self._end_spare()
-
-    async def _end_spare(self) -> None:
         link = self._take()
         if link is not None:
             self._children.kill(link)
             await self._children.gone()
-
-
-def _tell(actor: Any, wish: _Wish) -> None:
-    with contextlib.suppress(AccelError):  # it has stopped, or has more than enough such wishes
-        actor.tell(wish)
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -69,6 +69,11 @@ class Watchdog:
         answer of the oldest question. ``heartbeat_timeout``: for the answer to a ping.
     expired
         Called once, with what the child has not done in time. The watchdog has stopped then.
+
+    Attributes
+    ----------
+    is_heard : bool
+        Set when the child has sent something.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, bounds: _Bounds, expired: Callable[[str], object]) -> None:
@@ -80,7 +85,7 @@ class Watchdog:
         self._clock = LoopClock(loop)
         self._step: _Step | None = None
         self._oldest: list[tuple[OldestInFlight, float, str]] = []  # with the limit, and what expires
-        self._is_heard = False
+        self.is_heard = False
         self._asked: float | None = None  # when the first ping was sent that is not answered
         self._next_ping = 0.0
         self._suspicion = ""
@@ -101,7 +106,7 @@ class Watchdog:
         then
             Seconds for the step from when the child has sent something; ``seconds`` is only for that.
         """
-        self._is_heard = False
+        self.is_heard = False
         self._step = _Step(seconds, then, self._clock.seconds)
         self._period = min(self._period, seconds / 4)
 
@@ -120,10 +125,6 @@ class Watchdog:
             what = f"hung: its oldest op has not ended for {bounds.hang_timeout:g} s"
             self._oldest.append((oldest, bounds.hang_timeout, what))
 
-    def heard(self) -> None:
-        """Take note that the child has sent something."""
-        self._is_heard = True
-
     def stop(self) -> None:
         """Stop ticking. Idempotent."""
         self._handle.cancel()
@@ -132,7 +133,7 @@ class Watchdog:
         """Return that the child does not answer pings, or nothing. Any thread may ask."""
         asked = self._asked
         seconds = 0.0 if asked is None else self._clock.seconds - asked
-        is_silent = seconds >= self._bounds.heartbeat_interval and not self._is_heard and not (self.is_starting or self._child.is_busy)
+        is_silent = seconds >= self._bounds.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)
         return f"the child has not answered for {seconds:.1f} s" if is_silent else ""
 
     # -- the tick
@@ -157,7 +158,7 @@ class Watchdog:
         step = self._step
         if step is None:
             return ""
-        if step.then is not None and self._is_heard:
+        if step.then is not None and self.is_heard:
             self._step = step = _Step(step.then, None, self._clock.seconds)
         return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
@@ -165,7 +166,7 @@ class Watchdog:
         """Return that the child is silent for too long. One that starts may be, unless a signal has stopped it; one that is busy, for longer."""
         may_be_busy = self.is_starting or self._child.is_busy
         is_stopped = may_be_busy and _is_stopped(self._child.pid)
-        if self._is_heard or (self.is_starting and not is_stopped):
+        if self.is_heard or (self.is_starting and not is_stopped):
             self._asked = None
         limit = self._bounds.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
         is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
@@ -174,7 +175,7 @@ class Watchdog:
     def _ping(self) -> None:
         if self._clock.seconds >= self._next_ping:
             self._next_ping = self._clock.seconds + self._bounds.heartbeat_interval
-            self._is_heard = False
+            self.is_heard = False
             if self._asked is None:
                 self._asked = self._clock.seconds
             self._child.ping()

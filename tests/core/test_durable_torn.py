@@ -233,12 +233,12 @@ async def test_a_put_in_parts_that_fails_halfway_tears_and_a_whole_one_mends(mon
     filled = 0
     fill = ArrayTransfers._fill
 
-    async def failing(self: ArrayTransfers, outgoing: Any) -> None:
+    async def failing(self: ArrayTransfers, *arguments: Any) -> None:
         nonlocal filled
         filled += 1
         if filled == 2:
             raise accel.OutOfMemoryError("no thread", library="os")
-        await fill(self, outgoing)
+        await fill(self, *arguments)
 
     nbytes = 8 << 20
     async with accel.System() as system:

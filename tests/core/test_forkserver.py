@@ -356,8 +356,8 @@ async def test_a_forkserver_that_keeps_dying_is_tried_again_after_a_pause(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="accel")
-    monkeypatch.setattr("accel.remote.forkserver._BUDGET", accel.RestartStrategy(max_restarts=0))
-    monkeypatch.setattr("accel.remote.forkserver._PAUSE", 0.01)
+    monkeypatch.setattr("accel.remote.kept._BUDGET", accel.RestartStrategy(max_restarts=0))
+    monkeypatch.setattr("accel.remote.kept._PAUSE", 0.01)
 
     def is_ready(times: int) -> bool:
         return len(events(caplog, "forkserver_ready")) == times

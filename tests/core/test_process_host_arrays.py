@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import pytest
 
 import accel
 from accel.remote import arrays
-from accel.remote.transfers import ArrayTransfers, _ArrayTransfer
 from accel.storage.pinned import PinnedMemory
-from tests.device_support import cancelled, child_pid, failure, opened, task, until
+from tests.device_support import cancelled, child_pid, failure, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,34 +148,31 @@ async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_t
         assert device.info().pinned.used == 0
 
 
-@pytest.mark.parametrize("has_come", [True, False])
-async def test_a_part_is_given_back_where_the_next_one_cannot_be_sent(has_come: bool) -> None:
-    """If it has come. The memory of one that has not is the child's until that is gone."""
-    loop, made, array = asyncio.get_running_loop(), list[SimpleNamespace](), np.zeros(300, np.uint8)
-
-    def within(piece: Any, part: Any) -> Any:
-        shared = SimpleNamespace(array=part, place=SimpleNamespace(shape=part.shape), is_closed=False)
-        shared.close = lambda: setattr(shared, "is_closed", True)
-        made.append(shared)
-        return shared
-
-    def send_part(submission: Any, op: Any, buffers: Any, outgoing: Any, action: Any) -> Any:
-        answer = loop.create_future()
-        if len(made) > 1:
-            outgoing.close()
-            raise accel.ContextPoisonedError("the child is gone")
-        if has_come:
-            answer.set_result(None)
-        return answer
-
-    pinned = SimpleNamespace(part=100, take=lambda nbytes: SimpleNamespace(nbytes=100))
-    core = SimpleNamespace(pinned=pinned, loop=loop, system=SimpleNamespace(run_blocking=None))
-    context: Any = SimpleNamespace(core=core, send_part=send_part)
-    places: Any = SimpleNamespace(within=within)
-    async with opened() as device:
+@pytest.mark.parametrize("way", ["put", "get"])
+@pytest.mark.parametrize("in_batch", [False, True])
+async def test_of_an_array_that_moves_in_pieces_when_the_child_dies(request: pytest.FixtureRequest, way: str, *, in_batch: bool) -> None:
+    """One piece is with the child, and another one is copied here."""
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=1 << 20)
+        array = np.arange(8 << 20, dtype=np.uint8)
         ref = await device.put(array)
-        submission: Any = SimpleNamespace(is_settled=False)
-        transfer = _ArrayTransfer(context, submission, array, ref, None)
-        with pytest.raises(accel.ContextPoisonedError):
-            await ArrayTransfers(context, places)._get(transfer, pinned.take(100))
-    assert [each.is_closed for each in made] == [has_come, True]
+        gate: Gate = request.getfixturevalue("filling" if way == "put" else "landing")
+
+        async def moved() -> object:
+            if not in_batch:
+                return await (device.put(array) if way == "put" else device.get(ref))
+            async with device.batch() as batch:
+                batch.run(accel.ops.Put(array)) if way == "put" else batch.run(accel.ops.Get(ref, np.empty_like(array)))
+            return None
+
+        moving = task(moved())
+        await until(gate.reached.is_set)
+        os.kill(child_pid(device), signal.SIGKILL)
+        await until(lambda: device.state is accel.DeviceState.REBUILDING)
+        gate.opened.set()
+        await asyncio.wait({moving}, timeout=20)
+        assert isinstance(moving.exception(), accel.AccelError) or way == "put"
+        del moving
+        await until(lambda: device.info().pinned.used == 0, "the memory coming back")
+        np.testing.assert_array_equal(await device.get(await device.put(array)), array)
+        assert device.info().pinned.used == 0

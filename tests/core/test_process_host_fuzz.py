@@ -81,7 +81,7 @@ class Peer:
             await loop.sock_sendall(self._own, damaged(rng, greeting(), 0.02))
             is_first = True
             while data := await loop.sock_recv(self._own, 1 << 16):
-                numbers = [number_of(frame.payload) for frame in decoder.feed(data) if frame.kind in (Kind.OP, Kind.BATCH, Kind.GRAPH)]
+                numbers = [number_of(frame.payload) for frame in decoder.feed(data) if frame.kind in (Kind.BATCH, Kind.GRAPH)]
                 if is_first:
                     is_first = False
                     await self._say(damaged(rng, frame(Kind.READY, rng.choice([READY] * 20 + OFFERS)), 0.02))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote import actor, standby
+from accel.remote import actor, kept, standby
 from accel.testing import FaultPlan
 from tests.child_support import until_so, workers
 from tests.device_support import child_pid, turns
@@ -85,7 +85,7 @@ async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> N
 async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(
     is_ready: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(backoff=(1.0, 1.0)))  # there is none for as long
+    monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(backoff=(1.0, 1.0)))  # there is none for as long
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
         x = await device.put(np.arange(4.0))
@@ -182,7 +182,7 @@ async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
 async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_and_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
+    monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
     passed = 0.0
     async with accel.System(clock=lambda: time.monotonic() + passed) as system:
         device = await system.open_device("cpu", host="process", standby="imports", faults=FaultPlan().poison_at(1, LOST))
@@ -204,8 +204,8 @@ async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_a
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
         await spare_ready(device)
-        monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=0))
-        monkeypatch.setattr(standby, "_PAUSE", 0.01)
+        monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(max_restarts=0))
+        monkeypatch.setattr(kept, "_PAUSE", 0.01)
         spare = device.info().spare
         assert spare is not None
         os.kill(spare.pid, signal.SIGKILL)

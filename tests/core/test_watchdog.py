@@ -79,7 +79,7 @@ class Child:
     def ping(self) -> None:
         self.pings += 1
         if self.answers:
-            self.watchdog.heard()
+            self.watchdog.is_heard = True
 
 
 # -- the start
@@ -101,7 +101,7 @@ def test_a_child_that_has_sent_something_has_more_time_but_not_without_end() -> 
     child.answers = False
     child.watchdog.begin(2.0, then=120.0)
     child.clock.go_on(1.5)
-    child.watchdog.heard()
+    child.watchdog.is_heard = True
     child.clock.go_on(110.0)
     assert not child.verdicts
     child.clock.go_on(15.0)
@@ -127,7 +127,7 @@ def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
     child.clock.go_on(0.0)
     assert not child.verdicts
     child.clock.go_on(0.1)
-    child.watchdog.heard()
+    child.watchdog.is_heard = True
     child.clock.go_on(60.0)
     assert not child.verdicts
     child.watchdog.stop()
@@ -142,7 +142,7 @@ def test_an_answer_that_came_in_a_stop_at_the_very_end_is_read_before_the_verdic
     child.clock.stop(3.0)
     child.clock.go_on(0.0)
     assert not child.verdicts
-    child.watchdog.heard()
+    child.watchdog.is_heard = True
     child.clock.go_on(3.0)
     assert not child.verdicts
 
@@ -220,7 +220,7 @@ def test_a_silent_child_is_seen_after_an_interval_and_given_up_in_time() -> None
     assert not child.watchdog.silence()
     child.clock.go_on(1.5)
     assert "has not answered" in child.watchdog.silence()
-    child.watchdog.heard()
+    child.watchdog.is_heard = True
     assert not child.watchdog.silence()
     child.clock.go_on(9.0)
     assert not child.verdicts
