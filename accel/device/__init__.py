@@ -1,4 +1,4 @@
-"""The device layer: what is behind a device, from its public face to the kernel actors."""
+"""The face of a device: what users open, await, record and read."""
 
 from __future__ import annotations
 

@@ -27,11 +27,15 @@ __all__ = ["Batch"]
 
 
 class Batch(Recorder):
-    """Records ops inside ``async with device.batch() as batch:`` and sends them when the block ends.
+    """Records ops inside ``async with device.batch() as batch:``.
 
-    Methods return refs at once; inside the block they can be used by later ops of the same batch only, after it everywhere.
-    If the body raises or is cancelled, nothing is sent. If an op fails, later ones are not launched, the block's end raises the error with
-    ``.op_index``, and the refs of earlier ops are usable. If the context is rebuilt while recording, the end raises :class:`~accel.StaleRefError`.
+    They are sent when the block ends.
+
+    Methods return refs at once; inside the block they can be used by later ops of the same batch
+    only, after it everywhere. If the body raises or is cancelled, nothing is sent. If an op fails,
+    later ones are not launched, the block's end raises the error with ``.op_index``, and the refs
+    of earlier ops are usable. If the context is rebuilt while recording, the end raises
+    :class:`~accel.StaleRefError`.
     """
 
     what: ClassVar[str] = "batch"
@@ -46,11 +50,16 @@ class Batch(Recorder):
         self._name = name
 
     def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
-        """Record a copy of a host array to the device. The array must not change before the block has ended."""
+        """Record a copy of a host array to the device.
+
+        The array must not change before the block has ended.
+        """
         return self.run(ops.Put(native(array), out))
 
     def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
-        """Record a copy of a buffer to the host, and return the array. It has the contents once the block has ended, and nothing before, or if that raises.
+        """Record a copy of a buffer to the host, and return the array.
+
+        It has the contents once the block has ended, and nothing before, or if that raises.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""``device.compiler``: kernels that users write, compiled on the device's own compiler and launched like any op."""
+"""``device.compiler``: kernels of the user's own, compiled for the device and launched as ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Compiler", "CompilesApart", "DeviceKernel", "Launches"]
 
 
 class Launches:
-    """Launches kernels that were compiled before; what a batch has of ``device.compiler``."""
+    """Launches kernels that were compiled before: the compiler of a batch or graph."""
 
     __slots__ = ("_submit",)
 
@@ -38,13 +38,18 @@ class Launches:
         cooperative: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Launch a kernel; see :class:`accel.ops.Launch`. Gives what it writes: one ref, a tuple of several, or ``None``."""
+        """Launch a kernel; see :class:`accel.ops.Launch`.
+
+        Gives what it writes: one ref, a tuple of several, or ``None``.
+        """
         program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
         return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
 
 
 class DeviceKernel:
-    """A compiled kernel, bound to a device. Made by ``await device.compiler.compile(...)``; valid over rebuilds.
+    """A compiled kernel, bound to a device.
+
+    Made by ``await device.compiler.compile(...)``; valid over rebuilds.
 
     Attributes
     ----------
@@ -99,8 +104,9 @@ class DeviceKernel:
         Raises
         ------
         InvalidArgumentError
-            Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once. Of a cooperative launch, when it is
-            enqueued: the device cannot run that many blocks at the same time; the message has the largest number.
+            Before anything is sent: arguments do not fit the parameters, or the device cannot
+            launch so much at once. Of a cooperative launch, when it is enqueued: the device cannot
+            run that many blocks at the same time; the message has the largest number.
         """
         return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
 
@@ -134,9 +140,12 @@ class Compiler(Launches):
         parameters: Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> DeviceKernel:
-        """Compile a program, off the loop, and return one of its kernels. Programs compiled before come from a cache on disk.
+        """Compile a program, off the loop, and return one of its kernels.
 
-        It takes no place in the device's order: ops go on meanwhile, and several programs compile side by side.
+        Programs compiled before come from a cache on disk.
+
+        It takes no place in the device's order: ops go on meanwhile, and several programs compile
+        side by side.
 
         Parameters
         ----------
@@ -145,12 +154,14 @@ class Compiler(Launches):
         name
             The kernel's name, or an expression that names one of a template: ``"axpy<float>"``.
         options
-            The compiler's, such as ``"-DN=4"`` or ``"--use_fast_math"``. The architecture is the device's own.
+            The compiler's, such as ``"-DN=4"`` or ``"--use_fast_math"``. The architecture is the
+            device's own.
         headers
             Name -> text of headers that the program includes.
         parameters
-            Types of the kernel's parameters, such as ``("float32*", "const float32*", "int64")``: arguments are then checked and converted, and
-            ``const`` pointers only read. See :class:`accel.ops.Launch`.
+            Types of the kernel's parameters, such as ``("float32*", "const float32*", "int64")``:
+            arguments are then checked and converted, and ``const`` pointers only read. See
+            :class:`accel.ops.Launch`.
         timeout
             Seconds until waiting ends with :class:`~accel.DeadlineExceededError`.
 
@@ -167,20 +178,23 @@ class Compiler(Launches):
 
         Notes
         -----
-        Cancelling detaches the waiter at once; the compiler goes on, and its result is kept in the cache.
+        Cancelling detaches the waiter at once; the compiler goes on, and its result is kept in the
+        cache.
         """
-        return await self._made("compile", name, timeout, lambda: kernel_of(source, name, options, headers, parameters))
+        return await self._create("compile", name, timeout, lambda: kernel_of(source, name, options, headers, parameters))
 
     async def load(
         self, code: bytes | str, name: str, *, parameters: Iterable[str] | None = None, timeout: float | None = None
     ) -> DeviceKernel:
-        """Load code that was compiled elsewhere, off the loop, and return one of its kernels. Like :meth:`compile` it takes no place in the device's order.
+        """Load code that was compiled elsewhere, off the loop, and return one of its kernels.
+
+        Like :meth:`compile` it takes no place in the device's order.
 
         Parameters
         ----------
         code
-            For CUDA the bytes of a cubin or fatbin, or PTX, as text or bytes. Code of other devices is refused. It is trusted as source is: it can do
-            anything to the device's memory.
+            For CUDA the bytes of a cubin or fatbin, or PTX, as text or bytes. Code of other devices
+            is refused. It is trusted as source is: it can do anything to the device's memory.
         name
             The kernel's name as the code has it: the mangled one, where it is not ``extern "C"``.
         parameters
@@ -191,7 +205,8 @@ class Compiler(Launches):
         Raises
         ------
         CompileError
-            The driver cannot load it: damaged, for another device, or newer than the driver. ``.log`` has what the driver says.
+            The driver cannot load it: damaged, for another device, or newer than the driver.
+            ``.log`` has what the driver says.
         InvalidArgumentError
             It is no such code, has no such kernel, or ``parameters`` do not fit it.
         UnsupportedError
@@ -203,15 +218,15 @@ class Compiler(Launches):
         -----
         Cancelling detaches the waiter at once; loading goes on.
         """
-        return await self._made("load", name, timeout, lambda: loaded_kernel(code, name, parameters))
+        return await self._create("load", name, timeout, lambda: loaded_kernel(code, name, parameters))
 
-    async def _made(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
+    async def _create(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
         core = self._core
         core.guard()
         self._sender.check_timeout(timeout)
         try:
             kernel = make()
-            async with asyncio.timeout(timeout) as patience:
+            async with asyncio.timeout(timeout) as deadline:
                 layout = await self._compile(kernel)
             compiled = kernel.with_layout(layout)
         except AccelError as error:
@@ -219,7 +234,7 @@ class Compiler(Launches):
             error.device = error.device or core.name
             raise
         except TimeoutError:
-            if not patience.expired():
+            if not deadline.expired():
                 raise
             raise DeadlineExceededError(f"{name} was not ready within {timeout:g} s", op=op, device=core.name) from None
         return DeviceKernel(self._sender.submit, compiled)

@@ -1,10 +1,10 @@
-"""The device as its users see it: a stable address, valid over every rebuild of what is behind it."""
+"""The device as its users see it: a stable address, valid over every rebuild of its context."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from accel._log import get_logger
 from accel.device.batch import Batch
@@ -15,6 +15,7 @@ from accel.device.hints import DEVICE_HINTS
 from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
+from accel.device.model_face import ModelFace
 from accel.device.quarantine import opened
 from accel.engine.attribution import Attribution
 from accel.engine.kernel_library import KernelLibrary, kernels_of
@@ -24,19 +25,17 @@ from accel.engine.registration import Registration, Unregistration
 from accel.errors import ContextPoisonedError, InvalidArgumentError
 from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
-from accel.models import Model
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 from accel.residents import Residents
 from accel.solvers import DeviceSparse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
-    from accel.models import TensorSpec
     from accel.ops import KernelOp
 
 __all__ = ["Device"]
@@ -48,14 +47,20 @@ N = TypeVar("N", bound=OpNamespace[Any])
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
-    """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
+class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
+    """One opened device.
 
-    Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
-    the result or with an error. Cancelling it detaches the waiter at once: work that has not reached the device is dropped, the rest runs on
-    with its memory kept. After a fault the device goes REBUILDING; ops wait for the next generation unless they use refs of the old one.
+    Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its
+    own context and memory.
 
-    Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process, and :class:`~accel.DeviceLostError` while the device is lost.
+    Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers
+    are kept consistent across streams. An ``await`` ends with the result or with an error.
+    Cancelling it detaches the waiter at once: work that has not reached the device is dropped, the
+    rest runs on with its memory kept. After a fault the device goes REBUILDING; ops wait for the
+    next generation unless they use refs of the old one.
+
+    Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process,
+    and :class:`~accel.DeviceLostError` while the device is lost.
     """
 
     _not_data: ClassVar[str] = "In a FastAPI handler write `device: DeviceDependency`, from accel.integrations.fastapi."
@@ -84,7 +89,10 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     # -- ops
 
     def family(self, namespace: Callable[[Submitter[Awaited]], N]) -> N:
-        """See :meth:`BuiltInFamilies.family`. From then on a family that is not built in is an attribute, by its name, of the device and its batches too.
+        """See :meth:`BuiltInFamilies.family`.
+
+        From then on a family that is not built in is an attribute, by its name, of the device and
+        its batches too.
 
         Raises
         ------
@@ -104,7 +112,10 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
 
     @property
     def xp(self) -> Namespace:
-        """Functions of the Python array API standard, which record expressions that are awaited; see :class:`accel.expressions.Namespace`."""
+        """Functions of the Python array API standard, which record expressions that are awaited.
+
+        See :class:`accel.expressions.Namespace`.
+        """
         return self._xp
 
     @property
@@ -118,23 +129,28 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         return self._compiler
 
     def run(self, op: KernelOp[T], *, timeout: float | None = None) -> Coroutine[Any, Any, T]:
-        """Run any op and return what it gives, when awaited: its one result, or the tuple of its results; those of a :class:`~accel.ops.SizedOp` untrimmed.
+        """Run any op. Awaited, it returns the one result, or the tuple of results.
+
+        The results of a :class:`~accel.ops.SizedOp` are untrimmed.
 
         Parameters
         ----------
         op
             What to do. Tokens among its operands (it was pickled) are turned back into refs.
         timeout
-            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; expired work is not launched.
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; expired work is
+            not launched.
 
         Raises
         ------
         InvalidArgumentError, UnsupportedError, StaleRefError
-            Before anything is sent: it is no op, the operands do not fit, this device does not offer it, or an operand is gone.
+            Before anything is sent: it is no op, the operands do not fit, this device does not
+            offer it, or an operand is gone.
         OutOfMemoryError
             There is no room for the result.
         ContextPoisonedError
-            The context faulted while the op was in flight; ``.executed`` says whether it may have run.
+            The context faulted while the op was in flight; ``.executed`` says whether it may have
+            run.
         MailboxFullError
             The queue is full and the device was opened with ``overload="reject"``.
         """
@@ -148,15 +164,19 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         Parameters
         ----------
         library
-            The class. An instance is made, and opened on a worker thread, now and for every later context.
+            The class. An instance is made, and opened on a worker thread, now and for every later
+            context.
         *args, **kwargs
-            What it is made with. A durable ref, also in a dict, list or tuple, reaches it as an :class:`accel.Operand` over the same memory, which is kept as
-            long as the library is registered. :meth:`free` refuses such a ref, and ops of the library are refused while one is torn.
+            What it is made with. A durable ref, also in a dict, list or tuple, reaches it as an
+            :class:`accel.Operand` over the same memory, which is kept as long as the library is
+            registered. :meth:`free` refuses such a ref, and ops of the library are refused while
+            one is torn.
 
         Raises
         ------
         InvalidArgumentError
-            If the class has no name or no kernels, or the device has a library of this name; if a ref is of another device, not durable, or strided.
+            If the class has no name or no kernels, or the device has a library of this name; if a
+            ref is of another device, not durable, or strided.
         StaleRefError
             If the memory of a ref is gone, or torn.
         LibraryError
@@ -166,15 +186,19 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
 
         Notes
         -----
-        Cancelling before the instance is open leaves the device without the library; after that it has it.
+        Cancelling before the instance is open leaves the device without the library; after that it
+        has it.
         """
         kernels_of(library)
         await self.register_as(library.name, library, *args, **kwargs)
 
     async def register_as(self, name: str, library: type[KernelLibrary], /, *args: Any, **kwargs: Any) -> None:
-        """Register a library under another name than its own, so that a device can have several of one class. Otherwise as :meth:`register`.
+        """Register a library under another name than its own; otherwise as :meth:`register`.
 
-        Ops of such a class have their library in a field, ``library: str``, and are those of the library that it names.
+        So a device can have several libraries of one class.
+
+        Ops of such a class have their library in a field, ``library: str``, and are those of the
+        library that it names.
         """
         core = self._core
         core.guard()
@@ -197,10 +221,13 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         core.own_changed()
 
     async def unregister(self, name: str) -> None:
-        """End a library that was registered. Returns once its instance is closed, and nothing of it is on the device.
+        """End a library that was registered.
 
-        Ops of the library that were sent before run; those that are sent later are refused, as of an unknown library, and so are replays of graphs that
-        have some. The refs that it was registered with are let go of. The name can be registered again.
+        Returns once its instance is closed, and nothing of it is on the device.
+
+        Ops of the library that were sent before run; those that are sent later are refused, as of
+        an unknown library, and so are replays of graphs that have some. The refs that it was
+        registered with are released. The name can be registered again.
 
         Parameters
         ----------
@@ -218,9 +245,11 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
 
         Notes
         -----
-        It takes its place in the device's queue. Cancelling before its turn leaves the library registered; after that it ends all the same. Where a context
-        faults before its instance is closed, the instance goes with it. While the device is REBUILDING, the library is not opened ahead. A device that is lost
-        has no instance: it forgets the library at once, and does not open it when it is reopened.
+        It takes its place in the device's queue. Cancelling before its turn leaves the library
+        registered; after that it ends all the same. Where a context faults before its instance is
+        closed, the instance goes with it. While the device is REBUILDING, the library is not opened
+        ahead. A device that is lost has no instance: it forgets the library at once, and does not
+        open it when it is reopened.
         """
         core = self._core
         core.check_home()
@@ -246,130 +275,16 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
                 core.own_changed()
             del submission, registration  # as above
 
-    async def load_model(
-        self,
-        target: Any,
-        *,
-        weights: Any = None,
-        inputs: Mapping[str, TensorSpec] | None = None,
-        buckets: Mapping[str, Iterable[int]] | None = None,
-        graphs: Literal["auto", "off"] = "auto",
-        options: Mapping[str, Any] | None = None,
-        imports: Sequence[str] = (),
-        outputs: Sequence[str] | None = None,
-        batch_axis: int | Mapping[str, int | None] | None = None,
-        on_progress: Callable[[int, int], object] | None = None,
-    ) -> Model:
-        """Load a model and return it, ready: it has run once on every bucket.
-
-        Parameters
-        ----------
-        target
-            ``"package.module:name"``, or what has that name: a function that returns a ``torch.nn.Module``, or a class with ``open`` and ``run``
-            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``. Or ``async def function(device, *, x, weights)`` that returns refs, itself: it
-            gets the inputs as refs by name, and the weights, if there are any, as a mapping of durable refs, and runs in this process.
-        weights
-            A ``.safetensors`` file, a folder of them or their index; a file of ``torch.save``; a mapping of names to arrays or tensors; or a list of
-            these. ``None``: those that the model is built with, or that are in the ONNX file.
-        inputs
-            A :class:`~accel.TensorSpec` for each input, in the order in which the model takes them; ``None``: as an ONNX file says.
-        buckets
-            For named dimensions, the lengths that inputs are padded to: ``{"batch": (1, 8, 64)}``.
-        graphs
-            ``"auto"``: the forwards of torch modules on CUDA are captured into graphs, one for each bucket, if all dimensions have buckets; what cannot be
-            captured runs eagerly, and the log says why. ``"off"``: all runs eagerly.
-        options
-            More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class or a coroutine function, its own.
-        imports
-            Modules that the model imports only when it is built or run, such as ``"transformers.models.bert.modeling_bert"``. Spare children and quarantines
-            are forked from a process that has imported them (and the module of ``target``).
-        outputs
-            Names of the outputs that are wanted, of a tuple their places; ``None``: all.
-        batch_axis
-            Dimension along which outputs are split among requests: of all, or by name; ``None`` for one says that it is common to all. What is not named
-            here is found out by runs at several batch sizes, which a model of one batch size cannot do.
-        on_progress
-            Called on the loop with the bytes of the weights that are on the device, and with their sum.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The target, the weights, the inputs or the buckets mean nothing, or do not go together. Or an output can neither be split among the requests
-            of a batch nor given to each: the message names it.
-        BackendUnavailableError
-            The framework is not installed in the process where the model lives.
-        LibraryError
-            The model could not be built or run.
-        OutOfMemoryError
-            There is no room for the weights.
-        UnsupportedError
-            The device's memory does not outlive its contexts.
-
-        Notes
-        -----
-        After an error or a cancellation nothing is left on the device.
-        """
-        self._core.guard()
-        return await Model.load(
-            self,
-            target,
-            weights=weights,
-            inputs=inputs,
-            buckets=buckets,
-            graphs=graphs,
-            options=options,
-            imports=imports,
-            outputs=outputs,
-            batch_axis=batch_axis,
-            on_progress=on_progress,
-            system=self._core.system,
-        )
-
-    async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:
-        """Return a named value, such as a model's weights, which the device keeps; load it if it is not there.
-
-        Parameters
-        ----------
-        name
-            Of the value, on this device.
-        loader
-            ``async def loader(device)`` that puts the data on the device and returns a ref, or any structure of refs and other things. It is called for
-            the first caller, and for the first one after a rebuild has invalidated the value, or one of its refs was freed.
-        durable
-            The value outlives faults: its refs must be durable, and it is loaded again only if one of them is torn.
-
-        Raises
-        ------
-        InvalidArgumentError
-            With ``durable``, if a ref in the value is not durable: the message names the first. If the name was asked for with another ``durable``. If
-            loaders wait for each other in a circle.
-        UnsupportedError
-            With ``durable``, if this device has no durable buffers.
-        ClosedError, DeviceLostError
-            The device ended before the value was there.
-        Exception
-            What the loader raised: all waiters get it; the next call loads again.
-
-        Notes
-        -----
-        All callers during a load wait for that load; cancelling one of them, or all, does not end it. It begins once the device is READY. A load
-        that a rebuild came between begins anew, but if an op of its own was on the device at the fault. Nothing is loaded before the first call. Refs are
-        looked for in mappings, lists, tuples, sets and dataclasses.
-        """
-        result: T = await self._residents.get(name, loader, durable=durable)
-        return result
-
-    def evict(self, name: str) -> bool:
-        """Let a resident go, and return whether there was one. Its memory is freed when the last of its refs is dropped; waiters of its load get it."""
-        return self._residents.evict(name)
-
     def batch(self, *, timeout: float | None = None, name: str = "batch") -> Batch:
-        """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.
+        """Return a batch: ``async with device.batch() as batch`` records ops without awaiting them.
+
+        They are sent when the block ends.
 
         Parameters
         ----------
         timeout
-            Seconds of waiting, at the begin of the block for a rebuild and at its end for the ops, until :class:`~accel.DeadlineExceededError`.
+            Seconds of waiting, at the begin of the block for a rebuild and at its end for the ops,
+            until :class:`~accel.DeadlineExceededError`.
         name
             What errors that concern all of its ops call it, as their ``op``.
         """
@@ -377,28 +292,38 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         return Batch(self._core, self._sender, timeout, self._outside, name)
 
     def graph(self, *, timeout: float | None = None) -> Graph:
-        """Return a graph: ``async with device.graph() as graph`` records ops without running them, and ``await graph.replay()`` runs them all at once.
+        """Return a graph: ``async with device.graph() as graph`` records ops without running them.
+
+        ``await graph.replay()`` then runs them all at once.
 
         Parameters
         ----------
         timeout
-            Seconds of waiting, at the begin of the block for a rebuild and at its end for the making of the graph, until
-            :class:`~accel.DeadlineExceededError`.
+            Seconds of waiting, at the begin of the block for a rebuild and at its end for the
+            making of the graph, until :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
         return Graph(self._core, self._sender, timeout, self._outside)
 
     def quarantine(self) -> AbstractAsyncContextManager[Device]:
-        """Open a second device like this one for work that may kill its context: ``async with device.quarantine() as other``.
+        """Open a second device like this one, for work that may kill its context.
 
-        It has the hardware, the options and the registered libraries of this one, and nothing else in common with it: a child process, memory and a
-        restart budget of its own. A fault there is never counted here. It does not appear in ``system.devices``, takes nothing from a ``FaultPlan``,
-        and is closed at the end of the block: at once if the block raises or is cancelled.
+        ::
+
+            async with device.quarantine() as other:
+                await other.run(op)
+
+        It has the hardware, the options and the registered libraries of this one, and nothing else
+        in common with it: a child process, memory and a restart budget of its own. A fault there is
+        never counted here. It does not appear in ``system.devices``, takes nothing from a
+        ``FaultPlan``, and is closed at the end of the block: at once if the block raises or is
+        cancelled.
 
         Raises
         ------
         AccelError
-            At the begin of the block, if no child comes up; what kept it is the error, or its cause.
+            At the begin of the block, if no child comes up; what kept it is the error, or its
+            cause.
         DeviceLostError
             From ops, once a context has failed to come up three times in a row.
         """
@@ -406,10 +331,12 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         return opened(self._open_quarantine)
 
     def attribution(self) -> Attribution:
-        """Say that work is examined if the context dies under it: ``with device.attribution() as attribution``, while the work is on the device.
+        """Say that work is examined if the context dies under it.
 
-        A :class:`~accel.patterns.DynamicBatcher` with ``quarantine=`` does this for its batches. A death for which the work is found to be the cause does not
-        count in the restart budget.
+        The work is on the device during the block ``with device.attribution() as attribution``.
+
+        A :class:`~accel.patterns.DynamicBatcher` with ``quarantine=`` does this for its batches. A
+        death for which the work is found to be the cause does not count in the restart budget.
         """
         self._core.check_home()
         return Attribution(self._core.attributions)
@@ -442,13 +369,17 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     async def spare_ready(self) -> bool:
         """Wait until a spare child is ready, and return whether there is one.
 
-        There is none without ``standby=``, nor where too many have failed to come up, nor once the device is lost or closed. Cancelling ends the wait alone.
+        There is none without ``standby=``, nor where too many have failed to come up, nor once the
+        device is lost or closed. Cancelling ends the wait alone.
         """
         self._core.check_home()
         return await self._host.spare_ready()
 
     def info(self) -> DeviceInfo:
-        """Return a picture of the device. Never waits, and works in every state; on the device's own loop dropped refs are accounted for first.
+        """Return a snapshot of the device.
+
+        Never waits, and works in every state; on the device's own loop dropped refs are accounted
+        for first.
 
         Other threads of the process may ask too: it changes nothing there.
 
@@ -464,10 +395,12 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         return snapshot(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:
-        """Return whether the device serves. Never waits, sends nothing to the device; other threads of the process may ask too.
+        """Return whether the device serves.
 
-        A device that is READY but stalled does not: its oldest op in flight does not end (``stall_after``), or its child does not answer
-        (``heartbeat_interval``).
+        Never waits, sends nothing to the device; other threads of the process may ask too.
+
+        A device that is READY but stalled does not: its oldest op in flight does not end
+        (``stall_after``), or its child does not answer (``heartbeat_interval``).
 
         Raises
         ------
@@ -484,7 +417,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.
 
-        Durable buffers are there again; other refs of before are stale. The new context is in a child if a fault has poisoned this process.
+        Durable buffers are there again; other refs of before are stale. The new context is in a
+        child if a fault has poisoned this process.
 
         Raises
         ------
@@ -493,13 +427,15 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         UnsupportedError
             A fault has poisoned this process, and ``host="inline"`` allows no other.
         DeviceLostError
-            There was no context to be had, for the reason that is its cause: the device is lost as before, and can be reopened later.
+            No context came up, for the reason that is its cause: the device is lost as before, and
+            can be reopened later.
         ClosedError
             The device is closed, or was meanwhile.
 
         Notes
         -----
-        All callers meanwhile wait for the same attempt. Cancelling one ends the wait, not the attempt; ops that are sent meanwhile wait for its end.
+        All callers meanwhile wait for the same attempt. Cancelling one ends the wait, not the
+        attempt; ops that are sent meanwhile wait for its end.
         """
         error = await asyncio.shield(self._host.reopen())
         if error is not None:
@@ -508,17 +444,20 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     # -- the end
 
     async def aclose(self, *, timeout: float | None = None) -> None:
-        """Close the device: take no more work, wait for what was sent, give everything back. Idempotent; all callers wait for the end.
+        """Close the device: take no more work, wait for what was sent, release everything.
+
+        Idempotent; all callers wait for the end.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for work that was sent; ``None``: the system's ``close_timeout``. What has not ended then fails with
-            :class:`~accel.ClosedError`.
+            Seconds to wait for work that was sent; ``None``: the system's ``close_timeout``. What
+            has not ended then fails with :class:`~accel.ClosedError`.
 
         Notes
         -----
-        Cancelling ends the patience, not the close. In a forked child this does nothing: the device is the parent's.
+        Cancelling ends the wait for work that was sent, not the close. In a forked child this does
+        nothing: the device is the parent's.
         """
         core = self._core
         if core.home.is_inherited:
@@ -533,7 +472,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
                 await self._residents.aclose()
-                await self._drained()
+                await self._wait_drained()
         except TimeoutError:
             self._log_left_behind()
         finally:
@@ -546,8 +485,11 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
                     await core.pinned.aclose()
                 await core.disposal.aclose()
 
-    async def _drained(self) -> None:
-        """Wait, while closing, until no caller waits and nothing is on the device. Of a context that has faulted nothing retires any more."""
+    async def _wait_drained(self) -> None:
+        """Wait, while closing, until no caller waits and nothing is in flight.
+
+        In a context that has faulted nothing retires any more.
+        """
         core, host = self._core, self._host
         while not core.lifecycle.is_final:
             context = host.context
@@ -563,15 +505,18 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.
-for _base in (MemoryFace, MemoryExchange):
+for _base in (MemoryFace, MemoryExchange, ModelFace):
     for _method in vars(_base).values():
         if inspect.isfunction(_method):
             _method.__qualname__ = f"Device.{_method.__name__}"
 
 
 def _check_name(library: str) -> None:
-    """Raise if a family of that name would hide something of a device, a batch or a graph. Names of built-in families are not judged here."""
-    owner = next((each for each in (Device, Batch, Graph) if hasattr(each, library)), None)
+    """Raise if a family of that name would hide something of a device, a batch or a graph.
+
+    Names of built-in families are not judged here.
+    """
+    owner = next((kind for kind in (Device, Batch, Graph) if hasattr(kind, library)), None)
     if library not in LIBRARIES and (owner is not None or library.startswith("_")):
         what = "is private" if owner is None else f"is a member of {owner.__name__}"
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The built-in families of ops as a device, a batch and a graph have them: ``device.blas``, ``batch.blas``."""
+"""The built-in families of ops of devices, batches and graphs: ``device.blas``, ``batch.blas``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ N = TypeVar("N", bound="OpNamespace[Any]")
 
 
 class BuiltInFamilies(Generic[M]):
-    """One property for each family that comes with ``accel``; the type parameter is the mode, :class:`~accel.ops.Awaited` or :class:`~accel.ops.Recorded`."""
+    """One property for each family that comes with ``accel``.
+
+    The type parameter is the mode, :class:`~accel.ops.Awaited` or :class:`~accel.ops.Recorded`.
+    """
 
     __slots__ = ()
 
@@ -62,7 +65,10 @@ class BuiltInFamilies(Generic[M]):
 
     @property
     def solver(self) -> SolverOps[M]:
-        """Factorizations of matrices, and what is solved by them; see :class:`~accel.ops.SolverOps`."""
+        """Factorizations of matrices, and what is solved by them.
+
+        See :class:`~accel.ops.SolverOps`.
+        """
         return self.family(SolverOps)
 
     @property

@@ -47,7 +47,8 @@ class GraphFunction:
         Parameters
         ----------
         *operands
-            What is copied to each of the inputs, and then all that the recorded ops read besides, which is read where it was at the recording.
+            What is copied to each of the inputs, and then all that the recorded ops read besides,
+            which is read where it was at the recording.
 
         Raises
         ------
@@ -63,15 +64,21 @@ class GraphFunction:
 
 
 class Graph(Recorder):
-    """Records ops inside ``async with device.graph() as graph:``; ``await graph.replay()`` then runs them all by one command, as often as is wanted.
+    """Records ops inside ``async with device.graph() as graph:``, to be run again and again.
 
-    Nothing runs when the block ends. The refs that the methods return keep their memory as long as the graph or they live, and hold what the last
-    replay has left there: the same addresses each time. Inputs are changed in place, by ``device.put(array, out=ref)`` or by any op with ``out=``.
+    ``await graph.replay()`` runs them all by one command.
 
-    Where the backend has no graphs (the CPU), a replay enqueues the ops one after the other: the same results, by the same interface.
+    Nothing runs when the block ends. The refs that the methods return keep their memory as long as
+    the graph or they live, and hold what the last replay has left there: the same addresses each
+    time. Inputs are changed in place, by ``device.put(array, out=ref)`` or by any op with ``out=``.
 
-    If the context is rebuilt while recording, the end of the block raises :class:`~accel.StaleRefError`. After a later rebuild the graph is stale:
-    :meth:`replay` raises that, and the graph is to be recorded again. Dropping the graph, or :meth:`aclose`, gives it back.
+    Where the backend has no graphs (the CPU), a replay enqueues the ops one after the other: the
+    same results, by the same interface.
+
+    If the context is rebuilt while recording, the end of the block raises
+    :class:`~accel.StaleRefError`. After a later rebuild the graph is stale: :meth:`replay` raises
+    that, and the graph is to be recorded again. Dropping the graph, or :meth:`aclose`, releases
+    it.
     """
 
     what: ClassVar[str] = "graph"
@@ -119,12 +126,14 @@ class Graph(Recorder):
     async def replay(self, *, timeout: float | None = None) -> None:
         """Run the recorded ops; returns when they have ended.
 
-        Takes its place in the device's order as any op does, and waits on the device for what its buffers are used for before.
+        Takes its place in the device's order as any op does, and waits on the device for what its
+        buffers are used for before.
 
         Parameters
         ----------
         timeout
-            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; an expired replay is not launched.
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; an expired replay
+            is not launched.
 
         Raises
         ------
@@ -145,24 +154,32 @@ class Graph(Recorder):
 
     @property
     def is_one_command(self) -> bool:
-        """Whether a replay is one command of the device: the backend has graphs, and no option of the device asks to see each op."""
+        """Whether a replay is one command of the device.
+
+        It is where the backend has graphs, and no option of the device asks to see each op.
+        """
         options = self._core.options
         return self._core.has_graphs and not options.debug and options.faults is None
 
     def into_function(self, inputs: Sequence[AccelRef], results: Sequence[AccelRef]) -> GraphFunction:
-        """Return the recorded graph as a function, and give up this object. For graphs that are :attr:`one command <is_one_command>`.
+        """Return the recorded graph as a function, and give up this object.
 
-        The function keeps the graph's own buffers only: what else the ops read must be given at each call.
+        For graphs that are :attr:`one command <is_one_command>`.
+
+        The function keeps the graph's own buffers only: what else the ops read must be given at
+        each call.
 
         Parameters
         ----------
         inputs, results
-            Whole buffers that the graph made: where operands are copied to, and what a call returns copies of.
+            Whole buffers that the graph made: where operands are copied to, and what a call returns
+            copies of.
 
         Raises
         ------
         InvalidArgumentError
-            If a buffer is no such one, or one of the ops has a status, which only :meth:`replay` reports.
+            If a buffer is no such one, or one of the ops has a status, which only :meth:`replay`
+            reports.
         """
         program = self._recorded()
         own = {id(ref) for ref in program.made}
@@ -175,7 +192,7 @@ class Graph(Recorder):
         return GraphFunction(self._sender, program, tuple(inputs), tuple(results))
 
     async def aclose(self) -> None:
-        """Give the graph back, after the replays that were sent. Its refs stay. Idempotent."""
+        """Release the graph, after the replays that were sent. Its refs stay. Idempotent."""
         if self._state == "ended":
             self._program = None
 

@@ -1,4 +1,4 @@
-"""What users of other libraries, or of other parts of this one, try on a device, a batch or a system; and what to use instead."""
+"""Names that users of other libraries try on a device, a batch or a system, and what to use."""
 
 from __future__ import annotations
 

@@ -52,8 +52,9 @@ class SpareInfo:
     pid
         Its process id.
     host_nbytes
-        Bytes of host memory that it has alone, without files and memory that it shares with other processes, such as durable memory of the CPU; 0 if it has
-        just ended. What it shares with the forkserver until one of the two writes there is counted.
+        Bytes of host memory that it has alone, without files and memory that it shares with other
+        processes, such as durable memory of the CPU; 0 if it has just ended. What it shares with
+        the forkserver until one of the two writes there is counted.
     """
 
     pid: int
@@ -85,8 +86,8 @@ class DeviceInfo:
     pinned
         Host memory under ``pinned_limit``.
     standby
-        State of the spare child, or of the readiest: ``"none"``, ``"starting"``, ``"ready"`` or ``"failed"``. After ``"failed"`` the next generation starts
-        another one.
+        State of the spare child, or of the readiest: ``"none"``, ``"starting"``, ``"ready"`` or
+        ``"failed"``. After ``"failed"`` the next generation starts another one.
     spare
         That child; ``None`` while there is none.
     """
@@ -114,7 +115,8 @@ class DeviceHealth:
     Parameters
     ----------
     is_live
-        Whether the device serves now, or will without intervention; ``False`` in the states LOST and CLOSED.
+        Whether the device serves now, or will without intervention; ``False`` in the states LOST
+        and CLOSED.
     is_ready
         Whether the device serves now.
     state, generation
@@ -134,7 +136,7 @@ class DeviceHealth:
 
 
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
-    """Return the device's snapshot; ``queue`` is the state of its actor's mailbox."""
+    """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox."""
     context = host.context
     used = reserved = workspace = 0
     if context is not None:

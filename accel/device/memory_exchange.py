@@ -1,4 +1,4 @@
-"""The part of a device's face that is about memory of other kinds: other libraries' arrays, and managed memory."""
+"""The part of a device's face for other memory: other libraries' arrays, and managed memory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ class MemoryExchange:
         Parameters
         ----------
         array
-            Of torch, CuPy, numba or any library whose arrays speak DLPack or have a ``__cuda_array_interface__``; in this device's memory, C-contiguous and
-            writable. On a CPU device: a numpy array, or what speaks DLPack.
+            Of torch, CuPy, numba or any library whose arrays speak DLPack or have a
+            ``__cuda_array_interface__``; in this device's memory, C-contiguous and writable. On a
+            CPU device: a numpy array, or what speaks DLPack.
 
         Returns
         -------
         AccelRef
-            Whose ``is_foreign`` is true. Ops may read it and write it. The array is kept until the ref is dropped, or freed, and its last use is over.
+            Whose ``is_foreign`` is true. Ops may read it and write it. The array is kept until the
+            ref is dropped, or freed, and its last use is over.
 
         Raises
         ------
@@ -49,13 +51,16 @@ class MemoryExchange:
 
         Notes
         -----
-        Every op on the ref waits for all work that was enqueued on the device before it in this process; so what the library does to the array is
-        seen by ops that are sent later. What the library enqueues on the array after an op was awaited comes after that op.
+        Every op on the ref waits for all work that was enqueued on the device before it in this
+        process; so what the library does to the array is seen by ops that are sent later. What the
+        library enqueues on the array after an op was awaited comes after that op.
         """
         return (await self._sharing()).wrap(array)
 
     async def managed(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
-        """Make a buffer in memory that moves between device and host, contents not set. It does not count against ``memory_limit``.
+        """Make a buffer in memory that moves between device and host, contents not set.
+
+        It does not count against ``memory_limit``.
 
         Raises
         ------
@@ -68,7 +73,10 @@ class MemoryExchange:
         return await (await self._sharing()).managed(dimensions, element)
 
     async def prefetch(self, ref: AccelRef, to: Literal["device", "host"] = "device", *, timeout: float | None = None) -> None:
-        """Move a managed buffer, or a view of one, before it is used there; in stream order. ``timeout`` as in :meth:`Device.run`."""
+        """Move a managed buffer, or a view of one, before it is used there; in stream order.
+
+        ``timeout`` as in :meth:`Device.run`.
+        """
         await self._sender.run(ops.Prefetch(ref, to), timeout)
 
     async def advise(self, ref: AccelRef, advice: Advice, *, undo: bool = False, timeout: float | None = None) -> None:
@@ -79,9 +87,10 @@ class MemoryExchange:
         ref
             The buffer.
         advice
-            ``"read_mostly"``, ``"preferred_device"``, ``"preferred_host"``, ``"accessed_by_device"`` or ``"accessed_by_host"``.
+            ``"read_mostly"``, ``"preferred_device"``, ``"preferred_host"``,
+            ``"accessed_by_device"`` or ``"accessed_by_host"``.
         undo
-            Take the advice back.
+            Withdraw the advice.
         timeout
             As in :meth:`Device.run`.
         """
@@ -90,5 +99,5 @@ class MemoryExchange:
     async def _sharing(self) -> Sharing:
         self._sender.guard()
         await self._sender.until_ready(None)
-        found: Sharing = self._host.context.sharing
-        return found
+        sharing: Sharing = self._host.context.sharing
+        return sharing

@@ -1,4 +1,4 @@
-"""A second device like a given one, in a child process of its own, for work that is suspected of killing contexts."""
+"""A second device like a given one, in a child of its own, for work that may kill its context."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ _STARTS = 3
 """How often a context may fail to come up before the quarantine is given up."""
 
 _REBUILDS = 10_000
-"""Rebuilds in an hour, which no search comes near: what ends it is that nothing is left to search, or that no context comes up."""
+"""Rebuilds in an hour, more than any search needs: it ends when nothing is left to search, or when
+no context comes up."""
 
 
 def quarantine_options(options: DeviceOptions) -> DeviceOptions:
-    """Return the options of the quarantine of a device that was opened with ``options``: no planned faults, and waiting for room."""
+    """Return the options of the quarantine of a device that was opened with ``options``.
+
+    It has no planned faults, and waits for room.
+    """
     return dataclasses.replace(options, faults=None, overload="wait")
 
 
 def set_restarts(core: DeviceCore) -> None:
-    """Give a quarantine a restart budget of its own: it is there to fault, so only a context that does not come up at all ends it."""
+    """Give a quarantine a restart budget of its own.
+
+    It is there to fault, so only a context that does not come up at all ends it.
+    """
     failures, seen = 0, 0
 
     def decide(error: BaseException) -> Directive:
@@ -46,19 +53,22 @@ def set_restarts(core: DeviceCore) -> None:
     core.options = dataclasses.replace(core.options, restart=restart)
 
 
-class Closes(Protocol):
+class Closable(Protocol):
     """A device."""
 
     async def aclose(self, *, timeout: float | None = None) -> None:
         """Close it."""
 
 
-D = TypeVar("D", bound=Closes)
+D = TypeVar("D", bound=Closable)
 
 
 @asynccontextmanager
 async def opened(open_quarantine: Callable[[], Awaitable[D]]) -> AsyncIterator[D]:
-    """Open a quarantine, and close it at the end of the block; at once if the block raises or is cancelled."""
+    """Open a quarantine, and close it at the end of the block.
+
+    At once if the block raises or is cancelled.
+    """
     device = await open_quarantine()
     try:
         yield device

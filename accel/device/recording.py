@@ -32,7 +32,10 @@ N = TypeVar("N", bound=OpNamespace[Any])
 
 @hinted(RECORDER_HINTS)
 class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
-    """Records ops inside its ``async with`` block. Methods return refs at once; inside the block they can be used by later ops of the same block only.
+    """Records ops inside its ``async with`` block.
+
+    Methods return refs at once; inside the block they can be used by later ops of the same block
+    only.
 
     Parameters
     ----------
@@ -58,7 +61,8 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._ops = OpList(core, sender.check, 0)
         self._generation = 0
         self._state = "new"
-        # It refers to the recorder, which keeps it while it records only, so that one that is dropped later is gone at once.
+        # It refers to the recorder, which keeps it while it records only, so that one that is
+        # dropped later is gone at once.
         self._submitter: Submitter[Recorded] | None = None
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
@@ -67,19 +71,23 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
 
     @property
     def compiler(self) -> Launches:
-        """Launches of kernels that ``device.compiler`` compiled; see :class:`~accel.device.Launches`."""
+        """Launches of kernels that ``device.compiler`` compiled.
+
+        See :class:`~accel.device.Launches`.
+        """
         return Launches(self._record)
 
     def __len__(self) -> int:
         return len(self._ops)
 
     def run(self, op: KernelOp[T]) -> T:
-        """Record any op that makes or writes a buffer, and return its ref, or the tuple of its refs.
+        """Record an op that makes or writes buffers, and return its ref, or the tuple of its refs.
 
         Raises
         ------
         InvalidArgumentError
-            If the op's operands do not fit, or it has no ref to return, such as ``Free``, which comes after the block.
+            If the op's operands do not fit, or it has no ref to return, such as ``Free``, which
+            comes after the block.
         NotInitializedError, ClosedError
             Before and after the block.
         StaleRefError
@@ -111,7 +119,8 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
                     f"the {self.what} records inside its block only", remedy=f"Use `async with device.{self.what}() as {self.what}:`."
                 )
             raise ClosedError(f"the {self.what} has ended", remedy="Open another one.")
-        if getattr(op, "timeout", None) is not None and isinstance(op, FamilyOp):  # in this order: the second is slow
+        # In this order: the second check is slow.
+        if getattr(op, "timeout", None) is not None and isinstance(op, FamilyOp):
             raise InvalidArgumentError(f"an op of a {self.what} has no timeout of its own", remedy=f"Use device.{self.what}(timeout=...).")
         if getattr(op, "size", 0) is None and isinstance(op, SizedOp):
             raise InvalidArgumentError(
@@ -159,7 +168,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             vars(self).pop(name, None)
 
     async def _forget(self, *, is_over: bool) -> None:
-        """Let go of the ops, and of what is known of the refs that they make, in turns. After the sending: the order is that of the blocks' ends.
+        """Release the ops, and what is known of their refs, in several loop iterations.
+
+        It comes after the sending, so that blocks are sent in the order in which they end.
 
         Parameters
         ----------

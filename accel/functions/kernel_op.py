@@ -1,4 +1,4 @@
-"""Ops made of functions: ``@accel.kernel_op`` on a function that computes with arrays makes it an op of the user's own."""
+"""Functions as ops: ``@accel.kernel_op`` makes an op of a function that computes with arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 _COST = 1e-3
-"""Seconds that a function takes on the CPU unless it says otherwise: enough for the stream's own thread."""
+"""Seconds that a function takes on the CPU unless it says otherwise: enough for the stream's own
+thread."""
 
 
 class OpFunction(Protocol[P, R_co]):
@@ -37,11 +38,11 @@ class OpFunction(Protocol[P, R_co]):
         """Return the op, for ``device.run`` or ``batch.run``."""
 
     def on(self, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Decorate the function that computes the op on the named backend, with the parameters of the first."""
+        """Decorate the function that computes the op on another backend; same parameters."""
 
 
 class Decorator(Protocol):
-    """What :func:`kernel_op` returns: one result for a function with one :class:`Operand` in front, two for two."""
+    """What :func:`kernel_op` returns: one result for each :class:`Operand` in front."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Operand, Operand, P], None]) -> OpFunction[P, tuple[AccelRef, AccelRef]]: ...
@@ -159,23 +160,28 @@ def kernel_op(
 
         y = await device.run(softmax(x, scale=2.0))
 
-    The function's first parameters, annotated :class:`Operand`, are the results that it writes: one or two. Those annotated :class:`AccelRef` are refs
-    for who makes the op, and each is an :class:`Operand` inside the function: ``np.asarray(x)`` on the CPU, ``torch.from_dlpack(x)`` or
+    The function's first parameters, annotated :class:`Operand`, are the results that it writes: one
+    or two. Those annotated :class:`AccelRef` are refs for the caller, and each is an
+    :class:`Operand` inside the function: ``np.asarray(x)`` on the CPU, ``torch.from_dlpack(x)`` or
     ``cupy.asarray(x)`` on a GPU. All others are options. The function keeps no operand.
 
-    The decorated function computes on the CPU, in the stream's order. ``@softmax.on("cuda")`` decorates what *enqueues* the op on a GPU, into
-    ``out.stream``. On a process host the module is imported by the child, so the function is defined at the top of a module.
+    The decorated function computes on the CPU, in the stream's order. ``@softmax.on("cuda")``
+    decorates what *enqueues* the op on a GPU, into ``out.stream``. On a process host the module is
+    imported by the child, so the function is defined at the top of a module.
 
     Parameters
     ----------
     function
-        Nothing: the decorator is called first, since results have a shape that only its options tell.
+        Nothing: the decorator is called first, since results have a shape that only its options
+        tell.
     like
         Name of the parameter whose shape and dtype each result has.
     makes
-        Given the parameters after the results, returns the :class:`~accel.ops.Spec` of each result. Give ``like`` or ``makes``.
+        Given the parameters after the results, returns the :class:`~accel.ops.Spec` of each result.
+        Give ``like`` or ``makes``.
     cost
-        About how many seconds the function takes on the CPU; below 50 us it runs at once, on the event loop's thread.
+        About how many seconds the function takes on the CPU; below 50 us it runs at once, on the
+        event loop's thread.
     capturable
         See :attr:`KernelLibrary.capturable`.
 
@@ -214,10 +220,10 @@ def _op_class(
     while results < len(parameters) and hints.get(parameters[results].name) is Operand:
         results += 1
     fields = parameters[results:]
-    names = tuple(each.name for each in fields)
+    names = tuple(field.name for field in fields)
     operands = frozenset(name for name in names if _is_ref(hints.get(name)))
     remedy = "Write def op(out: accel.Operand, x: accel.AccelRef, option: float = 1.0) -> None, and like='x' or makes=."
-    if results not in (1, 2) or any(each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) for each in fields):
+    if results not in (1, 2) or any(field.kind not in (field.POSITIONAL_OR_KEYWORD, field.KEYWORD_ONLY) for field in fields):
         raise InvalidArgumentError(
             f"{function.__name__} has {results} result(s) in front, or takes *args or positional-only parameters", remedy=remedy
         )
@@ -235,15 +241,16 @@ def _op_class(
         "__doc__": function.__doc__,
         "__module__": function.__module__,
     }
-    for each in fields:
-        if each.name in namespace or hasattr(FunctionOp, each.name):
-            raise InvalidArgumentError(f"{function.__name__} has a parameter {each.name}: ops have it", remedy="Give it another name.")
-        if type(each.default).__hash__ is None:
-            raise InvalidArgumentError(f"the default of {each.name} can change: {each.default!r:.200}", remedy="Use a tuple, or None.")
+    for field in fields:
+        if field.name in namespace or hasattr(FunctionOp, field.name):
+            raise InvalidArgumentError(f"{function.__name__} has a parameter {field.name}: ops have it", remedy="Give it another name.")
+        if type(field.default).__hash__ is None:
+            raise InvalidArgumentError(f"the default of {field.name} can change: {field.default!r:.200}", remedy="Use a tuple, or None.")
     made: type[FunctionOp] = dataclasses.make_dataclass(
-        function.__name__, [_field(each) for each in fields], bases=(FunctionOp,), namespace=namespace, frozen=True, eq=False, slots=True
+        function.__name__, [_field(field) for field in fields], bases=(FunctionOp,), namespace=namespace, frozen=True, eq=False, slots=True
     )
-    made.__module__, made.__qualname__ = function.__module__, function.__qualname__  # where pickle finds it
+    # Where pickle finds it.
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
     return made
 
 

@@ -1,4 +1,4 @@
-"""Values that a device keeps by name: loaded once for all callers, and again when a rebuild has invalidated them."""
+"""Values that a device keeps by name: loaded once for all callers, and again after a rebuild."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUNDS = 3
 """How often one load begins anew because a rebuild came between."""
 
 _current: contextvars.ContextVar[_Loading | None] = contextvars.ContextVar("accel_current", default=None)
-"""The load whose loader runs here, in whatever task."""
+"""The load whose loader runs here, in any task."""
 
 
 class _Loading:
@@ -40,18 +40,21 @@ class _Loading:
         self.waiters: list[asyncio.Future[Any]] = []
         self.waits_for: list[_Loading] = []
 
-    def way_to(self, other: _Loading) -> list[_Loading]:
-        """Return the loads from this one to ``other``, each of which waits for the next; none if there is no such way."""
-        ways = {self: [self]}
-        left = [self]
-        while left:
-            each = left.pop()
-            if each is other:
-                return ways[each]
-            for following in each.waits_for:
-                if following not in ways:
-                    ways[following] = [*ways[each], following]
-                    left.append(following)
+    def path_to(self, other: _Loading) -> list[_Loading]:
+        """Return the loads from this one to ``other``, each of which waits for the next.
+
+        Empty if there is no such path.
+        """
+        paths = {self: [self]}
+        pending = [self]
+        while pending:
+            load = pending.pop()
+            if load is other:
+                return paths[load]
+            for awaited in load.waits_for:
+                if awaited not in paths:
+                    paths[awaited] = [*paths[load], awaited]
+                    pending.append(awaited)
         return []
 
     def tell(self, value: Any, error: Exception | None = None) -> None:
@@ -128,7 +131,7 @@ class Residents:
         if load is None:
             load = entry.load = _Loading(self._core.name, name)
         elif asking is not None:
-            self._check_circle(load.way_to(asking))
+            self._check_circle(load.path_to(asking))
         # Before it begins: a loader may run, and end, when its task is made.
         load.waiters.append(waiter)
         if asking is not None:
@@ -143,11 +146,12 @@ class Residents:
                 asking.waits_for.remove(load)
             del waiter  # a traceback holds this frame, and the waiter holds the error
 
-    def _check_circle(self, way: list[_Loading]) -> None:
-        """Refuse to let the last load of ``way`` wait for the first."""
-        if way:
+    def _check_circle(self, path: list[_Loading]) -> None:
+        """Refuse to let the last load of ``path`` wait for the first."""
+        if path:
             device = self._core.name
-            names = [repr(each.name) if each.device == device else f"{each.name!r} of {each.device}" for each in (way[-1], *way)]
+            loads = (path[-1], *path)
+            names = [repr(load.name) if load.device == device else f"{load.name!r} of {load.device}" for load in loads]
             raise InvalidArgumentError(
                 f"the loaders of residents wait for each other in a circle: {' waits for '.join(names)}",
                 device=device,
@@ -229,7 +233,8 @@ class Residents:
                     )
                 value = await loading
             except (ContextPoisonedError, StaleRefError) as error:
-                # What was on the device when it faulted may be why: that is not tried again unasked.
+                # What was on the device when it faulted may be why: that is not tried again
+                # unasked.
                 is_innocent = isinstance(error, StaleRefError) or error.executed == "no"
                 if left and is_innocent and generation != core.refs.live_generation and not core.lifecycle.is_final:
                     continue
@@ -252,7 +257,7 @@ class Residents:
                 )
 
     async def aclose(self) -> None:
-        """End the loads, and let everything go."""
+        """End the loads, and release everything."""
         self._named.clear()
         tasks = self._tasks - {asyncio.current_task()}  # a loader may close the device
         for task in tasks:
@@ -262,22 +267,22 @@ class Residents:
 
 
 def refs_in(value: Any, place: str) -> Iterator[tuple[str, AccelRef]]:
-    """Yield each ref in a value with what leads to it: in mappings, lists, tuples, sets and dataclasses, however deep."""
+    """Yield each ref in mappings, lists, tuples, sets and dataclasses, with its place there."""
     seen: set[int] = set()
-    left: list[tuple[str, Any]] = [(place, value)]
-    while left:
-        where, each = left.pop()
-        if isinstance(each, AccelRef):
-            yield where, each
+    pending: list[tuple[str, Any]] = [(place, value)]
+    while pending:
+        where, part = pending.pop()
+        if isinstance(part, AccelRef):
+            yield where, part
             continue
-        if id(each) in seen:
+        if id(part) in seen:
             continue
-        seen.add(id(each))
+        seen.add(id(part))
         inside: list[tuple[str, Any]] = []
-        if isinstance(each, Mapping):
-            inside = [(f"{where}[{key!r}]", item) for key, item in each.items()]
-        elif isinstance(each, (list, tuple, set, frozenset)):
-            inside = [(f"{where}[{index}]", item) for index, item in enumerate(each)]
-        elif dataclasses.is_dataclass(each) and not isinstance(each, type):
-            inside = [(f"{where}.{field.name}", getattr(each, field.name)) for field in dataclasses.fields(each)]
-        left.extend(reversed(inside))
+        if isinstance(part, Mapping):
+            inside = [(f"{where}[{key!r}]", item) for key, item in part.items()]
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            inside = [(f"{where}[{index}]", item) for index, item in enumerate(part)]
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            inside = [(f"{where}.{field.name}", getattr(part, field.name)) for field in dataclasses.fields(part)]
+        pending.extend(reversed(inside))

@@ -1,4 +1,4 @@
-"""Sparse systems: matrices on their way to a device and back, and iterative solvers made of device ops."""
+"""Sparse systems: matrices to a device and back, and iterative solvers made of its ops."""
 
 from __future__ import annotations
 

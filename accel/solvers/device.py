@@ -1,4 +1,4 @@
-"""What the solvers use of a device, its batches and its graphs: the device's face stands above them."""
+"""What the solvers use of a device, its batches and its graphs, which are above them."""
 
 from __future__ import annotations
 

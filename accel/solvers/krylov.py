@@ -1,4 +1,8 @@
-"""Iterative solvers of sparse systems: a graph of device ops is recorded once, and replayed until a small copy of the residual says that it is enough."""
+"""Iterative solvers of sparse systems.
+
+A graph of device ops is recorded once, and replayed until the residual is small enough. The host
+reads its norm after each replay.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ __all__ = ["Callback", "Options", "Preconditioner", "cg", "gmres"]
 Array = np.ndarray[Any, Any]
 
 Preconditioner: TypeAlias = SparseRef | AccelRef | str | None
-"""What approximates the inverse of the matrix: a sparse matrix, the diagonal of a diagonal one, or ``"jacobi"``."""
+"""What approximates the inverse of the matrix: a sparse matrix, the diagonal of a diagonal one, or
+``"jacobi"``."""
 
 Callback: TypeAlias = Callable[[int, float], object]
 """``callback(iterations, norm of the residual)``."""
@@ -66,7 +71,7 @@ class Options:
     run_blocking: Callable[..., Awaitable[Any]]
 
     def check(self, what: str) -> None:
-        """Raise :class:`InvalidArgumentError` if a number is none that will do; ``what`` is the caller's name of ``every``."""
+        """Raise :class:`InvalidArgumentError` for a wrong number; ``what`` names ``every``."""
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
             if isinstance(number(name, value), complex) or not value >= 0:
                 raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a number of 0 or more.")
@@ -80,17 +85,20 @@ class Options:
 class _System:
     """``a @ x = b``, and what both solvers do with it on the device.
 
-    What is solved is ``a @ x = rhs``, where ``rhs`` is the residual that x0 has, divided by its norm: squares of numbers of any scale neither overflow nor
-    vanish then. :meth:`end` makes the solution of it.
+    What is solved is ``a @ x = rhs``, where ``rhs`` is the residual that x0 has, divided by its
+    norm: squares of numbers of any scale neither overflow nor vanish then. :meth:`end` makes the
+    solution of it.
 
     Attributes
     ----------
     x, rhs, r
         The solution as far as it is known, the right-hand side, and the residual ``rhs - a @ x``.
     report
-        What the host reads: the norm of the residual, how many iterations were done, and the norm of b.
+        What the host reads: the norm of the residual, how many iterations were done, and the norm
+        of b.
     length, spare
-        Buffers for what is used at once: a graph keeps all that its ops make, so they make nothing in each iteration.
+        Buffers for what is used at once: a graph keeps all that its ops make, so they make nothing
+        in each iteration.
     scale
         The norm of the residual that x0 has; known once :meth:`begin` has ended.
     tolerance
@@ -136,7 +144,10 @@ class _System:
         return None if self._deadline is None else self._deadline - self._loop.time()
 
     async def begin(self) -> float:
-        """Make x, its residual and the preconditioner; return the norm of the residual: 1, or 0 if x0 is good enough."""
+        """Make x, its residual and the preconditioner.
+
+        Return the norm of the residual: 1, or 0 if x0 is good enough.
+        """
         device, given = self.device, self.options.M
         if isinstance(given, str):
             diagonal = await device.sparse.diagonal(self.a, timeout=self.left())
@@ -166,14 +177,15 @@ class _System:
         if norm <= limit:
             return 0.0
         self.scale = norm
-        self.tolerance = float(self.real.numpy.type(limit / norm))  # the device compares with the rounded number
+        # The device compares with the rounded number.
+        self.tolerance = float(self.real.numpy.type(limit / norm))
         async with self.device.batch(timeout=self.left()) as batch:
             batch.elementwise.binary("div", self.r, self.dtype.numpy.type(norm), out=self.rhs)
             batch.copy(self.rhs, self.r)
         return 1.0
 
     async def end(self, norm: float, done: int) -> tuple[AccelRef, int]:
-        """Return the solution of the whole system, and 0, or ``done`` (but not 0) if it is not good enough."""
+        """Return the solution, and 0; or ``done``, from 1, if it is not good enough."""
         async with self.device.batch(timeout=self.left()) as batch:
             batch.elementwise.binary("mul", self.x, self.dtype.numpy.type(self.scale), out=self.x)
             if self.x0 is not None:
@@ -190,7 +202,7 @@ class _System:
         return norm, int(count), of_b
 
     def norm(self, to: Recorder, x: AccelRef, out: AccelRef) -> None:
-        """Record the norm of a vector; ``out`` is 0-d, of the dtype of the vector or of real numbers."""
+        """Record the norm of a vector; ``out`` is 0-d, of the vector's dtype or a real one."""
         is_real = out.dtype is self.real
         to.blas.nrm2(x.view(self.real), out=out if is_real else self.length)
         if not is_real:
@@ -203,7 +215,10 @@ class _System:
         self.norm(to, self.r, self.report[0])
 
     def preconditioned(self, to: Recorder, x: AccelRef) -> AccelRef:
-        """Record the product of the preconditioner and a vector, in one buffer each time; without a preconditioner, return the vector."""
+        """Record the product of the preconditioner and a vector, in one buffer each time.
+
+        Without a preconditioner, return the vector.
+        """
         if self.inverse is None:
             return x
         if isinstance(self.inverse, SparseRef):
@@ -252,7 +267,7 @@ async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | No
 
 
 class _State(NamedTuple):
-    """What CG takes from one iteration to the next, and buffers that it uses in each: vectors, and then 0-d ones."""
+    """The state of CG between iterations, and its work buffers: vectors, and then 0-d ones."""
 
     p: AccelRef
     q: AccelRef
@@ -263,14 +278,19 @@ class _State(NamedTuple):
 
 
 def _iteration(to: Graph, system: _System, state: _State) -> None:
-    """Record one iteration. It changes nothing once the residual is small enough, or all iterations were done: the device looks, so that the host need not."""
+    """Record one iteration.
+
+    It changes nothing once the residual is small enough, or all iterations were done: the device
+    looks, so that the host need not.
+    """
     x, r, report, zero, real, (p, q, is_on, rz, new, factor) = system.x, system.r, system.report, system.zero, system.real.numpy.type, state
     fused = to.elementwise.fused
     to.sparse.spmv(system.a, p, out=q)
     to.blas.dotc(p, q, out=new)
     limits = real(system.tolerance), report[1], real(system.most)
     fused((("greater", 0, 1), ("less", 2, 3), ("logical_and", 4, 5)), (report[0], *limits), out=is_on)
-    # Of a positive definite matrix, p @ a @ p is 0 for p = 0 only. Of another one, the next iteration begins anew.
+    # Of a positive definite matrix, p @ a @ p is 0 for p = 0 only. Of another one, the next
+    # iteration begins anew.
     fused((("div", 1, 2), ("not_equal", 2, 3), ("logical_and", 0, 5), ("where", 6, 4, 3)), (is_on, rz, new, zero), out=factor)
     fused((("mul", 1, 2), ("add", 0, 3)), (x, factor, p), out=x)
     fused((("mul", 1, 2), ("sub", 0, 3)), (r, factor, q), out=r)
@@ -331,7 +351,8 @@ async def gmres(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef |
 def _weights(products: Array) -> Array:
     """Return what the vectors of the basis are to be multiplied by, for the least residual.
 
-    Row j of ``products`` has those of ``a`` times vector j with all vectors; the last row begins with the norm of the residual.
+    Row j of ``products`` has those of ``a`` times vector j with all vectors; the last row begins
+    with the norm of the residual.
     """
     target = np.zeros(len(products), products.dtype)
     target[0] = products[-1, 0]
@@ -341,7 +362,10 @@ def _weights(products: Array) -> Array:
 
 
 class _Room(NamedTuple):
-    """Buffers that a cycle of GMRES uses in each step: a vector, a second one if it is complex, what was taken from it, and two 0-d norms."""
+    """Work buffers of a cycle of GMRES.
+
+    A vector, its conjugate if it is complex, its products with the basis, twice, and two 0-d norms.
+    """
 
     w: AccelRef
     conjugate: AccelRef | None
@@ -350,7 +374,7 @@ class _Room(NamedTuple):
 
 
 def _cycle(to: Graph, system: _System, basis: AccelRef, products: AccelRef, room: _Room) -> None:
-    """Record a cycle: a basis of the Krylov space, made orthogonal twice, and the products that :func:`_weights` needs."""
+    """Record a cycle: a basis of the Krylov space, orthogonalized twice, and its products."""
     steps, fused, zero, real = products.shape[0] - 1, to.elementwise.fused, system.zero, system.real.numpy.type
     (before, after), eps = room.norms, real(np.finfo(system.real.numpy).eps)
     # Where the space ends, the norm is that of rounding: the vector, and all behind it, become 0.
@@ -373,7 +397,7 @@ def _cycle(to: Graph, system: _System, basis: AccelRef, products: AccelRef, room
 
 
 def _subtracted(to: Graph, known: AccelRef, w: AccelRef, conjugate: AccelRef | None, found: AccelRef) -> AccelRef:
-    """Record what ``w`` has of the vectors of a basis, take that from it, and return the products."""
+    """Record the products of ``w`` and a basis, subtract them from it, and return them."""
     if conjugate is None:
         to.blas.gemv(known, w, out=found)
     else:

@@ -30,7 +30,8 @@ _OF_SCIPY = {np.dtype(np.float16): np.dtype(np.float32), DType.BFLOAT16.numpy: n
 _INT32 = np.iinfo(np.int32).max
 _MOST_SIZES = 64
 _SLACK = 8
-"""Of remembered sizes, an eighth is added: matrices with as many elements in other places need a little more or less."""
+"""Of remembered sizes, an eighth is added: matrices with as many elements in other places need a
+little more or less."""
 
 
 class DeviceSparse(SparseOps[Awaited]):
@@ -52,7 +53,8 @@ class DeviceSparse(SparseOps[Awaited]):
         super().__init__(submitter)
         self._device = device
         self._run_blocking = run_blocking
-        self._sizes: dict[tuple[Any, ...], tuple[int, int]] = {}  # of products: bytes of workspace, and room for elements
+        # Of products: bytes of workspace, and room for elements.
+        self._sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
 
     async def csr(self, parts: tuple[Any, Any, Any], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
         """Make a matrix of ``(data, indices, indptr)``, as scipy's ``csr_array`` does.
@@ -60,8 +62,9 @@ class DeviceSparse(SparseOps[Awaited]):
         Parameters
         ----------
         parts
-            Host arrays: they are checked, brought into order, elements of one place are added up, and indices become int32 where that holds them. Or refs,
-            which are taken as they are; see :class:`~accel.SparseRef`.
+            Host arrays: they are checked, brought into order, elements of one place are added up,
+            and indices become int32 where that holds them. Or refs, which are taken as they are;
+            see :class:`~accel.SparseRef`.
         shape
             Rows and columns.
         durable
@@ -72,29 +75,41 @@ class DeviceSparse(SparseOps[Awaited]):
         InvalidArgumentError
             If these are no parts of such a matrix.
         """
-        return await self._made("csr", parts, shape, durable)
+        return await self._create("csr", parts, shape, durable)
 
     async def csc(self, parts: tuple[Any, Any, Any], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
-        """Make a matrix of ``(data, indices, indptr)``, as scipy's ``csc_array`` does; see :meth:`csr`."""
-        return await self._made("csc", parts, shape, durable)
+        """Make a matrix of ``(data, indices, indptr)``, as scipy's ``csc_array`` does.
+
+        See :meth:`csr`.
+        """
+        return await self._create("csc", parts, shape, durable)
 
     async def coo(self, parts: tuple[Any, tuple[Any, Any]], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
-        """Make a matrix of ``(data, (rows, columns))``, as scipy's ``coo_array`` does; see :meth:`csr`."""
+        """Make a matrix of ``(data, (rows, columns))``, as scipy's ``coo_array`` does.
+
+        See :meth:`csr`.
+        """
         if not (isinstance(parts, (tuple, list)) and len(parts) == 2 and isinstance(parts[1], (tuple, list)) and len(parts[1]) == 2):
             raise InvalidArgumentError("the parts of coo are (data, (rows, columns))", remedy="Give them so.", op="coo")
-        return await self._made("coo", (parts[0], parts[1][1], parts[1][0]), shape, durable)
+        return await self._create("coo", (parts[0], parts[1][1], parts[1][0]), shape, durable)
 
     async def bsr(self, parts: tuple[Any, Any, Any], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
-        """Make a matrix of ``(data, indices, indptr)``, as scipy's ``bsr_array`` does: ``data`` is (blocks, rows, columns); see :meth:`csr`."""
-        return await self._made("bsr", parts, shape, durable)
+        """Make a matrix of ``(data, indices, indptr)``, as scipy's ``bsr_array`` does.
+
+        See :meth:`csr`.
+
+        ``data`` is (blocks, rows, columns).
+        """
+        return await self._create("bsr", parts, shape, durable)
 
     async def put(self, matrix: Any, *, durable: bool = False) -> SparseRef:
-        """Copy a sparse matrix of scipy's to the device, in its format if that is csr, csc, coo or bsr, else as csr.
+        """Copy a sparse matrix of scipy's to the device, as csr, csc, coo or bsr; others as csr.
 
         Parameters
         ----------
         matrix
-            Any of scipy's sparse arrays and matrices, of two dimensions. It is read until the copy has ended: do not change it before.
+            Any of scipy's sparse arrays and matrices, of two dimensions. It is read until the copy
+            has ended: do not change it before.
         durable
             Whether the copy outlives a fault.
 
@@ -113,11 +128,11 @@ class DeviceSparse(SparseOps[Awaited]):
             matrix = await self._run_blocking(matrix.tocsr)
         shape = (int(matrix.shape[0]), int(matrix.shape[1]))
         if matrix.format == "coo":
-            return await self._made("coo", (matrix.data, matrix.col, matrix.row), shape, durable)
-        return await self._made(matrix.format, (matrix.data, matrix.indices, matrix.indptr), shape, durable)
+            return await self._create("coo", (matrix.data, matrix.col, matrix.row), shape, durable)
+        return await self._create(matrix.format, (matrix.data, matrix.indices, matrix.indptr), shape, durable)
 
     async def get(self, matrix: SparseRef) -> Any:
-        """Copy a matrix to the host, and return scipy's ``csr_array``, ``csc_array``, ``coo_array`` or ``bsr_array``.
+        """Copy a matrix to the host, and return scipy's array of its format, such as ``csr_array``.
 
         Elements of float16 and bfloat16, which scipy has not, come as float32.
 
@@ -126,7 +141,8 @@ class DeviceSparse(SparseOps[Awaited]):
         BackendUnavailableError
             If scipy is not installed.
         InvalidArgumentError
-            If an index is out of range, or ``indptr`` is out of order: scipy reads wherever they say.
+            If an index is out of range, or ``indptr`` is out of order: scipy reads wherever they
+            say.
         """
         matrix = sparse_of("matrix", matrix)
         try:
@@ -147,19 +163,21 @@ class DeviceSparse(SparseOps[Awaited]):
     ) -> SparseRef:
         """Return ``alpha * a @ b`` of two sparse matrices.
 
-        The result stores an element wherever both matrices store factors of one, also where the sum is 0. The device is asked first how many products of
-        elements there are, and in how many bytes the library works: one or two copies of 16 bytes. For matrices of the same shapes and as many elements as
-        in an earlier product, that product's numbers are tried first.
+        The result stores an element wherever both matrices store factors of one, also where the sum
+        is 0. The device is asked first how many products of elements there are, and in how many
+        bytes the library works: one or two copies of 16 bytes. For matrices of the same shapes and
+        as many elements as in an earlier product, that product's numbers are tried first.
 
         Parameters
         ----------
         a, b
-            (m, k) and (k, n), both csr or both csc, of one dtype: float32, float64, complex64 or complex128.
+            (m, k) and (k, n), both csr or both csc, of one dtype: float32, float64, complex64 or
+            complex128.
         alpha
             Factor.
         size
-            How many elements there is room for meanwhile; the result takes no more than it needs, or twice that. ``None``: for as many as there are
-            products, or places.
+            How many elements there is room for meanwhile; the result takes no more than it needs,
+            or twice that. ``None``: for as many as there are products, or places.
         timeout
             Seconds for all of it.
 
@@ -196,7 +214,7 @@ class DeviceSparse(SparseOps[Awaited]):
         if key in self._sizes:
             try:
                 return await product(*self._sizes[key])
-            except InvalidArgumentError:  # too little for these matrices; arguments that are wrong are refused again
+            except InvalidArgumentError:  # too little room; wrong arguments are refused again below
                 pass
             except OutOfMemoryError:  # these may need less
                 self._sizes.pop(key, None)
@@ -225,15 +243,19 @@ class DeviceSparse(SparseOps[Awaited]):
         check_every: int = 16,
         timeout: float | None = None,
     ) -> tuple[AccelRef, int]:
-        """Solve ``a @ x = b`` by conjugate gradients, as ``scipy.sparse.linalg.cg`` does; return ``(x, info)``.
+        """Solve ``a @ x = b`` by conjugate gradients, as ``scipy.sparse.linalg.cg`` does.
 
-        The iterations stay on the device: ``check_every`` of them are recorded as a graph, which is replayed. The device itself stops at the iteration whose
-        residual is small enough; the host reads three numbers after each replay.
+        Return ``(x, info)``.
+
+        The iterations stay on the device: ``check_every`` of them are recorded as a graph, which is
+        replayed. The device itself stops at the iteration whose residual is small enough; the host
+        reads three numbers after each replay.
 
         Parameters
         ----------
         a
-            Symmetric (Hermitian) and positive definite, (n, n): float32, float64, complex64 or complex128.
+            Symmetric (Hermitian) and positive definite, (n, n): float32, float64, complex64 or
+            complex128.
         b
             (n,), of the dtype of ``a``.
         x0
@@ -243,10 +265,12 @@ class DeviceSparse(SparseOps[Awaited]):
         maxiter
             How many iterations there are at most; ``None``: 10 n.
         M
-            What approximates the inverse of ``a``, positive definite: a sparse matrix; a ref of shape (n,), for a diagonal matrix; or ``"jacobi"``, the inverse
-            of the diagonal of ``a``.
+            What approximates the inverse of ``a``, positive definite: a sparse matrix; a ref of
+            shape (n,), for a diagonal matrix; or ``"jacobi"``, the inverse of the diagonal of
+            ``a``.
         callback
-            ``callback(iterations, norm of the residual)``, called on the event loop after each replay.
+            ``callback(iterations, norm of the residual)``, called on the event loop after each
+            replay.
         check_every
             Iterations of a replay.
         timeout
@@ -257,7 +281,8 @@ class DeviceSparse(SparseOps[Awaited]):
         x
             The solution, (n,): the last one if ``info`` is not 0.
         info
-            0, or how many iterations were done without success: all, or fewer if the residual has become infinite or NaN.
+            0, or how many iterations were done without success: all, or fewer if the residual has
+            become infinite or NaN.
 
         Raises
         ------
@@ -270,7 +295,8 @@ class DeviceSparse(SparseOps[Awaited]):
 
         Notes
         -----
-        Cancelling ends it: a replay that has reached the device runs on, and no further one is sent.
+        Cancelling ends it: a replay that has reached the device runs on, and no further one is
+        sent.
         """
         return await krylov.cg(
             self._device, a, b, x0, krylov.Options(rtol, atol, maxiter, M, callback, check_every, timeout, self._run_blocking)
@@ -290,10 +316,13 @@ class DeviceSparse(SparseOps[Awaited]):
         callback: krylov.Callback | None = None,
         timeout: float | None = None,
     ) -> tuple[AccelRef, int]:
-        """Solve ``a @ x = b`` by the generalized minimal residual method, as ``scipy.sparse.linalg.gmres`` does; return ``(x, info)``.
+        """Solve ``a @ x = b`` by the generalized minimal residual method; return ``(x, info)``.
 
-        A cycle of ``restart`` iterations is recorded as a graph, which is replayed. After each the host reads ``(restart + 1)**2`` numbers, solves a small
-        problem of least squares on a worker thread, and reads the norm of the residual.
+        It does what ``scipy.sparse.linalg.gmres`` does.
+
+        A cycle of ``restart`` iterations is recorded as a graph, which is replayed. After each the
+        host reads ``(restart + 1)**2`` numbers, solves a small problem of least squares on a worker
+        thread, and reads the norm of the residual.
 
         Parameters
         ----------
@@ -302,13 +331,16 @@ class DeviceSparse(SparseOps[Awaited]):
         b, x0, rtol, atol, timeout
             As for :meth:`cg`.
         restart
-            Iterations of a cycle, at most 500. Their vectors are kept: ``(restart + 1) * n`` elements.
+            Iterations of a cycle, at most 500. Their vectors are kept: ``(restart + 1) * n``
+            elements.
         maxiter
             How many cycles there are at most; ``None``: 10 n.
         M
-            As for :meth:`cg`, but not of necessity positive definite. It is applied from the left; the residual that is looked at is that of ``a`` and ``b``.
+            As for :meth:`cg`, but not of necessity positive definite. It is applied from the left;
+            the residual that is looked at is that of ``a`` and ``b``.
         callback
-            ``callback(iterations, norm of the residual)``, called on the event loop after each cycle.
+            ``callback(iterations, norm of the residual)``, called on the event loop after each
+            cycle.
 
         Returns
         -------
@@ -319,7 +351,8 @@ class DeviceSparse(SparseOps[Awaited]):
 
         Raises
         ------
-        InvalidArgumentError, UnsupportedError, DeadlineExceededError, StaleRefError, ContextPoisonedError
+        InvalidArgumentError, UnsupportedError, DeadlineExceededError, StaleRefError,
+        ContextPoisonedError
             As :meth:`cg`.
 
         Notes
@@ -330,7 +363,7 @@ class DeviceSparse(SparseOps[Awaited]):
             self._device, a, b, x0, krylov.Options(rtol, atol, maxiter, M, callback, restart, timeout, self._run_blocking)
         )
 
-    async def _made(self, form: SparseFormat, parts: Any, shape: tuple[int, int], durable: bool) -> SparseRef:
+    async def _create(self, form: SparseFormat, parts: Any, shape: tuple[int, int], durable: bool) -> SparseRef:
         if not (isinstance(parts, (tuple, list)) and len(parts) == 3):
             raise InvalidArgumentError(f"the parts of {form} are (data, indices, indptr)", remedy="Give them so.", op=form)
         if all(isinstance(part, AccelRef) for part in parts):
