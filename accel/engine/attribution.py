@@ -27,28 +27,28 @@ class Attribution:
 
     A context that dies meanwhile is rebuilt at once and free of charge. The death counts in the restart budget only when all that was in flight at it is
     examined, and none of it was found to be the cause.
+
+    Attributes
+    ----------
+    deaths : int
+        How many contexts have died under the work so far.
     """
 
-    __slots__ = ("_deaths", "_held", "_in_flight")
+    __slots__ = ("_deaths", "_held", "_in_flight", "deaths")
 
     def __init__(self, in_flight: set[Attribution]) -> None:
         self._in_flight = in_flight
         self._deaths: list[_Death] = []
-        self._held = 0
+        self.deaths = 0
+        self._held = 1  # by the block
 
     def __enter__(self) -> Self:
-        self.hold()
         self._in_flight.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._in_flight.discard(self)
         self.release()
-
-    @property
-    def deaths(self) -> int:
-        """How many contexts have died under the work so far."""
-        return len(self._deaths)
 
     def hold(self) -> None:
         """Have the deaths wait for one more :meth:`release`: a part of the work is examined after the block."""
@@ -67,6 +67,7 @@ class Attribution:
     def died(self, death: _Death) -> None:
         """Take the death of a context that the work was on."""
         self._deaths.append(death)
+        self.deaths += 1
 
 
 def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:

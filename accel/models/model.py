@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from collections import Counter
 from pathlib import Path
@@ -18,13 +17,13 @@ from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
 from accel.models.relations import check_batch_axis
 from accel.models.runner import deadline_of, left
-from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
+from accel.models.tensor_spec import BATCH, Buckets, Item, TensorSpec
 from accel.models.version import VersionLoader
 from accel.models.versions import Coming, Versions
 from accel.models.weights import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from accel.actors.system import ActorSystem
     from accel.models.outputs import OutputSpecs
@@ -184,7 +183,7 @@ class Model:
         """Run the model and return host arrays; otherwise as calling it."""
         return await self._called(self._given(args, inputs), timeout, to_host=True)
 
-    async def rows(self, items: Sequence[Mapping[str, Array]], *, check_finite: bool = False) -> list[Any]:
+    def rows(self, items: Sequence[Item], *, check_finite: bool = False) -> Coroutine[Any, Any, list[Any]]:
         """Run the model once on several requests, and return what it gives for each, in host arrays.
 
         Parameters
@@ -195,10 +194,14 @@ class Model:
             Return a :class:`~accel.NonFiniteError` in the place of a result that has a NaN or an infinity.
         """
         serving, kept = self._serving, self._versions.kept
-        with serving, kept or contextlib.nullcontext():
-            results, failed = await self._attempt(serving, items, check_finite=check_finite)
-            if failed is not None and kept is not None:
-                instead, also_failed = await self._attempt(kept, items, check_finite=check_finite)
+        return self._rows(serving, items, check_finite) if kept is None else self._rows_of_either(serving, kept, items, check_finite)
+
+    async def _rows_of_either(self, serving: Version, kept: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
+        """Return what the weights that serve give, or those of before, if they alone give an answer: they serve from then on."""
+        with serving, kept:
+            results, failed = await self._attempt(serving, items, check_finite)
+            if failed is not None:
+                instead, also_failed = await self._attempt(kept, items, check_finite)
                 if also_failed is None:  # else it is not the new weights' fault
                     self._roll_back(serving, failed)
                     return instead or []
@@ -207,18 +210,14 @@ class Model:
             raise failed
         return results
 
-    async def _attempt(
-        self, version: Version, items: Sequence[Mapping[str, Array]], *, check_finite: bool
-    ) -> tuple[list[Any] | None, AccelError | None]:
+    async def _attempt(self, version: Version, items: Sequence[Item], check_finite: bool) -> tuple[list[Any] | None, AccelError | None]:
         """Return results, if there are any, and the first error that is the model's own, of all items or in the place of a result."""
         try:
-            results = await self._rows(version, items)
+            results = await self._rows(version, items, check_finite)
         except (LibraryError, InvalidArgumentError) as error:
             if error.is_fault:
                 raise
             return None, error
-        if check_finite:
-            results = [self._checked(each) for each in results]
         return results, next((each for each in results if isinstance(each, AccelError)), None)
 
     def _roll_back(self, failed: Version, error: AccelError) -> None:
@@ -228,17 +227,18 @@ class Model:
             versions.roll_back()
             logger.error("model_rolled_back", device=self._device.name, version=self.version, left=failed.number, error=error)
 
-    async def _rows(self, version: Version, items: Sequence[Mapping[str, Array]]) -> list[Any]:
-        buckets = self._buckets
-        sizes = [buckets.item_sizes(item) for item in items]
+    async def _rows(self, version: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
+        buckets, rows = self._buckets, len(items)
+        sizes = [item.sizes for item in items]
         largest = {dim: max(each[dim] for each in sizes) for dim in sizes[0]}
-        bucket = buckets.bucket({BATCH: len(items), **largest})
+        bucket = buckets.bucket({BATCH: rows, **largest})
         with version:
             self._count(version, bucket)
-            arrays = await version.forward(buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
-        return version.outputs.rows(arrays, sizes)
+            arrays = await version.fetched(list(buckets.stacked(items, bucket).values()), bucket, rows, None)
+        results = version.relations.outputs.rows(arrays, sizes)
+        return [self._checked(each) for each in results] if check_finite else results
 
-    def item(self, given: Any, *, finite: bool = False) -> dict[str, Array]:
+    def item(self, given: Any, *, finite: bool = False) -> Item:
         """Return one request as :meth:`rows` takes it. Its arrays share no memory with what was given, which may be changed.
 
         Parameters
@@ -257,8 +257,7 @@ class Model:
         named = given if isinstance(given, dict) else {next(iter(buckets.inputs)): given}
         buckets.check_names(named)
         arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True, finite=finite) for name in buckets.inputs}
-        buckets.item_sizes(arrays)
-        return arrays
+        return Item(arrays, buckets.item_sizes(arrays))
 
     def _given(self, args: tuple[Any, ...], inputs: Inputs) -> dict[str, Any]:
         names = tuple(self._buckets.inputs)
@@ -319,11 +318,11 @@ class Model:
 
     def _count(self, version: Version, bucket: Sizes) -> None:
         self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
-        self._replays += version.outputs.is_captured
+        self._replays += version.relations.outputs.is_captured
 
-    def _canaries(self, given: Iterable[Any]) -> list[dict[str, Array]]:
+    def _canaries(self, given: Iterable[Any]) -> list[Item]:
         """Return canaries as :meth:`item` does; an error says which one is wrong."""
-        items: list[dict[str, Array]] = []
+        items: list[Item] = []
         try:
             items.extend(self.item(each) for each in given)
         except Exception as error:  # of the item, or of the caller's iterable
@@ -441,7 +440,7 @@ class Model:
         self._versions.close()
         await self._versions.gone()
 
-    async def _check_canaries(self, old: Version, new: Version, items: list[dict[str, Array]], compare: Compare | None) -> None:
+    async def _check_canaries(self, old: Version, new: Version, items: Sequence[Item], compare: Compare | None) -> None:
         for number, item in enumerate(items):
             answers = [await self._answer(version, item) for version in (old, new)]
             checked = self._checked(answers[1])
@@ -458,8 +457,8 @@ class Model:
                     remedy="Look at the weights; the model serves its old ones.",
                 )
 
-    async def _answer(self, version: Version, item: dict[str, Array]) -> Any:
-        return (await self._rows(version, [item]))[0]
+    async def _answer(self, version: Version, item: Item) -> Any:
+        return (await self._rows(version, [item], False))[0]
 
 
 def _check_function(name: str, value: object) -> None:

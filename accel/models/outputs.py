@@ -141,6 +141,8 @@ class OutputSpecs:
         The dimension of each array along which it is split among requests; ``None``: each gets it whole.
     item_shapes
         The shapes of the arrays in the answer to one request.
+    places
+        How many places of the first dimension of each array a row has; ``None``: it is not split along that.
     """
 
     structure: Structure
@@ -150,11 +152,14 @@ class OutputSpecs:
     is_captured: bool = field(default=False, compare=False)
     batch_axes: tuple[int | None, ...] = field(init=False, compare=False, repr=False)
     item_shapes: tuple[tuple[Dim, ...], ...] = field(init=False, compare=False, repr=False)
+    places: tuple[int | None, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # A frozen class that finds them once: they are needed for each batch.
         object.__setattr__(self, "batch_axes", tuple(map(_batch_axis, self.shapes)))
         object.__setattr__(self, "item_shapes", tuple(map(_item_shape, self.shapes, self.batch_axes)))
+        firsts = [_length(shape[0], {BATCH: 1}) if axis == 0 else None for shape, axis in zip(self.shapes, self.batch_axes, strict=True)]
+        object.__setattr__(self, "places", tuple(firsts))
 
     @classmethod
     def decoded(cls, data: np.ndarray[Any, Any]) -> OutputSpecs:
@@ -209,7 +214,7 @@ class OutputSpecs:
 
     def leading(self, rows: int) -> list[int | None]:
         """Return how much of the first dimension of each array belongs to the first rows of a batch; ``None``: all."""
-        return [_length(shape[0], {BATCH: rows}) if axis == 0 else None for shape, axis in zip(self.shapes, self.batch_axes, strict=True)]
+        return [None if places is None else rows * places for places in self.places]
 
     def cut(self, arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
         """Return the parts of the arrays, or refs, that belong to inputs of ``sizes``."""

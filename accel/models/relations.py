@@ -131,28 +131,31 @@ class Relations:
 
     async def known(self, bucket: Sizes, timeout: float | None) -> Known:
         """Return what a run on inputs of a size must return. The sizes tell it, or the first use of them is a run on examples."""
-        if self._is_told:
-            return Known(self.outputs.specs(bucket), self._common)
         key = tuple([bucket[dim] for dim in self._buckets.dims])
         known = self._known.get(key)
         if known is None:
-            deadline = deadline_of(timeout)
-            found = await self._described(bucket, left(deadline))
-            if not self.outputs.admits(found, bucket):
-                raise LibraryError(
-                    f"the model returns {found.described()} for inputs of {dict(bucket)}, and {self.outputs.described()} at other sizes",
-                    remedy="Shapes of a model's outputs must depend on the shapes of its inputs alone.",
-                )
-            specs = found.specs({})
-            common = self._common_places()
-            values: Sequence[Array] = []
-            if common:
-                inputs = await self._system.run_blocking(self._inputs, bucket, 0, is_varied=False)
-                values = await self._values(specs, bucket, inputs, left(deadline))
-            known = self._known[key] = Known(specs, {place: values[place] for place in common})
+            told = Known(self.outputs.specs(bucket), self._common) if self._is_told else None
+            known = self._known[key] = told or await self._found(bucket, timeout)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return known
+
+    async def _found(self, bucket: Sizes, timeout: float | None) -> Known:
+        """Run the model on examples, to see what it returns for inputs of a size."""
+        deadline = deadline_of(timeout)
+        found = await self._described(bucket, left(deadline))
+        if not self.outputs.admits(found, bucket):
+            raise LibraryError(
+                f"the model returns {found.described()} for inputs of {dict(bucket)}, and {self.outputs.described()} at other sizes",
+                remedy="Shapes of a model's outputs must depend on the shapes of its inputs alone.",
+            )
+        specs = found.specs({})
+        common = self._common_places()
+        values: Sequence[Array] = []
+        if common:
+            inputs = await self._system.run_blocking(self._inputs, bucket, 0, is_varied=False)
+            values = await self._values(specs, bucket, inputs, left(deadline))
+        return Known(specs, {place: values[place] for place in common})
 
     def check_common(self, arrays: Sequence[Array], known: Known) -> None:
         """Raise unless the outputs that are common to all requests have the values that were established.

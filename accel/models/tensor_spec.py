@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,7 +20,7 @@ from accel.values import converted, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BATCH", "Buckets", "Inputs", "Sizes", "TensorSpec"]
+__all__ = ["BATCH", "Buckets", "Inputs", "Item", "Sizes", "TensorSpec"]
 
 BATCH = "batch"
 """The dimension along which requests are put together and large inputs are split."""
@@ -48,6 +50,11 @@ class TensorSpec:
         or of several, with it. It is repeated, or cut, to the size that is needed. Without it the model is run on ones, random numbers from 0.5 to 1.5,
         and, of ints and bools, also zeros.
 
+    Attributes
+    ----------
+    batch_axis : int or None
+        The dimension along which requests are put together.
+
     Raises
     ------
     InvalidArgumentError
@@ -58,6 +65,7 @@ class TensorSpec:
     dtype: DType
     pad: float = 0
     example: Array | None = field(default=None, compare=False)
+    batch_axis: int | None = field(init=False, compare=False, repr=False)
 
     def __init__(self, shape: Sequence[int | str], dtype: Any = "float32", *, pad: float = 0, example: Any = None) -> None:
         try:
@@ -76,12 +84,8 @@ class TensorSpec:
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", of)
         object.__setattr__(self, "pad", filling)
+        object.__setattr__(self, "batch_axis", dims.index(BATCH) if BATCH in dims else None)
         object.__setattr__(self, "example", None if example is None else _checked_example(example, self))
-
-    @property
-    def batch_axis(self) -> int | None:
-        """The dimension along which requests are put together."""
-        return self.shape.index(BATCH) if BATCH in self.shape else None
 
     @property
     def item_shape(self) -> tuple[int | str, ...]:
@@ -96,6 +100,22 @@ class TensorSpec:
     def of_size(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the shape with a length for each name."""
         return tuple([sizes[dim] if isinstance(dim, str) else dim for dim in self.shape])
+
+
+class Item(dict[str, Array]):
+    """One request that fits the model: an array for each input, without the batch dimension.
+
+    Attributes
+    ----------
+    sizes : mapping of str to int
+        The length of each of its named dimensions.
+    """
+
+    __slots__ = ("sizes",)
+
+    def __init__(self, arrays: Mapping[str, Array], sizes: Sizes) -> None:
+        super().__init__(arrays)
+        self.sizes = sizes
 
 
 class Buckets:
@@ -162,14 +182,14 @@ class Buckets:
         found = {}
         for dim, size in sizes.items():
             lengths = self.lengths.get(dim)
-            found[dim] = size if lengths is None else next((each for each in lengths if each >= size), 0)
-            if found[dim] < size:
+            if lengths is not None and size > lengths[-1]:
                 name, spec = next((name, spec) for name, spec in self.inputs.items() if dim in spec.shape)
                 raise InvalidArgumentError(
-                    f"dimension {dim!r} of input {name!r} has length {size}, and the longest bucket {lengths[-1] if lengths else 0}",
+                    f"dimension {dim!r} of input {name!r} has length {size}, and the longest bucket {lengths[-1]}",
                     argument=name,
                     remedy=f"Cut the input, or load the model with a longer bucket. Its shape is {spec.shape}.",
                 )
+            found[dim] = size if lengths is None else lengths[bisect_left(lengths, size)]
         return found
 
     def array(self, name: str, value: Any, *, is_item: bool = False, finite: bool = False) -> Any:
@@ -298,7 +318,7 @@ def _misfit(name: str, shape: tuple[int, ...], expected: tuple[int | str, ...], 
 
 def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:
     axis = spec.batch_axis or 0
-    if not axis and len(shape) > 1 and len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
+    if not axis and len(shape) > 1 and len(rows) == shape[0] and set(map(attrgetter("shape"), rows)) == {shape[1:]}:
         return np.concatenate(rows).reshape(shape)  # np.stack takes three times as long
     return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)], axis)
 

@@ -311,7 +311,7 @@ def _are_specs(specs: tuple[object, ...]) -> bool:
     return True
 
 
-_MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))
+_TOKENS = frozenset((AccelToken, ViewToken))
 
 
 def with_refs(op: KernelOp[R_co], resolve: Callable[[AccelToken], AccelRef]) -> KernelOp[R_co]:
@@ -327,7 +327,9 @@ def with_refs(op: KernelOp[R_co], resolve: Callable[[AccelToken], AccelRef]) -> 
         check_awaited("op", op)
         raise InvalidArgumentError(f"{op!r} is not a KernelOp", remedy="Make an op, such as accel.ops.Gemm(a, b).")
     for name in names:
-        if type(getattr(op, name)) in _MAY_HOLD_TOKENS:  # few have such, and this is on the way of every op
+        value = getattr(op, name)
+        # Few have such, and this is on the way of every op.
+        if type(value) in _TOKENS or (type(value) is tuple and not _TOKENS.isdisjoint(map(type, value))):
             return _resolved(op, names, resolve)
     return op
 

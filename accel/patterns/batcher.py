@@ -258,7 +258,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
         isolation, key = self._isolation, None
-        if self._poison or (isolation is not None and isolation.pending):
+        if self._poison.errors or (isolation is not None and isolation.suspects):
             key = self._poison.key(item)
             if (poisoned := self._poison.recall_by(key, item)) is not None:
                 self._counters.refused += 1
@@ -271,7 +271,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
-        is_suspect = isolation is not None and request.is_idempotent and isolation.is_suspect(key)
+        is_suspect = isolation is not None and request.is_idempotent and key in isolation.lines
         if not (isolation.join(request, key) if isolation is not None and is_suspect else self._queue.offer(request)):
             raise self._full()
         self._counters.submitted += 1
@@ -318,7 +318,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             in_flight=self._in_flight,
             isolated=counters.isolated,
             poisoned=counters.poisoned,
-            isolating=0 if self._isolation is None else self._isolation.pending,
+            isolating=0 if self._isolation is None else len(self._isolation.suspects),
         )
 
     def _name(self) -> str:
@@ -396,7 +396,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         assert root is not None, "a batcher that takes items has a root"
         if queue.queued and self._is_gathering():
             return
-        is_careful = self._isolation is not None and self._isolation.is_besieged
+        is_careful = self._isolation is not None and root.loop.time() < self._isolation.besieged_until
         most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
         while queue.queued and self._in_flight < at_once:
             if self._in_flight and queue.queued < most and self._state == "open" and self._waits():
@@ -408,7 +408,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                 if not root.start(self._runner.run(batch), "accel-batch", partial(self._served, batch)):
                     self._in_flight -= 1
                     self._runner.fail(batch, self._interrupted())
-        if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.pending)):
+        if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.suspects)):
             root.finish()
 
     def _is_gathering(self) -> bool:

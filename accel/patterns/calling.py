@@ -25,11 +25,15 @@ class Recovering(Protocol):
 
 
 class Attribution(Protocol):
-    """What the death of a context is charged to, made by :meth:`accel.Device.attribution`."""
+    """What the death of a context is charged to, made by :meth:`accel.Device.attribution`.
 
-    @property
-    def deaths(self) -> int:
-        """How many contexts have died under the work so far."""
+    Attributes
+    ----------
+    deaths : int
+        How many contexts have died under the work so far.
+    """
+
+    deaths: int
 
     def hold(self) -> None:
         """Have the charge wait for one more :meth:`release`."""

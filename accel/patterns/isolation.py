@@ -131,6 +131,15 @@ class Isolation:
         Called when the quarantine is closed.
     interrupted
         Makes the error for requests that are left over when the batcher closes.
+
+    Attributes
+    ----------
+    suspects : dict
+        Requests that wait for a trial, or are being tried, in the order in which they came.
+    lines : dict
+        Fingerprint -> the requests whose item has it, of which one is tried.
+    besieged_until : float
+        Until then contexts have died so fast one after the other that most batches have poison: small ones pass more often.
     """
 
     def __init__(
@@ -150,8 +159,9 @@ class Isolation:
         self._options = options
         self._ended = ended
         self._interrupted = interrupted
-        self._open: dict[Request, None] = {}  # everything that is not settled
-        self._lines: dict[Hashable, _Line] = {}
+        self.suspects: dict[Request, None] = {}
+        self.besieged_until = 0.0
+        self.lines: dict[Hashable, _Line] = {}
         self._groups: deque[_Group] = deque()
         self._repeats: deque[Request] = deque()  # alone, and behind the groups: they are poison, most likely
         self._arrived = 0  # faults, since the isolation was made
@@ -165,17 +175,6 @@ class Isolation:
         self._faulted: set[Hashable] = set()
         self._forward = self._dying = 0.0  # moving averages of the seconds of a trial that passes, and of one that does not
         self._root: RootTask
-
-    @property
-    def pending(self) -> int:
-        """Requests that wait for a trial, or are being tried."""
-        return len(self._open)
-
-    @property
-    def is_besieged(self) -> bool:
-        """Whether contexts die so fast one after the other that most batches have poison: small ones then pass more often."""
-        faults = self._faults
-        return len(faults) == _MANY and self._root.loop.time() - faults[0] < _SHORTLY
 
     def open(self, root: RootTask) -> None:
         """Make the trials in tasks of ``root``, which is open."""
@@ -196,12 +195,14 @@ class Isolation:
         await self._make_keys(batch)
         self._arrived += 1
         self._faults.append(self._root.loop.time())
+        if len(self._faults) == _MANY:
+            self.besieged_until = self._faults[0] + _SHORTLY
         suspects = [request for request in batch if self._is_wanted(request)]
-        if self.pending + len(suspects) > self._options.limit:
+        if len(self.suspects) + len(suspects) > self._options.limit:
             if attribution is not None:  # not being examined is no proof against the device
                 attribution.hold()
                 attribution.release(found=True)
-            self._fail(suspects, f"{self.pending} items wait already to be tried in quarantine")
+            self._fail(suspects, f"{len(self.suspects)} items wait already to be tried in quarantine")
             return
         group: list[Request] = []
         for request in suspects:
@@ -212,7 +213,7 @@ class Isolation:
         self._counters.isolated += len(suspects)
         if not suspects:
             return
-        logger.info("isolation_began", model=self._options.name(), items=len(suspects), pending=self.pending, error=suspects[0].fault)
+        logger.info("isolation_began", model=self._options.name(), items=len(suspects), pending=len(self.suspects), error=suspects[0].fault)
         if group:
             self._groups.extend(self._split(group, self._arrived))
         self._wake.set()
@@ -224,7 +225,7 @@ class Isolation:
 
         Items that were queued, or wait for a rebuild, may have been found since.
         """
-        if not (self._memory or self._lines):
+        if not (self._memory.errors or self.lines):
             return batch
         await self._make_keys([request for request in batch if request.key is None])
         left: list[Request] = []
@@ -233,22 +234,18 @@ class Isolation:
             if found is not None and not request.future.done():
                 self._counters.failed += 1
                 request.future.set_exception(found)
-            elif not (request.is_idempotent and self.is_suspect(request.key) and self.join(request, request.key)):
+            elif not (request.is_idempotent and request.key in self.lines and self.join(request, request.key)):
                 left.append(request)
         return [request for request in left if not request.future.done()]
 
-    def is_suspect(self, key: Hashable) -> bool:
-        """Return whether an item with this fingerprint is tried now, or waits for it."""
-        return key in self._lines
-
     def join(self, request: Request, key: Hashable) -> bool:
         """Have a request of an item that is a suspect wait for what is found; return whether there is room."""
-        if self.pending >= self._options.limit:
+        if len(self.suspects) >= self._options.limit:
             return False
-        line = self._lines[key]
+        line = self.lines[key]
         request.key, request.fault = key, line.leader.fault
         request.is_suspect = request.is_launched = True
-        self._open[request] = None
+        self.suspects[request] = None
         line.followers.append(request)
         self._counters.isolated += 1
         return True
@@ -267,14 +264,14 @@ class Isolation:
     def _enlist(self, request: Request, group: list[Request]) -> None:
         """Add a request to those that are tried, or have it wait for one with an equal item."""
         request.is_suspect = True
-        self._open[request] = None
-        line = None if request.key is None else self._lines.get(request.key)
+        self.suspects[request] = None
+        line = None if request.key is None else self.lines.get(request.key)
         if line is not None:
             line.followers.append(request)
             return
         group.append(request)
         if request.key is not None:
-            self._lines[request.key] = _Line(request)
+            self.lines[request.key] = _Line(request)
 
     def _is_wanted(self, request: Request) -> bool:
         # Of one whose caller has left, only whether it is to be remembered is of interest.
@@ -292,7 +289,7 @@ class Isolation:
         if task.cancelled() or task.exception() is not None:
             self._interrupt()
         self._is_running = False
-        if self.pending:  # added while the quarantine was being closed
+        if self.suspects:  # added while the quarantine was being closed
             self._begin()
         self._ended()
 
@@ -304,15 +301,15 @@ class Isolation:
             self._settle(request, own_instance(error, given))
 
     def _taken(self) -> list[Request]:
-        taken = list(self._open)
-        for each in (self._open, self._lines, self._groups, self._repeats):
+        taken = list(self.suspects)
+        for each in (self.suspects, self.lines, self._groups, self._repeats):
             each.clear()
         self._bound = self._arrived
         return taken
 
     async def _run(self) -> None:
         try:
-            while self.pending or await self._more():
+            while self.suspects or await self._more():
                 await self._try_all()
         except BaseException:
             await self._quarantine.aclose(abandon=True)
@@ -332,7 +329,7 @@ class Isolation:
                         self._idling.reschedule(self._root.loop.time() + idle)
                     await self._wake.wait()
             self._idling = None
-        return bool(self.pending)
+        return bool(self.suspects)
 
     async def _get_ready(self) -> None:
         """Make the handler ahead of the next suspect: the context of the last one may have died of it."""
@@ -349,7 +346,7 @@ class Isolation:
         began, poisoned, trials = loop.time(), counters.poisoned, 0
         try:
             await until_ready(self._device)
-            while self.pending:
+            while self.suspects:
                 trials += 1
                 await self._try_next()
         except UnusableError as error:
@@ -378,9 +375,9 @@ class Isolation:
         died = any(map(is_fault, results.values()))
         if group.death is not None and group.death.left:  # the fewer are left, the more likely it is one of them
             group.death.left = 0 if died else max(1, group.death.left - len(group.requests))
-        again = [request for request in group.requests if request in self._open and is_fault(results.get(request))]
+        again = [request for request in group.requests if request in self.suspects and is_fault(results.get(request))]
         for request in group.requests:
-            if request in self._open and request not in again:
+            if request in self.suspects and request not in again:
                 self._settle(request, results.get(request))
         if again and len(tried) > 1:
             self._groups.extendleft(reversed(self._split(again, group.arrival)))
@@ -444,7 +441,7 @@ class Isolation:
         """Settle what need not be tried any more, and return the others."""
         left = []
         for request in group.requests:
-            if request not in self._open:
+            if request not in self.suspects:
                 continue
             found = self._memory.recall_by(request.key, request.item)
             if found is None and self._is_wanted(request):
@@ -544,16 +541,16 @@ class Isolation:
 
     def _settle(self, request: Request, result: Any) -> None:
         """Answer a request, and let those that wait for it know; with ``None`` nothing was found out."""
-        self._open.pop(request, None)
+        self.suspects.pop(request, None)
         self._faulted.discard(request if request.key is None else request.key)
         request.fault, request.is_suspect = None, False
         is_poison = isinstance(result, PoisonedInputError)
         attribution, request.attribution = request.attribution, None
         if attribution is not None:
             attribution.release(found=is_poison)
-        line = self._lines.get(request.key)
+        line = self.lines.get(request.key)
         if line is not None and line.leader is request:
-            del self._lines[request.key]
+            del self.lines[request.key]
             self._follow(line.followers, is_poison=is_poison)
         self._counters.poisoned += is_poison
         if request.future.done():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel._log import get_logger
+from accel.models.tensor_spec import Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -29,7 +30,7 @@ _PER_PART = 128
 class PoisonMemory:
     """The fingerprints of items that were found to be poison; the one that was seen longest ago is dropped first.
 
-    While it is empty, which ``len`` tells, no item has to be looked up. The items themselves are not kept.
+    While ``errors`` is empty no item has to be looked up. The items themselves are not kept.
 
     Parameters
     ----------
@@ -37,17 +38,19 @@ class PoisonMemory:
         Items that are remembered; 0: none.
     fingerprint
         ``fingerprint(item)`` returns what identifies an item, or ``None`` for one that is not to be remembered.
+
+    Attributes
+    ----------
+    errors : OrderedDict
+        Fingerprint -> the error of an item that is remembered.
     """
 
-    __slots__ = ("_errors", "_fingerprint", "limit")
+    __slots__ = ("_fingerprint", "errors", "limit")
 
     def __init__(self, limit: int, fingerprint: Callable[[Any], Hashable]) -> None:
         self.limit = limit
         self._fingerprint = fingerprint
-        self._errors: OrderedDict[Hashable, PoisonedInputError] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._errors)
+        self.errors: OrderedDict[Hashable, PoisonedInputError] = OrderedDict()
 
     def key(self, item: Any) -> Hashable:
         """Return the fingerprint of an item, or ``None``."""
@@ -66,25 +69,25 @@ class PoisonMemory:
             return
         kept = error.clone(item=None, remembered=True)
         kept.__cause__ = None  # its frames would keep the batch
-        self._errors[key] = kept
-        if len(self._errors) > self.limit:
-            self._errors.popitem(last=False)
+        self.errors[key] = kept
+        if len(self.errors) > self.limit:
+            self.errors.popitem(last=False)
 
     def recall(self, item: Any) -> PoisonedInputError | None:
         """Return an error for the caller of an item that is remembered, or ``None``."""
-        return self.recall_by(self.key(item), item) if self._errors else None
+        return self.recall_by(self.key(item), item) if self.errors else None
 
     def recall_by(self, key: Hashable, item: Any) -> PoisonedInputError | None:
         """As :meth:`recall`, of an item whose fingerprint is known."""
-        found = None if key is None else self._errors.get(key)
+        found = None if key is None else self.errors.get(key)
         if found is None:
             return None
-        self._errors.move_to_end(key)
+        self.errors.move_to_end(key)
         return found.clone(item=item)
 
     def clear(self) -> None:
         """Forget all items."""
-        self._errors.clear()
+        self.errors.clear()
 
 
 def content_fingerprint(item: object) -> bytes | None:
@@ -140,7 +143,7 @@ class _Content:
             self._write(kind.__name__, b"%d" % len(item))
             for each in item:
                 self.add(each)
-        elif kind is dict and all(type(key) is str for key in item):
+        elif kind in (dict, Item) and all(type(key) is str for key in item):
             self._write("dict", b"%d" % len(item))
             for key in sorted(item):
                 self.add(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import InvalidArgumentError
@@ -48,7 +49,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
         self._apart_version = 0
         super().__init__(
-            self._answer,
+            partial(model.rows, check_finite=check_finite),
             max_items=max_items,
             idempotent=True,
             device=model.device,
@@ -81,9 +82,6 @@ class ModelService(DynamicBatcher[Any, Any]):
 
     def _name(self) -> str:
         return repr(self.model)
-
-    async def _answer(self, items: list[Any]) -> list[Any]:
-        return await self.model.rows(items, check_finite=self._check_finite)
 
     async def _quarantined(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
         """Return the handler on a device in quarantine, which has none of this one's memory."""

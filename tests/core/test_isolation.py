@@ -451,8 +451,7 @@ async def test_while_contexts_die_again_and_again_batches_are_small() -> None:
         assert device.served[6:] == [items[n : n + 2] for n in range(0, 16, 2)]
         isolation = batcher._isolation
         assert isolation is not None
-        assert isolation.is_besieged
-        isolation._faults[0] -= 10.0
+        isolation.besieged_until -= 10.0
         assert await answers(batcher, items) == list(range(16))
         assert device.served[-1] == items
 

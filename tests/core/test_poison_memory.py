@@ -210,4 +210,4 @@ def test_an_empty_memory_makes_no_fingerprints() -> None:
     assert asked == []
     nothing = PoisonMemory(0, asked.append)
     nothing.remember(accel.PoisonedInputError("poison", item="item"))
-    assert (len(nothing), asked) == (0, [])
+    assert (len(nothing.errors), asked) == (0, [])
