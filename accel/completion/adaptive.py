@@ -1,4 +1,4 @@
-"""The default strategy: poll while an op is young or near its expected end, sleep on a timer otherwise."""
+"""The default strategy: poll while an op is young or near its expected end, else sleep."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class AdaptiveCompletion(CompletionStrategy):
     pacing
         When ops are polled; devices with equal strategies share a poller.
     watch_interval
-        For devices that compute on this machine's own processors, where the worker thread wakes the loop: seconds between two queries of the oldest
-        marks. They find what no thread reports: a fault.
+        For devices that compute on this machine's own processors, where the worker thread wakes the
+        loop: seconds between two queries of the oldest marks. They find what no thread reports: a
+        fault.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -42,8 +43,9 @@ class AdaptiveCompletion(CompletionStrategy):
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> Watcher:
         """Return a watcher that uses the system's poller.
 
-        For a device that computes on this machine's own processors it is a :class:`~accel.completion.signalled.NotifiedWatcher`: polling would take the
-        processor from the work.
+        For a device that computes on this machine's own processors it is a
+        :class:`~accel.completion.signalled.NotifiedWatcher`: polling would take the processor from
+        the work.
         """
         if device.shares_processor:
             return NotifiedWatcher(loop, self.watch_interval)

@@ -1,9 +1,10 @@
 """A C function in a side stream posts a semaphore, and one thread that waits for it wakes the loop.
 
-No Python runs in the callback: it is ``sem_post`` of the C library, which takes no lock that Python code can hold.
-It runs in a stream of its own, because a host function stalls the stream that it is in. It is only a hint: after a
-fault it never runs, and on other systems such callbacks were seen to run after failed work. So every mark is queried
-before it ends, and the oldest marks are queried at a long interval besides.
+No Python runs in the callback: it is ``sem_post`` of the C library, which takes no lock that Python
+code can hold. It runs in a stream of its own, because a host function stalls the stream that it is
+in. It is only a hint: after a fault it never runs, and on other systems such callbacks were seen to
+run after failed work. So every mark is queried before it ends, and the oldest marks are queried at
+a long interval besides.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ __all__ = ["HostFnCompletion", "HostFnWatcher"]
 
 @dataclass(frozen=True)
 class HostFnCompletion(CompletionStrategy):
-    """Be woken by the device: uses no CPU while waiting, however long, and adds two thread switches to every op.
+    """Be woken by the device: uses no CPU while waiting, and adds two thread switches to every op.
 
     Parameters
     ----------
     watch_interval
-        Seconds between two queries of the oldest marks. They find what no host function reports: a fault.
+        Seconds between two queries of the oldest marks. They find what no host function reports: a
+        fault.
     """
 
     name: ClassVar[str] = "host_fn"
@@ -54,7 +56,7 @@ class HostFnCompletion(CompletionStrategy):
 
 
 class HostFnWatcher(SignalledWatcher):
-    """Has a side stream for each lane: in a common one, a mark would be reported after those of slower lanes."""
+    """Has a side stream for each lane: in a common one, slow lanes would hold up the others."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
         super().__init__(loop, watch_interval)

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["AdaptivePace", "Pacing", "delay"]
 
 _LATE = 3
-"""The latest expected end lies this many windows after the mean, the earliest one window before it, both besides the deviation."""
+"""The latest expected end lies this many windows after the mean, the earliest one window before it,
+both besides the deviation."""
 
 _PARTS = 8
-"""An op whose end is not known well is polled at least this often while its end is expected, so that the next estimate is better."""
+"""An op whose end is not known well is polled at least this often while its end is expected, so
+that the next estimate is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class Pacing:
     window
         An op is polled in each loop iteration from this long before its earliest expected end.
     spin
-        An op whose expected ends are spread over more than this is not polled in each loop iteration, but at intervals.
+        An op whose expected ends are spread over more than this is not polled in each loop
+        iteration, but at intervals.
     step
         Longest sleep before the earliest expected end, as long as the interval is shorter.
     shortest, longest
-        Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is polled in each loop iteration.
+        Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is
+        polled in each loop iteration.
     patience
         An interval is one part in ``patience`` of the time that the op has taken so far.
     kinds
@@ -72,7 +76,8 @@ def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
     earliest = expected.mean - spread - pacing.window
     latest = expected.mean + spread + _LATE * pacing.window
     if elapsed < earliest - 2 * pacing.shortest:
-        # In steps, and half of the time that is left: timers are late after a long sleep, and the op may have become shorter.
+        # In steps, and half of the time that is left: timers are late after a long sleep, and the
+        # op may have become shorter.
         return min((earliest - elapsed) / 2, max(interval, pacing.step))
     if elapsed > latest:
         return interval
@@ -80,7 +85,7 @@ def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
 
 
 class AdaptivePace:
-    """Paces a :class:`~accel.completion.poller.MarkPoller` by what ops of the same kind took before.
+    """Paces a poller by what ops of the same kind took before.
 
     Parameters
     ----------

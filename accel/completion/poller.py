@@ -1,7 +1,8 @@
-"""The poller: it queries the oldest mark of every lane, in each loop iteration or when a timer says so.
+"""The poller: it queries the oldest mark of every lane, in each loop iteration or by a timer.
 
-A query costs microseconds, and a sleep adds up to its length to an op. So a *pace* decides how long the poller may sleep: not at all
-while an op is young or near its expected end. With no mark to watch there is no timer and no callback.
+A query costs microseconds, and a sleep adds up to its length to an op. So a *pace* decides how long
+the poller may sleep: not at all while an op is young or near its expected end. With no mark to
+watch there is no timer and no callback.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Pace(Protocol):
     """Decides how long a poller sleeps. All times are in seconds."""
 
     def delay(self, kind: Hashable, elapsed: float) -> float:
-        """Return the time until the next poll of an op that began ``elapsed`` seconds ago; 0: poll in the next loop iteration."""
+        """Return the time until the next poll of an op that began ``elapsed`` seconds ago.
+
+        0: it is polled in the next loop iteration.
+        """
 
     def observe(self, kind: Hashable, seconds: float) -> None:
         """Record that an op took ``seconds``."""
@@ -44,7 +48,8 @@ class PolledLane(Lane):
     settle : callable
         Completes or fails marks that have ended.
     began, polled, due : float
-        When the oldest mark's work began, as far as is known, when it was last queried, and when it is to be queried next.
+        When the oldest mark's work began, as far as is known, when it was last queried, and when it
+        is to be queried next.
     """
 
     __slots__ = ("began", "due", "polled", "settle")
@@ -96,22 +101,25 @@ class MarkPoller:
             if self._next is None:
                 self._next = self._loop.call_soon(self._poll)
 
-    def take(self, lane: PolledLane) -> list[Mark]:
+    def remove(self, lane: PolledLane) -> list[Mark]:
         """Stop polling a lane, and return its marks."""
         taken = list(lane.marks)
         lane.marks.clear()
         self._lanes.pop(lane, None)
         if not self._lanes:
-            self._rest()
+            self._unschedule()
         return taken
 
     def close(self) -> None:
         """Release the timer. Idempotent."""
-        self._rest()
+        self._unschedule()
         self._timer.close()
 
-    def _pause(self, lane: PolledLane, now: float) -> float:
-        """Return the seconds until the next poll of a lane that is not passed now."""
+    def _reschedule(self, lane: PolledLane, now: float) -> float:
+        """Set when a lane whose oldest mark has not ended is polled next.
+
+        Return the seconds until then.
+        """
         delay = self._pace.delay(lane.marks[0].kind, now - lane.began)
         lane.polled, lane.due = now, now + delay
         return delay
@@ -125,7 +133,7 @@ class MarkPoller:
             self._due = now + delay
             self._timer.arm(delay)
 
-    def _rest(self) -> None:
+    def _unschedule(self) -> None:
         """Schedule nothing any more."""
         if self._next is not None:
             self._next.cancel()
@@ -141,7 +149,10 @@ class MarkPoller:
             self._poll(math.inf)
 
     def _poll(self, horizon: float = 0.0) -> None:
-        """Query the oldest mark of each lane that is due within ``horizon`` seconds, complete what has ended, and schedule the next poll."""
+        """Query the lanes that are due within ``horizon`` seconds, and schedule the next poll.
+
+        Of each lane the oldest mark is queried; what has ended completes.
+        """
         self._next = None
         self.polls += 1
         now = time.perf_counter()
@@ -154,19 +165,21 @@ class MarkPoller:
                 elif ended := take_ended(lane.marks):
                     found.append((lane, ended[0][0], ended))
                 else:
-                    soonest = min(soonest, self._pause(lane, now))
+                    soonest = min(soonest, self._reschedule(lane, now))
         for lane, oldest, ended in found:
             if ended[0][1] is None:
-                # It ended between two polls. A poll that came late, because the loop was busy, says nothing about the op.
+                # It ended between two polls. A poll that came late, because the loop was busy, says
+                # nothing about the op.
                 self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
             if lane.marks:
                 lane.began = now
-                soonest = min(soonest, self._pause(lane, now))
+                soonest = min(soonest, self._reschedule(lane, now))
             else:
                 del self._lanes[lane]
         if not self._lanes:
-            self._rest()
-        # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds what has ended meanwhile.
+            self._unschedule()
+        # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds
+        # what has ended meanwhile.
         try:
             for lane, _, ended in found:
                 lane.settle(ended)
@@ -176,7 +189,9 @@ class MarkPoller:
 
 
 class PollingWatcher(LaneWatcher[PolledLane]):
-    """Has the marks of one device polled by a poller that it shares with the watchers of the same strategy on the same loop.
+    """Has the marks of one device polled.
+
+    Watchers of the same strategy on the same loop share a poller.
 
     Parameters
     ----------
@@ -215,8 +230,8 @@ class PollingWatcher(LaneWatcher[PolledLane]):
     def _add(self, lane: PolledLane, mark: Mark) -> None:
         self._poller.add(lane, mark)
 
-    def _take_all(self) -> list[Mark]:
-        return [mark for lane in self._lanes.values() for mark in self._poller.take(lane)]
+    def _remove_all(self) -> list[Mark]:
+        return [mark for lane in self._lanes.values() for mark in self._poller.remove(lane)]
 
     async def _release(self, *, abandon: bool) -> None:
         self._poller.users -= 1

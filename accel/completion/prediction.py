@@ -29,21 +29,25 @@ class Estimate(NamedTuple):
 
 
 _OUTLIER = 4
-"""An error larger than this many deviations counts as this many: a loop that stood still once must not spoil the estimate."""
+"""An error larger than this many deviations counts as this many: a loop that stood still once must
+not spoil the estimate."""
 
 _SMALLEST = 10e-6
-"""Seconds. A smaller deviation counts as this one when an error is held against it, or a change would never be followed."""
+"""Seconds. A smaller deviation counts as this one when an error is held against it, or a change
+would never be followed."""
 
 
 class Predictor:
-    """Mean and mean deviation of durations by kind, estimated as TCP estimates round-trip times (RFC 6298).
+    """Mean and deviation of durations by kind, estimated as TCP estimates round trips (RFC 6298).
 
-    The gains are larger for the first observations, so that the estimate of a kind with steady durations is good after three of them.
+    The gains are larger for the first observations, so that the estimate of a kind with steady
+    durations is good after three of them.
 
     Parameters
     ----------
     capacity
-        How many kinds are kept. The kind that was not observed for the longest time is forgotten first.
+        How many kinds are kept. The kind that was not observed for the longest time is forgotten
+        first.
     """
 
     __slots__ = ("_capacity", "_estimates")
@@ -64,7 +68,8 @@ class Predictor:
         estimates = self._estimates
         known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
         if known is None or seconds < known.mean / 2:
-            # A loop that stands still makes an op seem longer; nothing makes it seem shorter than half.
+            # A loop that stands still makes an op seem longer; nothing makes it seem shorter than
+            # half.
             if len(estimates) >= self._capacity:
                 del estimates[next(iter(estimates))]
             estimates[kind] = Estimate(seconds, seconds / 2)

@@ -10,7 +10,7 @@ __all__ = ["Semaphore"]
 
 
 class Semaphore:
-    """A POSIX semaphore, which is also the host function that posts it (see :class:`~accel.backend.HostFunction`).
+    """A POSIX semaphore, which is also the :class:`~accel.backend.HostFunction` that posts it.
 
     Attributes
     ----------
@@ -37,7 +37,10 @@ class Semaphore:
         self._post(self._pointer)
 
     def wait(self) -> None:
-        """Block this thread, releasing the GIL, until the semaphore has been posted; several posts count as one."""
+        """Block this thread, releasing the GIL, until the semaphore has been posted.
+
+        Several posts count as one.
+        """
         while self._wait(self._pointer) != 0:  # interrupted by a signal
             pass
         while self.try_acquire():

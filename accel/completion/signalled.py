@@ -1,4 +1,4 @@
-"""Watchers that a signal wakes: they query the oldest marks when a signal comes, and at a long interval besides."""
+"""Watchers that a signal wakes; besides, they query the oldest marks at a long interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ __all__ = ["NotifiedWatcher", "SignalledWatcher"]
 
 
 class SignalledWatcher(LaneWatcher[Lane]):
-    """Queries the oldest marks when it is signalled, and once per ``watch_interval``: after a fault no signal comes.
+    """Queries the oldest marks at each signal, and once per ``watch_interval``.
+
+    After a fault no signal comes.
 
     Parameters
     ----------
@@ -61,7 +63,8 @@ class SignalledWatcher(LaneWatcher[Lane]):
         self._poll()
 
     def _on_signal(self) -> None:
-        self._is_signalled = False  # before the poll: a mark that ends from now on needs another signal
+        # Before the poll: a mark that ends from now on needs another signal.
+        self._is_signalled = False
         self._poll()
 
     def _poll(self) -> None:
@@ -80,9 +83,9 @@ class SignalledWatcher(LaneWatcher[Lane]):
 class NotifiedWatcher(SignalledWatcher):
     """For devices that compute on threads of this process: the thread that did the work signals.
 
-    Polling would take the processor from the work, and a side stream would be one more thread to switch to. The
-    watcher itself is the host function (see :class:`~accel.backend.HostFunction`) that the marks' own streams call;
-    it is Python code, so it is for such devices only.
+    Polling would take the processor from the work, and a side stream would be one more thread to
+    switch to. The watcher itself is the host function (see :class:`~accel.backend.HostFunction`)
+    that the marks' own streams call; it is Python code, so it is for such devices only.
     """
 
     address = 0
@@ -93,5 +96,5 @@ class NotifiedWatcher(SignalledWatcher):
     def _request_signal(self, mark: Mark) -> None:
         try:
             mark.stream.launch_host_function(self)
-        except Exception:  # a poisoned context takes no more work, or has no thread: the query of the mark tells
+        except Exception:  # the context is poisoned, or has no thread: the query of the mark tells
             self.signal()

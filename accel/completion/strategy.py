@@ -1,4 +1,4 @@
-"""The interfaces of completion, and what all strategies have in common: queues of marks, and how a mark ends."""
+"""The interfaces of completion, and the skeleton of all strategies: how marks are kept and end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ __all__ = [
 
 
 class Mark(Protocol):
-    """A recorded event, and what is told of its end: one call of :meth:`complete` or :meth:`fail`, on the loop's thread."""
+    """A recorded event.
+
+    Its end is one call of :meth:`complete` or :meth:`fail`, on the loop's thread.
+    """
 
     @property
     def event(self) -> Any:
@@ -46,17 +49,21 @@ class Mark(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """The key by which the duration is predicted: marks of one kind take about as long as each other."""
+        """The key by which the duration is predicted: marks of one kind take about as long."""
 
     @property
     def enqueued_at(self) -> float:
         """When the event was recorded, after its work (``time.perf_counter()``, seconds)."""
 
     def complete(self) -> None:
-        """Retire the work; called only after ``query()`` of the event, or of a later one of the lane, returned ``True``."""
+        """Retire the work.
+
+        Called only after ``query()`` of the event, or of a later one of the lane, returned
+        ``True``.
+        """
 
     def fail(self, error: AccelError) -> None:
-        """Report that the stream will never pass the event; ``error`` is an instance of the mark's own."""
+        """Report that the stream will never pass the event; ``error`` is the mark's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ class CompletionStatistics:
     completed, failed
         Marks that have ended.
     polls
-        How often the loop ran a callback to query the marks. Does not grow while nothing is pending.
+        How often the loop ran a callback to query the marks. Does not grow while nothing is
+        pending.
     """
 
     pending: int
@@ -80,11 +88,16 @@ class CompletionStatistics:
 
 
 class Watcher(ABC):
-    """Watches the marks of one device's context on one event loop. Used on the loop's thread only."""
+    """Watches the marks of one device's context on one event loop.
+
+    Used on the loop's thread only.
+    """
 
     @abstractmethod
     def watch(self, mark: Mark) -> None:
-        """Watch a mark until it ends. Never blocks, and ends no mark before the next loop iteration.
+        """Watch a mark until it ends.
+
+        Never blocks, and ends no mark before the next loop iteration.
 
         Raises
         ------
@@ -94,13 +107,14 @@ class Watcher(ABC):
 
     @abstractmethod
     async def aclose(self, *, abandon: bool = False) -> None:
-        """Wait until every watched mark has ended, then stop the threads and timers of this watcher. Idempotent.
+        """Wait until every watched mark has ended, then stop threads and timers. Idempotent.
 
         Parameters
         ----------
         abandon
-            Do not wait: marks that have not ended fail with :class:`~accel.ClosedError`. A later ``aclose(abandon=True)`` cuts an
-            earlier ``aclose()`` short; cancelling ``aclose()`` abandons too.
+            Do not wait: marks that have not ended fail with :class:`~accel.ClosedError`. A later
+            ``aclose(abandon=True)`` cuts an earlier ``aclose()`` short; cancelling ``aclose()``
+            abandons too.
         """
 
     @abstractmethod
@@ -109,7 +123,9 @@ class Watcher(ABC):
 
 
 class CompletionStrategy(ABC):
-    """A way of waiting. Instances are configuration: frozen, comparable, usable for any number of devices.
+    """A way of waiting.
+
+    Instances are configuration: frozen, comparable, usable for any number of devices.
 
     Attributes
     ----------
@@ -130,7 +146,8 @@ class CompletionStrategy(ABC):
         loop
             The loop on which the marks' methods are called.
         shared
-            A dictionary that lives as long as the system. It holds what the watchers of several devices share.
+            A dictionary that lives as long as the system. It holds what the watchers of several
+            devices share.
         """
 
 
@@ -180,7 +197,9 @@ L = TypeVar("L", bound=Lane)
 
 
 class LaneWatcher(Watcher, Generic[L]):
-    """The skeleton of all strategies: marks in one queue per lane, of which the oldest are queried; strategies add when.
+    """The skeleton of all strategies: marks in one queue per lane, of which the oldest are queried.
+
+    A strategy adds when they are.
 
     Parameters
     ----------
@@ -244,16 +263,16 @@ class LaneWatcher(Watcher, Generic[L]):
                 else:
                     self._failed += 1
                     mark.fail(error)
-            except Exception as raised:  # an error in one mark must not keep the next one from ending
+            except Exception as raised:  # it must not keep the next mark from ending
                 self._loop.call_exception_handler({"message": f"{mark!r} raised when told that it ended", "exception": raised})
         if not self._pending and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def _abandon(self) -> None:
         # A last query: a mark that has passed does not fail.
-        self._settle([query(mark) or (mark, ClosedError("the device was closed before this ended")) for mark in self._take_all()])
+        self._settle([query(mark) or (mark, ClosedError("the device was closed before this ended")) for mark in self._remove_all()])
 
-    def _take_all(self) -> list[Mark]:
+    def _remove_all(self) -> list[Mark]:
         """Remove every watched mark from the queues, and return them in order."""
         taken = [mark for lane in self._lanes.values() for mark in lane.marks]
         for lane in self._lanes.values():
@@ -272,7 +291,8 @@ class LaneWatcher(Watcher, Generic[L]):
 def take_ended(marks: deque[Mark]) -> list[Ended]:
     """Remove the oldest marks of a lane that have ended from ``marks``, and return them.
 
-    A stream passes its marks in order, so of many it is enough to find the last one that was passed.
+    A stream passes its marks in order, so of many it is enough to find the last one that was
+    passed.
     """
     ended: list[Ended] = []
     while marks and (answer := query(marks[0])) is not None:
@@ -285,7 +305,10 @@ def take_ended(marks: deque[Mark]) -> list[Ended]:
 
 
 def _passed(marks: deque[Mark]) -> int:
-    """Return how many of the oldest marks were passed, by bisection. It stops at a mark that raises, which is then queried by itself."""
+    """Return how many of the oldest marks were passed, by bisection.
+
+    It stops at a mark that raises, which is then queried by itself.
+    """
     passed, unknown = 0, len(marks)
     probe = unknown - 1  # usually all have passed, or nearly all
     while passed < unknown:

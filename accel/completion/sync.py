@@ -26,7 +26,7 @@ _POLL = 0.005
 
 @dataclass(frozen=True)
 class SyncCompletion(CompletionStrategy):
-    """Block a thread in ``event.synchronize()``: the simplest way, and the slowest with many short ops."""
+    """Block a thread in ``event.synchronize()``: simple, and slow with many short ops."""
 
     name: ClassVar[str] = "sync"
 
@@ -57,22 +57,22 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
         self._block(lane)
 
     def _block(self, lane: _BlockedLane) -> None:
-        # The thread gets the next event only when the loop has dealt with the last one: until then an event that the
-        # thread has in hand cannot be recorded anew for something else.
+        # The thread gets the next event only when the loop has dealt with the last one: until then
+        # an event that the thread has in hand cannot be recorded anew for something else.
         if lane.marks and not lane.is_blocked:
             lane.is_blocked = True
             if lane.thread is None:
                 name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
                 try:
                     lane.thread = start_thread(name, lambda: self._run(lane))
-                except OutOfMemoryError:  # the work is in the stream already: poll until there is a thread
+                except OutOfMemoryError:  # the work is enqueued: poll until there is a thread
                     self._loop.call_later(_POLL, self._on_passed, lane)
                     return
             lane.events.put(lane.marks[0].event)
 
     def _run(self, lane: _BlockedLane) -> None:
         while (event := lane.events.get()) is not None:
-            with contextlib.suppress(Exception):  # the loop queries the event, and sees there what this raises
+            with contextlib.suppress(Exception):  # the loop's query of the event raises it too
                 event.synchronize()
             del event
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
@@ -89,6 +89,7 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
         lanes = list(self._lanes.values())
         for lane in lanes:
             lane.events.put(None)
-        # Of an abandoned watcher, a thread that is blocked ends when its event does: it is not waited for.
+        # Of an abandoned watcher, a thread that is blocked ends when its event does: it is not
+        # waited for.
         for thread in [lane.thread for lane in lanes if lane.thread is not None and not abandon]:
             await wait_ended(thread)

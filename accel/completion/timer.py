@@ -24,7 +24,10 @@ class Timer(Protocol):
     """Calls its callback on the loop once the delay it was armed with is over."""
 
     def arm(self, delay: float) -> None:
-        """Call back once, in ``delay`` seconds; this replaces an earlier arming, unless that has just expired."""
+        """Call back once, in ``delay`` seconds.
+
+        This replaces an earlier arming, unless that has just expired.
+        """
 
     def disarm(self) -> None:
         """Cancel the arming."""
@@ -106,7 +109,10 @@ class TimerfdTimer:
             self._fd = -1
 
     def close_inherited(self) -> None:
-        """Close the descriptor in a forked child; the timer behind it belongs to the parent as well."""
+        """Close the descriptor in a forked child.
+
+        The timer behind it belongs to the parent as well.
+        """
         fd, self._fd = self._fd, -1
         self._set = _set_nothing
         if fd >= 0:
@@ -117,7 +123,8 @@ class TimerfdTimer:
             return
         self._is_set = False
         self._callback()
-        # Setting the timer clears its count of expiries, so that the descriptor is not readable any more. Else reading it does.
+        # Setting the timer clears its count of expiries, so that the descriptor is not readable any
+        # more. Else reading it does.
         if not self._is_set and self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
@@ -150,7 +157,8 @@ else:
         _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
 
     def _open_timerfd() -> tuple[int, Callable[[float], object]]:
-        # Neither call blocks, so they keep the GIL: releasing it can cost a switch interval of 5 ms.
+        # Neither call blocks, so they keep the GIL: releasing it can cost a switch interval of 5
+        # ms.
         libc = ctypes.PyDLL(None, use_errno=True)
         fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:

@@ -1,7 +1,8 @@
-"""Device memory without devices: slabs, the allocator that cuts buffers from them, who uses which buffer until when, and page-locked host memory.
+"""Memory without devices: slabs, an allocator of buffers in them, uses, and pinned host memory.
 
-Nothing here knows asyncio, streams or a vendor. The device layer subclasses :class:`Timeline`, gives the allocator a backend's slab source, and
-turns the dependencies that :class:`Usage` reports into waits between streams.
+Nothing here knows asyncio, streams or a vendor. The device layer subclasses :class:`Timeline`,
+gives the allocator a backend's slab source, and turns the dependencies that :class:`Usage` reports
+into waits between streams.
 """
 
 from __future__ import annotations

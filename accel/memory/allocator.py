@@ -1,4 +1,4 @@
-"""The allocator of device memory: blocks of bounded waste cut from slabs, reused in stream order."""
+"""The allocator of device memory: blocks cut from slabs, reused in stream order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from accel.errors import ClosedError, InvalidArgumentError, OutOfMemoryError
 from accel.memory.block import FREED, AllocatorStatistics, Block
 from accel.memory.growth import SlabRequest
-from accel.memory.restored import restored
+from accel.memory.restored import restore_blocks
 from accel.memory.reuse import FreeMemory
 from accel.memory.space import ALIGNMENT, LIVE, Slab
 from accel.memory.usage import Usage
@@ -26,14 +26,17 @@ _BEYOND = 1 << 56
 
 
 class Allocator:
-    """Cuts blocks from slabs. Single-threaded and never blocking: creating and closing slabs is left to the caller, off the loop.
+    """Cuts blocks from slabs.
+
+    Single-threaded and never blocking: creating and closing slabs is left to the caller, off the
+    loop.
 
     ::
 
         while (block := allocator.allocate(nbytes, timeline)) is None:
-            request = allocator.request_slab(nbytes)            # OutOfMemoryError if the limit forbids it
+            request = allocator.request_slab(nbytes)       # OutOfMemoryError beyond the limit
             try:
-                slab = await run_blocking(request.create)       # only this part runs on another thread
+                slab = await run_blocking(request.create)  # only this part runs on another thread
                 allocator.adopt(request, slab)
             except BaseException:
                 close_off_the_loop(allocator.cancel(request))
@@ -42,7 +45,8 @@ class Allocator:
     Parameters
     ----------
     create_slab
-        Takes a slab of at least the given number of bytes from the device, such as ``AccelDevice.create_slab``. Called by :meth:`SlabRequest.create` only.
+        Creates a slab of at least the given number of bytes, such as ``AccelDevice.create_slab``.
+        Called by :meth:`SlabRequest.create` only.
     device
         Name of the device, for errors.
     limit
@@ -54,14 +58,18 @@ class Allocator:
 
     Notes
     -----
-    **Stream-ordered reuse.** Blocks are freed while the device may still work on them. A freed block rests as it is, with its pending uses, and is
-    given out again at once to a new block of the same size if those uses are over, or are all on the timeline that asks (its stream does
-    the later work later anyway). Otherwise fresh memory is preferred. When there is no other room, memory with uses pending elsewhere is reused
-    all the same: the new block's :class:`Usage` *inherits* the pending uses, so that its first writer is told to wait for them like for any
-    other dependency. So no buffer is overwritten under a running kernel, and the host never waits for that.
+    **Stream-ordered reuse.** Blocks are freed while the device may still work on them. A freed
+    block rests as it is, with its pending uses, and is given out again at once to a new block of
+    the same size if those uses are over, or are all on the timeline that asks (stream order
+    keeps the later work later). Otherwise fresh memory is preferred. When there is no other room,
+    memory with uses pending elsewhere is reused all the same: the new block's :class:`Usage`
+    *inherits* the pending uses, so that its first writer is told to wait for them like for any
+    other dependency. So no buffer is overwritten under a running kernel, and the host never waits
+    for that.
 
-    **Waste.** A block reserves less than 12.5 % more than asked for, rounded up to 256 bytes. Resting blocks are few per size, go back into the
-    merged free memory when that runs out, and do so before the allocator asks for another slab.
+    **Waste.** A block reserves less than 12.5 % more than asked for, rounded up to 256 bytes.
+    Resting blocks are few per size, go back into the merged free memory when that runs out, and do
+    so before the allocator asks for another slab.
     """
 
     def __init__(
@@ -102,7 +110,8 @@ class Allocator:
         nbytes
             Size; 0 is a block of its own too.
         timeline
-            Where the block will be used first, if that is known: memory freed there is reused without waiting.
+            Where the block will be used first, if that is known: memory freed there is reused
+            without waiting.
 
         Raises
         ------
@@ -115,7 +124,7 @@ class Allocator:
             raise ClosedError("the allocator is closed", device=self.device)
         memory = self._memory
         wanted = memory.size_class(nbytes)
-        chunk = memory.take(wanted, timeline)
+        chunk = memory.allocate(wanted, timeline)
         if chunk is None:
             return None
         chunk.state = LIVE
@@ -144,7 +153,9 @@ class Allocator:
         """
         chunk = block._chunk  # noqa: SLF001 - a block is the allocator's own half
         if chunk is None:
-            raise InvalidArgumentError(f"{block!r} was freed twice", device=self.device, remedy="A block has one owner, who frees it once.")
+            raise InvalidArgumentError(
+                f"{block!r} was freed twice", device=self.device, remedy="A block has one owner, which frees it once."
+            )
         if chunk.slab.owner is not self:
             raise InvalidArgumentError(f"{block!r} belongs to another allocator", device=self.device)
         chunk.usage = block.usage
@@ -154,19 +165,22 @@ class Allocator:
         self.used -= chunk.size
         self._live -= 1
         if not self._closed:
-            self._memory.put(chunk)
+            self._memory.free(chunk)
 
     # -- growing and shrinking
 
     def request_slab(self, nbytes: int, *, last_resort: bool = False) -> SlabRequest:
-        """Plan the slab that :meth:`allocate` needs for ``nbytes``. It counts against the limit until it is adopted or cancelled.
+        """Plan the slab that :meth:`allocate` needs for ``nbytes``.
+
+        It counts against the limit until it is adopted or cancelled.
 
         Parameters
         ----------
         nbytes
             Size of the block.
         last_resort
-            Let the request give back every idle slab before, for a device that had no room without a limit saying so.
+            Let the request give back every idle slab before, for a device that had no room without
+            a limit saying so.
 
         Raises
         ------
@@ -198,7 +212,9 @@ class Allocator:
         return request
 
     def adopt(self, request: SlabRequest, slab: SlabMemory) -> None:
-        """Add the slab that ``request`` created. If that raises, the slab is among what :meth:`cancel` returns.
+        """Add the slab that ``request`` created.
+
+        If that raises, the slab is among what :meth:`cancel` returns.
 
         Raises
         ------
@@ -214,7 +230,7 @@ class Allocator:
         if slab.address % ALIGNMENT or slab.nbytes < request.least:
             raise InvalidArgumentError(f"{slab!r} is not aligned to {ALIGNMENT} bytes, or too small", device=self.device)
         self._requests.discard(request)
-        request.settle()
+        request.on_adopted()
         self.reserved += slab.nbytes
         self._memory.space.add_slab(Slab(slab, self))
 
@@ -243,7 +259,7 @@ class Allocator:
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
         found = Slab(slab, self)
-        made, free = restored(found, blocks, self._memory)
+        made, free = restore_blocks(found, blocks, self._memory)
         self._memory.space.restore_slab(found, free)
         self.reserved += slab.nbytes
         self.used += sum(block.size for block in made)
@@ -252,23 +268,27 @@ class Allocator:
         return made
 
     def cancel(self, request: SlabRequest) -> list[SlabMemory]:
-        """Withdraw a request that is not adopted, at any moment: a slab that is just being created is closed by who creates it. Idempotent.
+        """Withdraw a request that is not adopted, at any moment. Idempotent.
+
+        A slab that is just being created is closed by the thread that creates it.
 
         Returns
         -------
         list of SlabMemory
-            For the caller to close, off the loop: the slab if it is there already, and what should have been closed before it and was not.
+            For the caller to close, off the loop: the slab if it is there already, and what should
+            have been closed before it and was not.
         """
         self._requests.discard(request)
         return request.withdraw()
 
     def trim(self, *, everything: bool = False) -> list[SlabMemory]:
-        """Take the slabs out that are wholly free and idle, for the caller to close off the loop.
+        """Remove the slabs that are wholly free and idle, for the caller to close off the loop.
 
         Parameters
         ----------
         everything
-            Take all of them. Otherwise one slab of the ordinary size stays, if there is one, for the next block.
+            Remove all of them. Otherwise one slab of the ordinary size stays, if there is one, for
+            the next block.
         """
         empty = self._empty_slabs()
         if not everything:
@@ -277,20 +297,24 @@ class Allocator:
         return [self._remove(slab) for slab in empty]
 
     def trim_these(self, slabs: Collection[SlabMemory]) -> tuple[list[SlabMemory], list[SlabMemory]]:
-        """Take those of ``slabs`` out that are wholly free and idle, for the caller to close off the loop.
+        """Remove those of ``slabs`` that are free and idle, for the caller to close off the loop.
 
         Returns
         -------
         tuple of lists
-            Those, and the ones that will be so when the pending uses of what was freed in them are over.
+            Those, and the ones that will be so when the pending uses of what was freed in them are
+            over.
         """
-        self._memory.settle()
+        self._memory.clean_idle()
         found = [slab for slab in self._memory.space.slabs if slab.memory in slabs and not slab.has_live()]
         waiting = [slab.memory for slab in found if not slab.is_empty()]
         return [self._remove(slab) for slab in found if slab.is_empty()], waiting
 
     def take_all(self) -> list[SlabMemory]:
-        """Take all slabs out, whatever lives in them, for the caller to close: the context ends. The allocator is closed. Idempotent."""
+        """Remove all slabs, live blocks or not, for the caller to close: the context ends.
+
+        The allocator is closed. Idempotent.
+        """
         self._closed = True
         slabs = self.slabs()
         self._memory = FreeMemory(self.slab_bytes)
@@ -327,7 +351,10 @@ class Allocator:
         return [slab.memory for slab in self._memory.space.slabs]
 
     def pending(self) -> list[Dependency]:
-        """Return what freed memory still waits for. When that is over, more can be merged, trimmed or given out: wait before giving up."""
+        """Return what freed memory still waits for.
+
+        When that is over, more can be merged, trimmed or given out: wait before giving up.
+        """
         return self._memory.pending()
 
     def out_of_memory(self, nbytes: int) -> OutOfMemoryError:
@@ -343,7 +370,10 @@ class Allocator:
         )
 
     def statistics(self) -> AllocatorStatistics:
-        """Return the state in numbers. Looks at every block; ``used``, ``reserved`` and ``limit`` alone are attributes."""
+        """Return the state in numbers.
+
+        Looks at every block; ``used``, ``reserved`` and ``limit`` alone are attributes.
+        """
         largest = 0
         for slab in self._memory.space.slabs:
             run = 0
@@ -373,7 +403,7 @@ class Allocator:
         return self.limit - self.reserved - sum(request.nbytes for request in self._requests)
 
     def _empty_slabs(self) -> list[Slab]:
-        self._memory.settle()
+        self._memory.clean_idle()
         return [slab for slab in self._memory.space.slabs if slab.is_empty()]
 
     def _remove(self, slab: Slab) -> SlabMemory:

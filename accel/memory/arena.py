@@ -1,7 +1,8 @@
-"""Host memory that a device reads and writes: blocks of our own mapping, registered with the device, from which pieces are cut.
+"""Host memory that a device reads and writes: mapped and registered blocks, cut into pieces.
 
-Memory that a driver hands out itself goes with its context, and touching it then ends the process. A mapping of our own stays readable whatever becomes
-of the device; that it is registered only makes it fast. Each block is held by a descriptor, so that another process can map the same memory.
+Memory that a driver hands out itself goes with its context, and touching it then ends the process.
+A mapping of our own stays readable after any fault of the device; that it is registered only makes
+it fast. Each block is held by a descriptor, so that another process can map the same memory.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ class HostRegistration(Protocol):
     """Host memory that a context knows of, until it is closed."""
 
     def close(self) -> None:
-        """End it, as soon as nothing that was abandoned can use the memory; after a fault, without touching the driver. May block. Idempotent."""
+        """End it, as soon as nothing that was abandoned can use the memory.
+
+        After a fault, without touching the driver. May block. Idempotent.
+        """
 
 
 @runtime_checkable
 class HostRegistrar(Protocol):
-    """What a context offers besides :class:`accel.AccelDevice` if its device moves host memory faster that it was told of. Optional."""
+    """Optional part of a context, besides :class:`accel.AccelDevice`: page-locks host memory.
+
+    For devices that move registered memory faster than other memory.
+    """
 
     def register_host(self, address: int, nbytes: int) -> HostRegistration:
-        """Page-lock memory of a mapping of ours, whole pages, so that copies from and to it go at full speed. May block.
+        """Page-lock whole pages of a mapping, so that copies from and to it are fast. May block.
 
         Raises
         ------
@@ -62,7 +69,7 @@ class HostBlock(MemfdSlab):
     number : int
         Which block of its arena it is, from 1; never used again.
     registration : HostRegistration or None
-        What ends its being registered with the device; ``None`` while no device has it.
+        Ends the registration when it is closed; ``None`` while no device has the block.
     registrar : HostRegistrar or None
         The context that it is registered with.
     is_open : bool
@@ -72,24 +79,26 @@ class HostBlock(MemfdSlab):
     ----------
     nbytes
         Its size.
-    turn
-        Held by whoever registers the block, takes it from the device, or closes it.
-    gone
-        Told its number once it is closed, in whatever thread.
+    lock
+        Held while the block is registered, unregistered or closed.
+    on_closed
+        Called with its number once it is closed, on any thread.
     """
 
-    __slots__ = ("_gone", "_sharing", "_turn", "is_open", "number", "registrar", "registration")
+    __slots__ = ("_duplicating", "_lock", "_on_closed", "is_open", "number", "registrar", "registration")
 
     def __init__(
-        self, nbytes: int, turn: AbstractContextManager[Any] | None = None, gone: Callable[[int], object] = lambda number: None
+        self, nbytes: int, lock: AbstractContextManager[Any] | None = None, on_closed: Callable[[int], object] = lambda number: None
     ) -> None:
         self.registration: HostRegistration | None = None
         self.registrar: HostRegistrar | None = None
         self.number = 0
         self.is_open = True
-        self._turn = turn or threading.RLock()
-        self._gone = gone
-        self._sharing = threading.Lock()  # so that nobody duplicates a descriptor that is being closed, or another's of its number
+        self._lock = lock or threading.RLock()
+        self._on_closed = on_closed
+        # Else a descriptor could be duplicated while it is closed, or another one that got its
+        # number.
+        self._duplicating = threading.Lock()
         super().__init__(nbytes, name="accel-host")
 
     def register(self, registrar: HostRegistrar) -> None:
@@ -98,32 +107,38 @@ class HostBlock(MemfdSlab):
         self.registrar = registrar
 
     def unregister(self) -> None:
-        """Take the block from the device, which uses it no more. May block."""
+        """End the registration of the block, which the device uses no more. May block."""
         registration, self.registration, self.registrar = self.registration, None, None
         if registration is not None:
             registration.close()
 
     def duplicate(self) -> int | None:
-        """Return a new descriptor of the memory, for the caller to close; ``None`` if the block was closed. Any thread may ask."""
-        with self._sharing:
+        """Return a new descriptor of the memory, for the caller to close. Any thread may ask.
+
+        ``None`` if the block was closed.
+        """
+        with self._duplicating:
             return os.dup(self.fd) if self.fd >= 0 else None
 
     def close_inherited(self) -> None:
         """Unmap it in a forked child. It is registered in the parent, which alone ends that."""
         self.is_open = False
         self.registration = self.registrar = None
-        self._turn, self._sharing = contextlib.nullcontext(), threading.Lock()
+        self._lock, self._duplicating = contextlib.nullcontext(), threading.Lock()
         super().close_inherited()
 
     def close(self) -> None:
-        """Unregister and unmap it; arrays over it keep the mapping until they are gone. May block. Idempotent."""
-        with self._turn:
+        """Unregister and unmap it; arrays over it keep the mapping until they are gone.
+
+        May block. Idempotent.
+        """
+        with self._lock:
             was_open, self.is_open = self.is_open, False
             self.unregister()
-            with self._sharing:
+            with self._duplicating:
                 super().close()
         if was_open:
-            self._gone(self.number)
+            self._on_closed(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +177,18 @@ class HostArena:
     Attributes
     ----------
     on_gone : callable or None
-        Called with the number of a block that was closed, in whatever thread: whoever has mapped its descriptor may let go of it.
+        Called with the number of a block that was closed, on any thread: what has mapped its
+        descriptor may let go of it.
     on_room : callable or None
-        Called, in whatever thread, after a piece was freed or a request ended: perhaps inside the garbage collector, so it must take no lock. Who waits
-        for room sets it, and asks again, before it waits.
+        Called, on any thread, after a piece was freed or a request ended: perhaps inside the
+        garbage collector, so it must take no lock. A waiter for room sets it, and asks once more
+        before it waits.
 
     Notes
     -----
-    A free piece's memory is given out again at once: whoever frees it knows that the device is through with it. Blocks stay for the next piece, and go
-    when the limit forbids a block that is needed and they are wholly free, or at :meth:`close`.
+    A free piece's memory is given out again at once: a piece is freed once the device is through
+    with it. Blocks stay for the next piece. Those that are wholly free go when the limit forbids a
+    block that is needed, or at :meth:`close`.
     """
 
     def __init__(
@@ -182,7 +200,7 @@ class HostArena:
         self._device = device
         # Pages are the unit of registering; with a small limit an ordinary block must fit under it.
         self._allocator = Allocator(
-            self._make, device=device, limit=limit, slab_bytes=max(1, min(block_bytes, limit)), granularity=HostArena.granularity
+            self._create_block, device=device, limit=limit, slab_bytes=max(1, min(block_bytes, limit)), granularity=HostArena.granularity
         )
         self._lock = threading.Lock()
         self._freed: deque[Block] = deque()
@@ -199,7 +217,9 @@ class HostArena:
     # -- pieces
 
     def take(self, nbytes: int) -> Block | None:
-        """Return a piece of the blocks there are, aligned to 256 bytes, or ``None`` if that takes another block.
+        """Return a piece of the blocks there are; ``None`` if there is no room.
+
+        Aligned to 256 bytes.
 
         Raises
         ------
@@ -211,12 +231,15 @@ class HostArena:
             return self._allocator.allocate(nbytes)
 
     def free(self, piece: Block) -> None:
-        """Give a piece back, which the device uses no more. Takes no lock: it may be called in any thread, inside the garbage collector, after the end."""
+        """Give a piece back, which the device uses no more.
+
+        Takes no lock: it may be called in any thread, inside the garbage collector, after the end.
+        """
         self._freed.append(piece)
-        self._tell()
+        self._notify_room()
 
     def grow(self, nbytes: int) -> Block | None:
-        """Return a piece, with a new block if it takes one, or ``None`` if the limit forbids that now. May block.
+        """Return a piece, with a new block if need be; ``None`` if the limit forbids it. May block.
 
         Raises
         ------
@@ -233,7 +256,9 @@ class HostArena:
         return piece
 
     def request(self, nbytes: int) -> SlabRequest | None:
-        """Plan the block that :meth:`take` needs for ``nbytes``: for :meth:`fulfil`, or :meth:`cancel`. ``None`` if the limit forbids it now.
+        """Plan the block that :meth:`take` needs: for :meth:`fulfil`, or for :meth:`cancel`.
+
+        ``None`` if the limit forbids it now.
 
         Raises
         ------
@@ -265,21 +290,27 @@ class HostArena:
         except BaseException:
             self.cancel(request)
             raise
-        self._tell()
+        self._notify_room()
 
     def cancel(self, request: SlabRequest) -> None:
         """Withdraw a request. May block: what was made for it is unmapped."""
         for block in self.withdraw(request):
             block.close()
-        self._tell()
+        self._notify_room()
 
     def withdraw(self, request: SlabRequest) -> list[SlabMemory]:
-        """Withdraw a request, without blocking, and return what the caller has to close. Idempotent."""
+        """Withdraw a request, without blocking, and return what the caller has to close.
+
+        Idempotent.
+        """
         with self._lock:
             return self._allocator.cancel(request)
 
     def trim(self) -> list[SlabMemory]:
-        """Take the blocks out that are wholly free, but for one of the ordinary size, and return them for the caller to close, off the loop."""
+        """Remove the blocks that are wholly free, for the caller to close off the loop.
+
+        One of the ordinary size stays.
+        """
         with self._lock:
             self._drain()
             return self._allocator.trim()
@@ -289,7 +320,8 @@ class HostArena:
     def attach(self, registrar: HostRegistrar | None) -> None:
         """Register all blocks, those to come too, with a context. May block.
 
-        A block that a context before it still has comes when that lets go of it; see :meth:`detach`.
+        A block that an earlier context still has is registered once that has let go of it; see
+        :meth:`detach`.
 
         Raises
         ------
@@ -303,9 +335,12 @@ class HostArena:
                     block.register(registrar)
 
     def detach(self, registrar: object) -> None:
-        """Take all blocks from a context, whose streams have ended or wait for nothing more. Pieces stay. May block. Idempotent.
+        """Unregister all blocks from a context; its streams have ended, or wait for nothing more.
 
-        The next context may have been attached before: what is registered with that stays so, and it gets the rest.
+        Pieces stay. May block. Idempotent.
+
+        The next context may be attached already: it keeps the blocks that it has, and gets the
+        rest.
         """
         with self._registering:
             if self._registrar is registrar:
@@ -317,7 +352,10 @@ class HostArena:
                         block.register(self._registrar)
 
     def close(self) -> None:
-        """Give everything back; memory that arrays still show goes with them. May block. Idempotent."""
+        """Give everything back; memory that arrays still show goes with them.
+
+        May block. Idempotent.
+        """
         with self._lock:
             self._is_closed = True
             slabs = self._allocator.take_all()
@@ -330,7 +368,8 @@ class HostArena:
 
     def close_inherited(self) -> None:
         """See :class:`accel.fork.Inherited`. The blocks unmap themselves."""
-        self._lock, self._registering = threading.Lock(), threading.RLock()  # a thread that is not here may hold them
+        # A thread that the child does not have may hold them.
+        self._lock, self._registering = threading.Lock(), threading.RLock()
         self._is_closed = True
         self._registrar = self.on_room = self.on_gone = None
 
@@ -346,29 +385,29 @@ class HostArena:
             self._drain()
             return ArenaStatistics(self._allocator.used, self._allocator.reserved, self.limit)
 
-    def _tell(self) -> None:
-        tell = self.on_room
-        if tell is not None:
-            tell()
+    def _notify_room(self) -> None:
+        on_room = self.on_room
+        if on_room is not None:
+            on_room()
 
-    def _tell_gone(self, number: int) -> None:
-        tell = self.on_gone
-        if tell is not None:
-            tell(number)
+    def _notify_closed(self, number: int) -> None:
+        on_gone = self.on_gone
+        if on_gone is not None:
+            on_gone(number)
 
     def _drain(self) -> None:
         freed = self._freed
         while freed:
             self._allocator.free(freed.popleft())
 
-    def _make(self, nbytes: int) -> HostBlock:
-        """Make a block and register it."""
+    def _create_block(self, nbytes: int) -> HostBlock:
+        """Create a block and register it."""
         with self._registering:
-            # Blocks that went since, to make room, are not looked at again.
+            # Blocks that were closed since, to make room, are forgotten.
             self._blocks = {block: None for block in self._blocks if block.is_open}
             if self._is_closed:
                 raise ClosedError("the arena is closed", device=self._device)
-            block = HostBlock(nbytes, self._registering, self._tell_gone)
+            block = HostBlock(nbytes, self._registering, self._notify_closed)
             block.number = next(self._numbers)
             try:
                 if self._registrar is not None:

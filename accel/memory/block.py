@@ -16,7 +16,7 @@ __all__ = ["FREED", "AllocatorStatistics", "Block"]
 
 
 class _FreedUsage(Usage):
-    """Stands in for the usage of a freed block, so that its use is detected without a check on the way of every op."""
+    """The usage of freed blocks: it detects their use without a check on the way of every op."""
 
     __slots__ = ()
 
@@ -31,7 +31,9 @@ FREED: Final = _FreedUsage()
 
 
 class Block:
-    """A piece of a slab, owned by whoever allocated it until it is freed. Made by an :class:`~accel.memory.Allocator` only.
+    """A piece of a slab, from its allocation until it is freed.
+
+    Made by an :class:`~accel.memory.Allocator` only.
 
     Attributes
     ----------
@@ -42,8 +44,9 @@ class Block:
     size : int
         Bytes reserved, from ``address``.
     usage : Usage
-        Its uses. A reused block starts with the pending uses of those who had the memory before. Once the block is freed, recording a use
-        raises :class:`~accel.StaleRefError` with the reason ``"freed"``; so take it from the block each time.
+        Its uses. A reused block starts with the pending uses of the memory's earlier blocks.
+        Once the block is freed, recording a use raises :class:`~accel.StaleRefError` with the
+        reason ``"freed"``; so take it from the block each time.
     """
 
     __slots__ = ("_chunk", "address", "nbytes", "size", "usage")
@@ -67,15 +70,15 @@ class Block:
     @property
     def slab(self) -> SlabMemory:
         """The slab that holds the block."""
-        return self._held().slab.memory
+        return self._live_chunk().slab.memory
 
     @property
     def offset(self) -> int:
         """Bytes from the start of the slab."""
-        chunk = self._held()
+        chunk = self._live_chunk()
         return chunk.address - chunk.slab.memory.address
 
-    def _held(self) -> Chunk:
+    def _live_chunk(self) -> Chunk:
         if self._chunk is None:
             raise StaleRefError("a freed block has no place in a slab", reason="freed")
         return self._chunk

@@ -1,4 +1,4 @@
-"""Blocks that are not cut from a slab, and the uses of memory that others in the process use too."""
+"""Blocks that are not cut from a slab, and uses of memory that other libraries use too."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class ExternalBlock(Block):
 
     @property
     def is_freed(self) -> bool:
-        """Whether the block was freed: never, as long as somebody has it."""
+        """Whether the block was freed: it never is, no allocator owns it."""
         return False
 
 
 class ExternalWork:
-    """The work of others in the process, as a timeline: they enqueue at any moment, unseen.
+    """The work of other libraries in the process, unseen and at any moment, as a timeline.
 
     Parameters
     ----------
     timeline
-        Its numbers are in the stream as soon as they are given out: waiting for one waits for whatever anybody had enqueued by the time of the wait.
+        Its numbers are in the stream as soon as they are given out: waiting for one waits for all
+        work that the process has enqueued by the time of the wait.
     advance
         Notes that a number is in the stream.
     watch
@@ -67,23 +68,26 @@ class ExternalWork:
         return seq
 
     def last(self) -> int:
-        """Give out such a number, and have its end noticed: nothing of theirs comes after it."""
+        """Give out such a number, and have its end watched: no outside work comes after it."""
         seq = self.now()
         self._watch()
         return seq
 
 
 class SharedUsage(Usage):
-    """The uses of memory that others use too, without saying when: each use of ours comes after all that they had enqueued before.
+    """The uses of memory that other libraries use too, unseen.
+
+    Each use of ours comes after all that they had enqueued before.
 
     Parameters
     ----------
     usage
-        The uses so far, which are taken over.
+        The uses so far, which it inherits.
     outside
-        The others.
+        The work of the other libraries.
     is_shared
-        Whether they can still enqueue uses; once they cannot, only those that they did are waited for.
+        Whether they can still enqueue uses; once they cannot, only those that they did are waited
+        for.
     """
 
     __slots__ = ("_is_over", "_outside", "_seq", "is_shared")
@@ -93,7 +97,8 @@ class SharedUsage(Usage):
         self.merge(usage)
         written = usage.pending_write()
         if written is not None:
-            # Merged uses are only waited for by writes; this one is not over, and reads come after it too.
+            # Merged uses are only waited for by writes; this one is not over, and reads come after
+            # it too.
             self._writer, self._written = written
         self._outside = outside
         self.is_shared = is_shared
@@ -103,14 +108,14 @@ class SharedUsage(Usage):
     def read(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
         """See :meth:`Usage.read`."""
         super().read(timeline, seq, dependencies)
-        self._follow(dependencies)
+        self._depend_on_outside(dependencies)
 
     def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
         """See :meth:`Usage.write`."""
         super().write(timeline, seq, dependencies)
-        self._follow(dependencies)
+        self._depend_on_outside(dependencies)
 
-    def _follow(self, dependencies: list[Dependency]) -> None:
+    def _depend_on_outside(self, dependencies: list[Dependency]) -> None:
         outside = self._outside
         if not self._is_over:
             self._is_over = not self.is_shared()
@@ -119,7 +124,10 @@ class SharedUsage(Usage):
             dependencies.append((outside.timeline, self._seq))
 
     def alone(self) -> Usage:
-        """Return ordinary uses in the place of these, for memory that nobody has any more: whoever has it next waits for all there were."""
+        """Return ordinary uses in the place of these, for memory that is freed.
+
+        The next block of the memory waits for all uses there were.
+        """
         usage = super().alone()
         usage.read(self._outside.timeline, self._outside.last(), [])
         return usage

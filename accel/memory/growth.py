@@ -1,4 +1,4 @@
-"""Slabs on their way: the only part of allocating that blocks, and so the only one that runs off the loop."""
+"""Requests for slabs: creating one is the only part of allocating that blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["SlabRequest"]
 
 
 class SlabRequest:
-    """A slab that an allocator needs. Made by :meth:`Allocator.request_slab`, and then adopted or cancelled.
+    """A slab that an allocator needs.
+
+    Made by :meth:`Allocator.request_slab`, and then adopted or cancelled.
 
     Attributes
     ----------
@@ -43,9 +45,12 @@ class SlabRequest:
         return f"<SlabRequest {self.nbytes} bytes, at least {self.least}, after closing {len(self.release)} slabs>"
 
     def create(self) -> SlabMemory:
-        """Close what is to be released and create the slab; with too little room on the device, a smaller one. Blocks; runs on any thread.
+        """Close what is to be released and create the slab.
 
-        It touches nothing of the allocator's. The request may be cancelled at any moment, also while this runs: then it closes what it made.
+        With too little room on the device, a smaller one. Blocks; runs on any thread.
+
+        It touches no state of the allocator. The request may be cancelled at any moment, also
+        while this runs: then it closes what it made.
 
         Raises
         ------
@@ -65,10 +70,10 @@ class SlabRequest:
             return slab
         if slab is not None:
             slab.close()
-        raise ClosedError("the request for a slab was cancelled", remedy="Nobody waits for it: ignore this.")
+        raise ClosedError("the request for a slab was cancelled", remedy="No task waits for it: ignore this.")
 
-    def settle(self) -> None:
-        """Note that the slab has an owner. For the allocator."""
+    def on_adopted(self) -> None:
+        """Forget the slab, which the allocator has now: nothing is left to close."""
         self._made = None
 
     def withdraw(self) -> list[SlabMemory]:

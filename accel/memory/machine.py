@@ -1,4 +1,4 @@
-"""How much memory this process may have: what the machine has, or less where a control group says so."""
+"""How much memory this process may have: the machine's, or less where a control group says so."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ if TYPE_CHECKING:
 __all__ = ["memory_left", "memory_size"]
 
 _SPARE, _PART = 64 << 20, 8
-"""Bytes of a group's limit that are left to the interpreter and to other libraries: this many, or one part in this many of a small limit."""
+"""Bytes of a group's limit that are left to the interpreter and to other libraries: this many, or
+one part in this many of a small limit."""
 
 
 def memory_size() -> int:
-    """Return the bytes of memory that this process may have: the least of the machine's and of the limits of its groups; 0 where that is not known."""
+    """Return the bytes of memory that this process may have; 0 where that is not known.
+
+    It is the least of the machine's memory and the limits of the process's groups.
+    """
     sizes = [limit for limit, _ in _limits()]
     if machine := _machine():
         sizes.append(machine)
@@ -23,10 +27,11 @@ def memory_size() -> int:
 
 
 def memory_left() -> int | None:
-    """Return the bytes that this process can still take without being ended for it; ``None`` where no group bounds them.
+    """Return the bytes that this process can still allocate; ``None`` where no group bounds them.
 
-    Beyond a group's limit the kernel ends one of its processes: nothing fails that could be told to a caller. Pages of files do not count, for they can be
-    dropped, and some memory is left to others.
+    Beyond a group's limit the kernel ends one of its processes: nothing fails that could be told to
+    a caller. Pages of files do not count, for they can be dropped, and some memory is left to
+    others.
     """
     left = [limit - min(_SPARE, limit // _PART) - used for limit, used in _limits()]
     return max(min(left), 0) if left else None
@@ -40,7 +45,10 @@ def _machine() -> int:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit, and what is used of it, of each group that bounds this process: its own, and those above it as far as they are seen here."""
+    """Yield the limit, and what is used of it, of each group that bounds this process.
+
+    These are its own group and those above it, as far as they are seen from here.
+    """
     machine = _machine()
     for mount, path, names in _hierarchies():
         while True:
@@ -60,7 +68,7 @@ _V2: _Names = ("memory.max", "memory.current", "")
 
 
 def _hierarchies() -> Iterator[tuple[str, str, _Names]]:
-    """Yield where the groups of each hierarchy with memory are mounted, this process's own below that, and the names of its files."""
+    """Yield the mount of each hierarchy with memory, this process's group there, and file names."""
     own: dict[_Names, str] = {}
     for line in _lines("/proc/self/cgroup"):
         number, _, rest = line.partition(":")

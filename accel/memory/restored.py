@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from accel.memory.reuse import FreeMemory
     from accel.memory.space import Chunk, Slab
 
-__all__ = ["restored"]
+__all__ = ["restore_blocks"]
 
 
-def restored(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: FreeMemory) -> tuple[list[Block], list[Chunk]]:
-    """Cut a slab, all of it clean and in no bin, into live blocks and what is between them.
+def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: FreeMemory) -> tuple[list[Block], list[Chunk]]:
+    """Cut a new slab, clean and in no bin, into live blocks and the clean chunks between them.
 
     Parameters
     ----------
     slab
-        A new one.
+        All of it is clean.
     blocks
         For each block its offset, the bytes asked for and the bytes reserved.
     memory

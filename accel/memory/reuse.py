@@ -1,7 +1,7 @@
 """Freed memory and the ways to use it again, from the cheapest to the last.
 
-Only the allocator uses this. Freed chunks rest, with their pending uses, in a queue for their size; clean memory is in
-:class:`~accel.memory.space.Space`.
+Only the allocator uses this. Freed chunks rest, with their pending uses, in a queue for their size;
+clean memory is in :class:`~accel.memory.space.Space`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["FreeMemory"]
 
 _KEEP: Final = 32
+"""Idle chunks that may rest in one queue at most; fewer where they would be more than a slab's
+``_KEEP_SHARE``-th part."""
+
 _KEEP_SHARE: Final = 32
+
 _LOOK: Final = 8
+"""How many of the newest chunks of a queue are looked at for one of the same timeline: a longer
+search costs more than it finds."""
+
 _REMEMBERED: Final = 4096
+"""Sizes that were asked for whose class is remembered."""
+
 _FINE_MAX: Final = 16 << 20
+"""Sizes up to this one have queues of their own."""
 
 
 class FreeMemory:
@@ -43,7 +53,7 @@ class FreeMemory:
         self.reuses = 0
         self._keep_bytes = slab_bytes // _KEEP_SHARE
         self._classes: dict[int, SizeClass] = {}
-        # Where chunks rest whose size has no queue of its own: coarse sizes, and what was cut off resting chunks.
+        # The queue of chunks of all other sizes: coarse ones, and what was cut off resting chunks.
         self._odd: deque[Chunk] = deque()
         self._by_request: dict[int, SizeClass] = {}
 
@@ -67,36 +77,43 @@ class FreeMemory:
         self._by_request[nbytes] = found
         return found
 
-    def put(self, chunk: Chunk) -> None:
-        """Let a freed chunk rest. The oldest of too many become clean, unless their uses are pending."""
+    def free(self, chunk: Chunk) -> None:
+        """Let a freed chunk rest.
+
+        The oldest of too many become clean, unless their uses are pending.
+        """
         chunk.state = RESTING
         home = chunk.home
         assert home is not None
         rest = home.rest
         rest.append(chunk)
         if len(rest) > home.keep:
-            # Two for one, so that a queue that grew while its uses were pending becomes short again.
+            # Two for one, so that a queue that grew while its uses were pending becomes short
+            # again.
             for _ in range(min(2, len(rest) - home.keep)):
                 if not _usage(rest[0]).is_idle():
                     break
                 self.space.add(rest.popleft())
 
-    def take(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
-        """Return a chunk of the wanted size for use on ``timeline``, or ``None``; its ``usage`` is what is pending on it. The caller sets its state."""
+    def allocate(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
+        """Return a chunk of the wanted size for use on ``timeline``, or ``None``.
+
+        Its ``usage`` is what is pending on it. The caller sets its state.
+        """
         rest = wanted.rest
         # Nearly always the newest one will do.
         if rest and (chunk := rest[-1]).size == wanted.size and _usage(chunk).is_idle_for(timeline):
             self.reuses += 1
             return rest.pop()
-        found = self._rested(wanted, timeline) or self.space.take(wanted)
+        found = self._reuse(wanted, timeline) or self.space.allocate(wanted)
         if found is None:
-            self.settle()
-            found = self.space.take(wanted) or self._inherit_one(wanted, timeline) or self._inherit_many(wanted.size)
+            self.clean_idle()
+            found = self.space.allocate(wanted) or self._inherit_one(wanted, timeline) or self._inherit_many(wanted.size)
         return found
 
-    def settle(self) -> None:
-        """Make every resting chunk clean whose uses are over."""
-        for rest in self._rests():
+    def clean_idle(self) -> None:
+        """Make every resting chunk clean of which all uses are over."""
+        for rest in self._queues():
             for _ in range(len(rest)):
                 chunk = rest.popleft()
                 if _usage(chunk).is_idle():
@@ -107,18 +124,18 @@ class FreeMemory:
     def pending(self) -> list[Dependency]:
         """Return what resting memory waits for."""
         uses = Usage()
-        for rest in self._rests():
+        for rest in self._queues():
             for chunk in rest:
                 uses.merge(_usage(chunk))
         return uses.pending()
 
-    def _rests(self) -> Iterator[deque[Chunk]]:
+    def _queues(self) -> Iterator[deque[Chunk]]:
         for home in self._classes.values():
             if home.rest:
                 yield home.rest
         yield self._odd
 
-    def _rested(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
+    def _reuse(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
         rest = wanted.rest
         newest = len(rest) - 1
         # The oldest is the most likely to be over, the newest to be of this timeline.
@@ -131,7 +148,10 @@ class FreeMemory:
         return None
 
     def _inherit_one(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
-        """Take a resting chunk of the size in spite of its pending uses: of this timeline if there is one, else the oldest."""
+        """Reuse a resting chunk of the size in spite of its pending uses.
+
+        One with uses of this timeline alone if there is one, else the oldest.
+        """
         rest = wanted.rest
         fitting = [index for index, chunk in enumerate(rest) if chunk.size == wanted.size]
         if not fitting:
@@ -143,10 +163,11 @@ class FreeMemory:
         return chunk
 
     def _inherit_many(self, size: int) -> Chunk | None:
-        """Join neighbours, some with pending uses, to a chunk of ``size`` that has the pending uses of all of them."""
-        # What is wholly clean was tried, so a fitting run has a resting chunk; and those are few, because the work in flight is bounded.
+        """Join neighbours to a chunk of ``size``, which inherits the pending uses of all."""
+        # What is wholly clean was tried, so a fitting run has a resting chunk; and those are few,
+        # because the work in flight is bounded.
         seen: set[Chunk] = set()
-        for rest in self._rests():
+        for rest in self._queues():
             for chunk in rest:
                 if chunk not in seen:
                     run = free_run(chunk)
@@ -192,7 +213,10 @@ def _usage(chunk: Chunk) -> Usage:
 
 
 def _window(run: list[Chunk], size: int) -> list[Chunk]:
-    """Return the first chunks in a row of ``run`` that together have ``size`` bytes, and no more of them than needed; or nothing."""
+    """Return the first chunks in a row of ``run`` that have ``size`` bytes, as few as do.
+
+    Or none.
+    """
     start = total = 0
     for end, chunk in enumerate(run):
         total += chunk.size

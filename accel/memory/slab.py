@@ -17,18 +17,21 @@ from accel.shortage import raise_shortage
 __all__ = ["MemfdSlab"]
 
 _STEP: Final = 16 << 20
-"""Bytes that are taken at once of a control group's memory: less than what is left to others there."""
+"""Bytes of a control group's memory that are committed at once: less than what is left to others.
+"""
 
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW, errno.EINVAL, errno.EDQUOT})
 
 
 class MemfdSlab:
-    """A slab of anonymous shared memory: a memfd that is sealed against shrinking and growing, mapped into this process.
+    """A slab of anonymous shared memory: a memfd, sealed against shrinking and growing, and mapped.
 
-    Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero. They are taken from the system when they are first
-    touched, or, where a control group bounds this process's memory, at once.
+    Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero.
+    They are allocated when they are first touched, or at once where a control group bounds this
+    process's memory.
 
-    A forked child holds neither the descriptor nor the mapping; only views that exist at the fork keep the mapping there, readable.
+    A forked child holds neither the descriptor nor the mapping; only views that exist at the fork
+    keep the mapping there, readable.
 
     Parameters
     ----------
@@ -37,7 +40,8 @@ class MemfdSlab:
     name
         Shows in ``/proc/self/maps``.
     fd
-        Descriptor of such memory, made by another slab, which is mapped instead of making some; it is duplicated.
+        Descriptor of such memory, made by another slab, which is mapped instead of making some; it
+        is duplicated.
 
     Attributes
     ----------
@@ -46,7 +50,8 @@ class MemfdSlab:
     nbytes : int
         Its size after rounding.
     fd : int
-        The descriptor (close-on-exec), or -1 if there is none or the slab is closed. Whoever maps a duplicate of it keeps the memory alive.
+        The descriptor (close-on-exec), or -1 if there is none or the slab is closed. A
+        mapping of a duplicate keeps the memory alive.
 
     Raises
     ------
@@ -76,7 +81,8 @@ class MemfdSlab:
                 raise OutOfMemoryError(f"the system has no {self.nbytes} bytes for a slab", requested=self.nbytes, code=code) from error
             raise_shortage(error, f"a slab of {self.nbytes} bytes cannot be made")
             raise DriverError(f"a slab of {self.nbytes} bytes cannot be made: {error}", code=code, library="system") from error
-        # The exported buffer ends with this expression, so that it does not keep `close` from unmapping.
+        # The exported buffer ends with this expression, so that it does not keep `close` from
+        # unmapping.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         close_after_fork(self)
 
@@ -84,7 +90,9 @@ class MemfdSlab:
         return f"<MemfdSlab {self.nbytes} bytes{' closed' if self._map is None else ''}>"
 
     def view(self) -> memoryview:
-        """Return the memory as writable bytes. The mapping lives as long as any view of it, even if the slab is closed before.
+        """Return the memory as writable bytes.
+
+        The mapping lives as long as any view of it, even if the slab is closed before.
 
         Raises
         ------
@@ -96,7 +104,9 @@ class MemfdSlab:
         return memoryview(self._map)
 
     def close(self) -> None:
-        """Close the descriptor and unmap the memory; with views of it alive, the mapping goes with the last of them. Idempotent.
+        """Close the descriptor and unmap the memory.
+
+        With views of it alive, the mapping goes with the last of them. Idempotent.
 
         Addresses taken from the slab are invalid from then on.
         """
@@ -122,7 +132,10 @@ class MemfdSlab:
 
 
 def _duplicate(fd: int, nbytes: int) -> int:
-    """Return another descriptor of the same memory. Mapping more than there is would end the process when it is touched."""
+    """Return another descriptor of the same memory.
+
+    Mapping more than there is would end the process when it is touched.
+    """
     size = os.fstat(fd).st_size
     if size < nbytes:
         raise InvalidArgumentError(f"descriptor {fd} is of {size} bytes, and {nbytes} are to be mapped")
@@ -130,7 +143,10 @@ def _duplicate(fd: int, nbytes: int) -> int:
 
 
 def _sealed_memfd(nbytes: int, name: str) -> int:
-    """Return a memfd of ``nbytes`` that keeps its size, or -1 (an anonymous mapping for `mmap`) where there is no such thing."""
+    """Return a memfd of ``nbytes`` that keeps its size.
+
+    Where the system has none it is -1, which is an anonymous mapping for `mmap`.
+    """
     if not hasattr(os, "memfd_create"):
         return -1
     import fcntl  # it exists wherever memfd_create does
@@ -139,7 +155,8 @@ def _sealed_memfd(nbytes: int, name: str) -> int:
     try:
         os.ftruncate(fd, nbytes)
         _commit(fd, nbytes)
-        # A process that got the descriptor could otherwise shrink the file, and touching the memory here would be SIGBUS.
+        # A process that got the descriptor could otherwise shrink the file, and touching the memory
+        # here would be SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
@@ -148,11 +165,12 @@ def _sealed_memfd(nbytes: int, name: str) -> int:
 
 
 def _commit(fd: int, nbytes: int) -> None:
-    """Take the pages now, where a control group bounds the memory: when they are first touched it is too late, the kernel ends the process then.
+    """Allocate the pages now, where a control group bounds the memory.
 
-    In steps: another thread, or another process of the group, may take memory at the same time.
+    When they are first touched it is too late: beyond the limit the kernel ends the process then.
+    In steps, because other threads and processes of the group allocate at the same time.
     """
-    start, step = 0, nbytes  # the first look is for all of it: no page is taken in vain
+    start, step = 0, nbytes  # the first check is for all of it: no page is allocated in vain
     while start < nbytes:
         left = memory_left()
         if left is None:

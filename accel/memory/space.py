@@ -1,7 +1,8 @@
 """The address space of the slabs: chunks in a row, and bins of those that are free and idle.
 
-Only the allocator uses this. A chunk is in one of three states: *live* (a block has it), *resting* (freed as it is, perhaps with pending uses; the
-allocator keeps those), or *clean* (free, without uses, merged with its clean neighbours, and in a bin). Keeping apart what has pending uses means
+Only the allocator uses this. A chunk is in one of three states: *live* (a block has it), *resting*
+(freed as it is, perhaps with pending uses; the allocator keeps those), or *clean* (free, without
+uses, merged with its clean neighbours, and in a bin). Keeping apart what has pending uses means
 that a short use of one block never makes a large piece of fresh memory wait.
 """
 
@@ -35,9 +36,12 @@ CLEAN: Final = 2
 
 
 def round_up(nbytes: int) -> int:
-    """Return what is reserved for ``nbytes``: eight sizes per doubling, so less than 12.5 % more, or less than 256 bytes for small ones.
+    """Return what is reserved for ``nbytes``: eight sizes per doubling, so less than 12.5 % more.
 
-    Above 16 MiB it is whole multiples of 2 MiB: one eighth of a large buffer would be too much to give away.
+    Sizes are multiples of 256 bytes, so small ones reserve up to 255 bytes more.
+
+    Above 16 MiB it is whole multiples of 2 MiB: one eighth of a large buffer would be too much to
+    give away.
     """
     if nbytes > _COARSE_ABOVE:
         return -(-nbytes // _COARSE) * _COARSE
@@ -47,7 +51,10 @@ def round_up(nbytes: int) -> int:
 
 
 def bin_of(size: int) -> int:
-    """Return the bin for a free chunk of ``size``: the bins' lower bounds are the sizes of :func:`round_up` without its coarse part."""
+    """Return the bin for a free chunk of ``size``.
+
+    The bins' lower bounds are the sizes of :func:`round_up` without its coarse part.
+    """
     units = size >> _UNIT_BITS
     shift = units.bit_length() - 4
     return units if shift < 0 else (units >> shift) + 8 * shift
@@ -60,7 +67,7 @@ def _least(index: int) -> int:
 
 
 class Slab:
-    """A slab and its row of chunks."""
+    """A slab and its chunks, in the order of their addresses."""
 
     __slots__ = ("first", "memory", "owner", "size")
 
@@ -75,7 +82,7 @@ class Slab:
         return self.first.state == CLEAN and self.first.next is None
 
     def has_live(self) -> bool:
-        """Return whether a block has some of it. Looks at every chunk."""
+        """Return whether any block is in it. Looks at every chunk."""
         chunk: Chunk | None = self.first
         while chunk is not None and chunk.state != LIVE:
             chunk = chunk.next
@@ -136,11 +143,11 @@ class Chunk:
         return tail
 
     def absorb_next(self) -> None:
-        """Take the next chunk's memory; that chunk is no more."""
-        gone = self.next
-        assert gone is not None
-        self.size += gone.size
-        after = self.next = gone.next
+        """Add the next chunk's memory to this one; the next chunk is no more."""
+        absorbed = self.next
+        assert absorbed is not None
+        self.size += absorbed.size
+        after = self.next = absorbed.next
         if after is not None:
             after.prev = self
 
@@ -180,21 +187,25 @@ class Space:
             self._insert(chunk)
 
     def remove_slab(self, slab: Slab) -> None:
-        """Take an empty slab out."""
+        """Remove an empty slab."""
         self.slabs.remove(slab)
         self.remove(slab.first)
 
-    def take(self, wanted: SizeClass) -> Chunk | None:
-        """Cut a chunk of exactly the wanted size from clean memory; its state is for the caller to set. ``None`` if there is none."""
+    def allocate(self, wanted: SizeClass) -> Chunk | None:
+        """Cut a chunk of exactly the wanted size from clean memory.
+
+        Its state is for the caller to set. ``None`` if there is none.
+        """
         size = wanted.size
-        chunk = self._take_partial(wanted) if wanted.partial_bin >= 0 else None
+        chunk = self._allocate_partial(wanted) if wanted.partial_bin >= 0 else None
         if chunk is None:
             filled = self._filled >> wanted.first_bin
             if not filled:
                 return None
             index = wanted.first_bin + (filled & -filled).bit_length() - 1
             chunks = self._bins[index]
-            # The lowest address keeps the ends of slabs free for large blocks. Where there are many to choose from, it would cost more than it helps.
+            # The lowest address keeps the ends of slabs free for large blocks. Where there are many
+            # to choose from, it would cost more than it helps.
             if 1 < len(chunks) <= _CHOICE:
                 chunk = min(chunks, key=_address)
                 del chunks[chunk]
@@ -206,7 +217,7 @@ class Space:
             self._insert(chunk.split(size))
         return chunk
 
-    def _take_partial(self, wanted: SizeClass) -> Chunk | None:
+    def _allocate_partial(self, wanted: SizeClass) -> Chunk | None:
         if wanted.partial_bin >= _BINS:
             return None  # no slab is that large
         fitting = [chunk for chunk in self._bins[wanted.partial_bin] if chunk.size >= wanted.size]
@@ -233,7 +244,7 @@ class Space:
         self._insert(chunk)
 
     def remove(self, chunk: Chunk) -> None:
-        """Take a clean chunk out of its bin."""
+        """Remove a clean chunk from its bin."""
         index = bin_of(chunk.size)
         chunks = self._bins[index]
         del chunks[chunk]

@@ -1,7 +1,8 @@
-"""Who uses which memory until when: clocks of streams, and per block of memory the last write and the reads since.
+"""Uses of memory: clocks of streams, and per block of memory the last write and the reads since.
 
-The host never waits for the device to keep buffers apart. Each use is a point on a stream's clock, and a use that must come after another
-one on a different stream is told so as a *dependency*, which the device layer turns into one stream waiting for the other's event.
+The host never waits for the device to keep buffers apart. Each use is a point on a stream's clock,
+and a use that must come after another one on a different stream is told so as a *dependency*, which
+the device layer turns into one stream waiting for the other's event.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ Dependency: TypeAlias = "tuple[Timeline, int]"
 class Timeline:
     """The clock of one stream: its work is numbered from 1, and ends in the order of the numbers.
 
-    Compared and hashed by identity. Meant to be subclassed (with ``__slots__``) by what owns the stream and its events.
+    Compared and hashed by identity. Meant to be subclassed (with ``__slots__``) by what owns the
+    stream and its events.
 
     Parameters
     ----------
     name
-        For people who debug.
+        For debugging.
 
     Attributes
     ----------
@@ -39,15 +41,18 @@ class Timeline:
     completed : int
         The last number known to have ended; only :meth:`complete` moves it, and never back.
     waited : dict of Timeline to int
-        Up to which number of other timelines the stream already waits. Set by the owner of the stream, once the wait is in the stream.
+        Up to which number of other timelines the stream already waits. Set by the owner of the
+        stream, once the wait is in the stream.
     dropped : set of int
         Numbers whose work will never reach the stream, and which have not ended.
 
     Notes
     -----
-    A number that was given out must be completed at last, or its recorded uses keep their memory busy: also if its work was dropped before it
-    reached the stream. Dropped work that recorded uses still makes its stream wait for its dependencies before its number is over, because a
-    recorded write stands for the uses before it. Once a stream is gone, ``timeline.complete(timeline.issued)`` ends all it was said to do.
+    A number that was given out must be completed at last, or its recorded uses keep their memory
+    busy: also if its work was dropped before it reached the stream. Dropped work that recorded uses
+    still makes its stream wait for its dependencies before its number is over, because a recorded
+    write stands for the uses before it. Once a stream is gone,
+    ``timeline.complete(timeline.issued)`` ends all it was said to do.
     """
 
     __slots__ = ("completed", "dropped", "enqueued", "issued", "name", "waited")
@@ -69,14 +74,20 @@ class Timeline:
         return seq
 
     def complete(self, seq: int) -> None:
-        """Note that everything up to ``seq`` has ended. Numbers may arrive in any order; the clock does not go back."""
+        """Note that everything up to ``seq`` has ended.
+
+        Numbers may arrive in any order; the clock does not go back.
+        """
         if seq > self.completed:
             self.completed = seq
 
     def drop(self, seq: int) -> None:
-        """Note that the work of ``seq`` will not run. The number is over when what comes before it is, all the same: see the notes."""
+        """Note that the work of ``seq`` will not run.
+
+        The number is over when what comes before it is, all the same: see the notes.
+        """
         if len(self.dropped) >= _MANY:
-            self.dropped = {each for each in self.dropped if each > self.completed}
+            self.dropped = {dropped for dropped in self.dropped if dropped > self.completed}
         self.dropped.add(seq)
 
     def is_idle(self) -> bool:
@@ -84,9 +95,10 @@ class Timeline:
         return self.completed >= self.issued
 
     def outstanding(self, dependencies: Iterable[Dependency]) -> list[Dependency]:
-        """Return what this timeline must really wait for: without itself, what is over and what it waits for already; one pair per timeline.
+        """Return what this timeline must really wait for, one pair per timeline.
 
-        It changes nothing: the caller updates :attr:`waited` when the waits are in the stream.
+        Left out are itself, what is over, and what it waits for already. It changes nothing: the
+        caller updates :attr:`waited` when the waits are in the stream.
         """
         waited = self.waited
         latest: dict[Timeline, int] = {}
@@ -97,13 +109,15 @@ class Timeline:
 
 
 class Usage:
-    """The uses of one block of memory that later uses may have to wait for: the last write, and the reads since.
+    """Uses of a block of memory that later ones may wait for: the last write, the reads since.
 
-    Uses are recorded in the order in which they were issued, when they are issued and not when they run. Single-threaded.
+    Uses are recorded in the order in which they were issued, when they are issued and not when they
+    run. Single-threaded.
 
     Notes
     -----
-    Nearly every buffer is read by one stream between two writes, so one reader has fields of its own and only further ones cost a dict.
+    Nearly every buffer is read by one stream between two writes, so one reader has fields of its
+    own and only further ones cost a dict.
     """
 
     __slots__ = ("__weakref__", "_others", "_read", "_reader", "_writer", "_written")
@@ -127,7 +141,8 @@ class Usage:
         timeline, seq
             The work.
         dependencies
-            Is appended to: the last write, if it is on another timeline and not over (read-after-write).
+            Is appended to: the last write, if it is on another timeline and not over
+            (read-after-write).
         """
         writer = self._writer
         if writer is not timeline and writer is not None and self._written > writer.completed:
@@ -140,15 +155,18 @@ class Usage:
             self._hold(timeline, seq)
 
     def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
-        """Record that work ``seq`` of ``timeline`` writes the memory; it stands for the uses before it, which are forgotten.
+        """Record that work ``seq`` of ``timeline`` writes the memory.
+
+        It stands for the uses before it, which are forgotten.
 
         Parameters
         ----------
         timeline, seq
             The work.
         dependencies
-            Is appended to: the reads since the last write (write-after-read) and that write (write-after-write), as far as they are on
-            other timelines and not over; the largest number of each timeline.
+            Is appended to: the reads since the last write (write-after-read) and that write
+            (write-after-write), as far as they are on other timelines and not over; the largest
+            number of each timeline.
         """
         writer, reader = self._writer, self._reader
         if not ((writer is timeline or writer is None) and (reader is timeline or reader is None) and self._others is None):
@@ -164,7 +182,10 @@ class Usage:
         return self.is_idle_for(None)
 
     def is_idle_for(self, timeline: Timeline | None) -> bool:
-        """Return whether work of ``timeline`` could do anything with the memory at once: all uses are over, or its own (stream order)."""
+        """Return whether all uses are over, or are of ``timeline`` (stream order).
+
+        Work of that timeline can then use the memory at once.
+        """
         writer = self._writer
         if writer is not timeline and writer is not None and self._written > writer.completed:
             return False
@@ -185,7 +206,7 @@ class Usage:
         return [pair for pair in latest.items() if pair[1] > pair[0].completed]
 
     def pending_write(self) -> Dependency | None:
-        """Return the last write if it is not over: until then the contents are neither the old nor the new ones."""
+        """Return the last write if it is not over: until then contents are half old, half new."""
         writer = self._writer
         if writer is None or self._written <= writer.completed:
             return None
@@ -196,15 +217,19 @@ class Usage:
         return None if self._writer is None else (self._writer, self._written)
 
     def merge(self, other: Usage) -> None:
-        """Take over the pending uses of ``other``, whose memory becomes one block with this one's.
+        """Inherit the pending uses of ``other``: both memories become one block.
 
-        For memory that nobody owns: the next write waits for the uses of both, while a read of what nobody wrote since need not.
+        For free memory: the next write waits for the uses of both, and a read before that write has
+        no contents to wait for.
         """
         for timeline, seq in other.pending():
             self._hold(timeline, seq)
 
     def alone(self) -> Usage:
-        """Return a usage with the pending uses of this one, for one of several blocks that it stood for: its next write waits for all of them."""
+        """Return a usage with the pending uses of this one, for one of its several blocks.
+
+        The next write of that block waits for all of them.
+        """
         usage = Usage()
         usage.merge(self)
         return usage
@@ -224,12 +249,12 @@ class Usage:
 
 
 class DurableUsage(Usage):
-    """The uses of memory of which it must be known whether it is being written: by work that runs, or may still, and not by work that was dropped.
+    """The uses of memory of which it must be known whether work that was not dropped is writing it.
 
     Parameters
     ----------
     before
-        Uses of those who had the memory before.
+        Uses of the memory's earlier blocks.
     """
 
     __slots__ = ("_most", "_writes")
@@ -251,11 +276,14 @@ class DurableUsage(Usage):
             self._most = max(_MANY, 2 * len(writes))
 
     def was_written(self, timeline: Timeline, first: int, last: int) -> bool:
-        """Return whether work ``first`` to ``last`` of a timeline, which is not known to be over, writes the memory."""
-        return any(each is timeline and first <= seq <= last for each, seq in self._writes)
+        """Return whether work ``first`` to ``last`` of a timeline, not over, writes the memory."""
+        return any(writer is timeline and first <= seq <= last for writer, seq in self._writes)
 
     def pending_write(self) -> Dependency | None:
-        """Return the last write that was not dropped, if it is not over. One that is over stands for those before it."""
+        """Return the last write that was not dropped, if it is not over.
+
+        One that is over stands for those before it.
+        """
         for timeline, seq in reversed(self._writes):
             if seq <= timeline.completed:
                 return None

@@ -1,1 +1,1 @@
-"""Memory that other libraries in the process use too: DLPack, the CUDA array interface, managed memory."""
+"""Memory that other libraries use too: DLPack, the CUDA array interface, managed memory."""

@@ -1,4 +1,4 @@
-"""Memory of others that a context has used: it is let go of once all that was enqueued on it is over."""
+"""Memory of other libraries that a context has used: released once all work on it is over."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["DeferredRelease"]
 
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-"""Seconds until what could not be given back is tried again: at first, and at last."""
+"""Seconds until a release that failed is tried again: at first, and at last."""
 
 
-class _Last(KernelOp[Any]):
-    """Does nothing, after everything that memory was used for."""
+class _LastUse(KernelOp[Any]):
+    """Does nothing, after all uses of some memory."""
 
     __slots__ = ()
     library = "memory"
@@ -33,11 +33,11 @@ class _Last(KernelOp[Any]):
 
 
 _NO_PLAN: Final = Plan((), (), ())
-_LAST: Final = _Last()
+_LAST_USE: Final = _LastUse()
 
 
 class DeferredRelease:
-    """Gives blocks back that no allocator owns. Everything runs on the loop's thread.
+    """Releases blocks that no allocator owns. Everything runs on the loop's thread.
 
     Parameters
     ----------
@@ -48,32 +48,35 @@ class DeferredRelease:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._waiting: list[ExternalBlock] = []
-        self._sent: list[ExternalBlock] = []  # after whose last uses something was sent
-        self._before: list[Dependency] = []  # what that has to wait for
-        self._left: list[SlabMemory] = []  # used no more
+        self._sent: list[ExternalBlock] = []  # an op that ends after their last uses is in flight
+        self._dependencies: list[Dependency] = []  # of that op
+        self._unused: list[SlabMemory] = []  # to be closed
         self._closing: asyncio.Task[None] | None = None
-        self._again: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._pause = _PAUSE
 
-    def leave(self, block: ExternalBlock) -> None:
-        """Let a block go once its uses are over."""
+    def release(self, block: ExternalBlock) -> None:
+        """Close a block's memory once its uses are over."""
         self._waiting.append(block)
-        if not self._sent and self._again is None:
-            self._send_last()
+        if not self._sent and self._retry is None:
+            self._send_last_use()
 
-    def _send_last(self) -> None:
-        """Send what ends after the uses of all blocks that leave: one at a time, for any number of them."""
-        context, self._again = self._context, None
+    def _send_last_use(self) -> None:
+        """Send an op that ends after the uses of all waiting blocks.
+
+        One such op is in flight at a time.
+        """
+        context, self._retry = self._context, None
         blocks, self._waiting = self._waiting, []
         if context.fault is not None or not blocks:
-            self._left += [block.memory for block in blocks]
+            self._unused += [block.memory for block in blocks]
             return
         self._sent = blocks
         port = context.ports["memory"]
-        last = OpSubmission(_LAST, _NO_PLAN, context.core.loop.create_future(), context.generation)
-        last.future.add_done_callback(self._ended)
+        last = OpSubmission(_LAST_USE, _NO_PLAN, context.core.loop.create_future(), context.generation)
+        last.future.add_done_callback(self._on_last_use)
         seq = port.lane.issue()
-        dependencies = self._before = port.lane.outstanding(self._before)
+        dependencies = self._dependencies = port.lane.outstanding(self._dependencies)
         for block in blocks:
             block.usage.write(port.lane, seq, dependencies)
         last.bind(context, port.lane, _nothing, None, 1)
@@ -84,47 +87,54 @@ class DeferredRelease:
         if not port.hand_over(last):
             port.actor.tell(last)
 
-    def _ended(self, future: asyncio.Future[Any]) -> None:
-        """Take note that the last uses are over, or that the context is dead: then all is given back when that is closed."""
+    def _on_last_use(self, future: asyncio.Future[Any]) -> None:
+        """Close the memory: its last uses are over.
+
+        If the context is dead, all memory is closed with it.
+        """
         failed = future.cancelled() or future.exception() is not None
         if self._context.fault is not None:
             return
         sent, self._sent = self._sent, []
         if failed:
-            self._try_again(sent)
+            self._send_later(sent)
             return
-        self._before, self._pause = [], _PAUSE
-        self._left += [block.memory for block in sent]
+        self._dependencies, self._pause = [], _PAUSE
+        self._unused += [block.memory for block in sent]
         if self._closing is None or self._closing.done():
-            self._closing = self._context.core.loop.create_task(self._close_left())
-        self._send_last()
+            self._closing = self._context.core.loop.create_task(self._close_unused())
+        self._send_last_use()
 
-    def _try_again(self, sent: list[ExternalBlock]) -> None:
-        """Send it once more after a while: what kept it from waiting for the work of others, such as a capture of theirs, says not when it is over.
+    def _send_later(self, sent: list[ExternalBlock]) -> None:
+        """Send the op again after a pause: it could not wait for the work of other libraries.
 
-        What it had to wait for it still has: its own, recorded use stands for the uses before it.
+        Nothing tells the end of what hindered it, such as a capture of theirs. The new op has the
+        same dependencies, because the recorded use of the first one stands for the uses before it.
         """
         self._waiting = [*sent, *self._waiting]
-        self._again = self._context.core.loop.call_later(self._pause, self._send_last)
+        self._retry = self._context.core.loop.call_later(self._pause, self._send_last_use)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    async def _close_left(self) -> None:
-        while self._left:
-            left, self._left = self._left, []
-            await self._context.core.system.run_blocking(_close, left)
+    async def _close_unused(self) -> None:
+        while self._unused:
+            unused, self._unused = self._unused, []
+            await self._context.core.system.run_blocking(_close, unused)
 
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so; what could not be yet goes with the context."""
-        if self._again is not None:
-            self._again.cancel()
+        """Wait until the memory that is being closed is so.
+
+        The rest is closed with the context.
+        """
+        if self._retry is not None:
+            self._retry.cancel()
         if self._closing is not None:
             await self._closing
 
     def take_all(self) -> list[SlabMemory]:
-        """Return the memory that was not given back, for the caller to close."""
-        return [*self._left, *(block.memory for block in (*self._sent, *self._waiting))]
+        """Return the memory that was not closed, for the caller to close."""
+        return [*self._unused, *(block.memory for block in (*self._sent, *self._waiting))]
 
 
 def _nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -1,9 +1,10 @@
-"""Memory that was given to other libraries: which tensors have it, and its release where they outlive the device."""
+"""Memory that was exported to other libraries: tensors over it, and its release after the last."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ logger = get_logger()
 
 
 class Export:
-    """Kept by a consumer's tensor; keeps the ref."""
+    """Owned by a consumer's tensor; owns the ref."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -31,7 +32,7 @@ class Export:
 
 
 class Exports:
-    """The tensors of other libraries that have the memory of one buffer.
+    """The tensors of other libraries over the memory of one buffer.
 
     Attributes
     ----------
@@ -53,7 +54,7 @@ class Exports:
 
 
 class Sharers:
-    """The exports of memory whose uses are tracked as one: of one buffer, or of several results of a graph."""
+    """The exports of memory with one usage: of one buffer, or of several results of a graph."""
 
     __slots__ = ("_all",)
 
@@ -62,7 +63,7 @@ class Sharers:
 
     def add(self, exports: Exports) -> None:
         """Count the exports of one more buffer."""
-        self._all = [*(each for each in self._all if each is not exports and each.are_live()), exports]
+        self._all = [*(known for known in self._all if known is not exports and known.are_live()), exports]
 
     def join(self, other: Sharers) -> None:
         """Count all that another has counted."""
@@ -71,44 +72,43 @@ class Sharers:
 
     def __call__(self) -> bool:
         """Return whether another library may still have any of it."""
-        return any(each.are_live() for each in self._all)
+        return any(exports.are_live() for exports in self._all)
 
 
 def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
-    """Give memory back that tensors still show, each piece when the last of its tensors is gone and no work on it runs any more.
+    """Close memory that tensors still show, each piece after its last tensor and its last work.
 
     Parameters
     ----------
     kept
-        Pieces of memory, and what the tensors over each of them keep.
+        Pieces of memory, and what the tensors over each of them own.
     settle
-        Blocks until all work on the device is over that any library has enqueued by then; if it raises, the memory is left.
+        Blocks until all work on the device is over that any library has enqueued by then; if it
+        raises, the memory is left.
     name
         Of the device.
 
     Notes
     -----
-    A tensor is dropped on any thread, also inside the garbage collector, where nothing can be waited for: a daemon thread sleeps until it is told, and ends
-    with the last piece.
+    A tensor is dropped on any thread, also inside the garbage collector, where nothing can be
+    waited for: a daemon thread waits for the drops, and ends with the last piece.
     """
-    gone: SimpleQueue[int] = SimpleQueue()  # its put may interrupt anything, itself included
-    left: dict[int, tuple[SlabMemory, int]] = {}
+    dropped: SimpleQueue[int] = SimpleQueue()  # its put may interrupt anything, itself included
+    open_pieces: dict[int, tuple[SlabMemory, int]] = {}
     watched: list[weakref.ref[Export]] = []
-    for at, (memory, exports) in enumerate(kept):
-        held = list(exports)
-        watched += [weakref.ref(each, lambda _, at=at: gone.put(at)) for each in held]  # type: ignore[misc]  # mypy takes it for another callable
-        left[at] = memory, len(held)
-        if not held:
-            left[at] = memory, 1
-            gone.put(at)
-    held = []
+    for index, (memory, exports) in enumerate(kept):
+        live = list(exports)
+        watched += [weakref.ref(export, partial(_put, dropped, index)) for export in live]
+        open_pieces[index] = memory, max(len(live), 1)
+        if not live:
+            dropped.put(index)
 
     def wait() -> None:
-        while left:
-            at = gone.get()
-            memory, count = left.pop(at)
+        while open_pieces:
+            index = dropped.get()
+            memory, count = open_pieces.pop(index)
             if count > 1:
-                left[at] = memory, count - 1
+                open_pieces[index] = memory, count - 1
                 continue
             try:
                 settle()
@@ -119,5 +119,10 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
 
     try:
         threading.Thread(target=wait, name=f"accel-{name}-exported", daemon=True).start()
-    except RuntimeError as error:  # no thread is to be had: the tensors stay as they are, and the memory with them
-        logger.warning("exported_memory_left", device=name, nbytes=sum(memory.nbytes for memory, _ in left.values()), error=error)
+    except RuntimeError as error:  # without a thread the tensors stay valid, the memory open
+        nbytes = sum(memory.nbytes for memory, _ in open_pieces.values())
+        logger.warning("exported_memory_left", device=name, nbytes=nbytes, error=error)
+
+
+def _put(queue: SimpleQueue[int], index: int, _: object) -> None:
+    queue.put(index)

@@ -1,4 +1,7 @@
-"""The lane that stands for the work of other libraries in the process. It cannot be marked while a stream is captured into a graph."""
+"""The lane that stands for the work of other libraries in the process.
+
+It cannot be marked while a stream is captured into a graph.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ __all__ = ["OutsideLane"]
 
 
 class OutsideLane(Lane):
-    """A lane whose numbers are in its stream at once, but not during a capture: ops that depend on one wait until the capture ends.
+    """A lane whose numbers are in its stream at once, except during a capture.
+
+    Ops that depend on a number wait until the capture ends.
 
     Parameters
     ----------
@@ -50,12 +55,12 @@ class OutsideLane(Lane):
         self._number = seq
 
     def later(self, call: Callable[[], object]) -> None:
-        """Call something once all captures are over."""
+        """Call ``call`` once all captures are over."""
         if call not in self._later:
             self._later.append(call)
 
     def go_on(self) -> None:
-        """Let those go on that wait."""
+        """Wake what waits: the captures are over."""
         self._wake()
         calls, self._later = self._later, []
         for call in calls:

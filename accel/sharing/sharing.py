@@ -1,7 +1,8 @@
-"""Memory that a device shares with other libraries: exported to them, taken from them, or managed; and its release.
+"""Memory that a device shares with other libraries: exported, imported, managed; and its release.
 
-Other libraries enqueue work on such memory at any moment, without notice. So every op on it waits for all work that was enqueued on the device by then in
-this process. A stream can wait for that without knowing the other streams.
+Other libraries enqueue work on such memory at any moment, without notice. So every op on it waits
+for all work that was enqueued on the device by then in this process. A stream can wait for that
+without knowing the other streams.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class Sharing:
         self._context = context
         self._exchange: Exchange | None = None
         self._exports: dict[int, Exports] = {}
-        self._lone: dict[int, ExternalBlock] = {}
-        self._leaving = DeferredRelease(context)
+        self._external: dict[int, ExternalBlock] = {}
+        self._releases = DeferredRelease(context)
 
-    # -- what is made at the first use
+    # -- opening, at the first use
 
     def _open(self) -> Exchange:
         exchange = self._exchange
@@ -78,7 +79,7 @@ class Sharing:
             self._outside = ExternalWork(lane, lane.advance, self._watch)
         return exchange
 
-    # -- giving
+    # -- exporting
 
     def dlpack_device(self, ref: AccelRef) -> tuple[int, int]:
         """Return DLPack's name of the device; raises ``BufferError`` where there is none."""
@@ -105,7 +106,7 @@ class Sharing:
                 f"{ref!r} is not copied by DLPack; copy it first: await device.copy(ref, await device.empty(ref.shape, ref.dtype))"
             )
         _check_stream(stream)
-        block = self._found(ref)
+        block = self._block_of(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
         address, strides = block.address + ref.offset, ref.strides
         made = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
@@ -113,7 +114,10 @@ class Sharing:
         return made
 
     def address(self, ref: AccelRef, stream: int | None) -> tuple[int, object]:
-        """Return the address of a ref, and what keeps its memory shared as long as it lives; see :meth:`accel.AccelRef.address`."""
+        """Return the address of a ref, and what keeps its memory shared as long as it lives.
+
+        See :meth:`accel.AccelRef.address`.
+        """
         context = self._context
         context.core.guard()
         if self._open().device == (0, 0):
@@ -123,25 +127,31 @@ class Sharing:
                 remedy="Copy it: array = await device.get(ref).",
             )
         _check_stream(stream)
-        block = self._found(ref)
+        block = self._block_of(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
         self._lend(ref, block, owner, stream)
         return block.address + ref.offset, owner
 
     def _lend(self, ref: AccelRef, block: Block, owner: Export, stream: int | None) -> None:
-        """Let others have memory as long as ``owner`` lives, in a stream that waits for what is enqueued on it."""
+        """Share memory as long as ``owner`` lives.
+
+        The other library's stream waits for our work on it.
+        """
         if stream != -1:
             self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
         self._share(ref, block).capsules.add(owner)
 
     def interface(self, ref: AccelRef) -> dict[str, Any]:
-        """Return the CUDA array interface; raises ``AttributeError`` where memory is not CUDA's, as objects without one do."""
+        """Return the CUDA array interface.
+
+        Raises ``AttributeError`` where memory is not CUDA's, as objects without one do.
+        """
         self._context.core.guard()
         exchange = self._open()
         if not exchange.speaks_cuda or ref.dtype.is_extended:
             why = "not in CUDA memory" if not exchange.speaks_cuda else f"{ref.dtype.value}, which the interface does not know; use DLPack"
             raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
-        block = self._found(ref)
+        block = self._block_of(ref)
         stream = exchange.stream if self._hand_over(ref, block, exchange.stream.wait) else None
         self._share(ref, block).is_open = True
         return {
@@ -166,8 +176,8 @@ class Sharing:
                 f"{ref!r} is lent to another library", remedy="Drop its tensor, or leave the block of ref.address(), before."
             )
 
-    def _found(self, ref: AccelRef) -> Block:
-        self._context.check_alive()  # a durable ref is good while the device is rebuilt, and its memory is somewhere else
+    def _block_of(self, ref: AccelRef) -> Block:
+        self._context.check_alive()  # a durable ref outlives the context, its address does not
         self._context.core.refs.check(ref)
         found = self._context.buffers.block(ref)
         assert isinstance(found, Block), "what is held and no memory has no ref that users see"
@@ -188,9 +198,9 @@ class Sharing:
                 sharers = Sharers()
                 sharers.add(exports)
                 shared = SharedUsage(before, self._outside, sharers)
-                for each in self._context.buffers.blocks.values():
-                    if each.usage is before:  # the buffers of a graph are tracked as one
-                        each.usage = shared
+                for other in self._context.buffers.blocks.values():
+                    if other.usage is before:  # the buffers of a graph have one usage
+                        other.usage = shared
             if is_first and not ref.is_managed:
                 self._context.buffers.special[ref.buffer] = partial(
                     self._unshare, ref.buffer, self._context.buffers.special.get(ref.buffer, self._context.buffers.allocator.free)
@@ -198,7 +208,7 @@ class Sharing:
         return exports
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return what stands for several buffers' uses from now on; others may have some of the buffers."""
+        """Return the one usage that several buffers, some perhaps exported, have from now on."""
         one, sharers = Usage(), Sharers()
         for usage in usages:
             one.merge(usage)
@@ -207,7 +217,10 @@ class Sharing:
         return SharedUsage(one, self._outside, sharers) if sharers() else one
 
     def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
-        """Let a stream wait for what is enqueued on a buffer; return whether there was anything."""
+        """Make a stream wait for what is enqueued on a buffer.
+
+        Return whether there was anything.
+        """
         pending = [pair for pair in block.usage.pending() if pair[0] is not self._outside.timeline]
         if any(lane.enqueued < seq for lane, seq in pending):
             raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
@@ -221,14 +234,14 @@ class Sharing:
         return bool(pending)
 
     def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
-        """Give a block back on which other libraries may still have work: its next user waits for that."""
+        """Free a block on which other libraries may have work: its next use waits for that."""
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.alone()
         free(block)
 
     def _watch(self) -> None:
-        """Learn when all is over that others have enqueued by now."""
+        """Watch for the end of all that other libraries have enqueued by now."""
         context, lane = self._context, self._lane
         if context.fault is not None:
             return
@@ -239,14 +252,14 @@ class Sharing:
         try:
             is_over = lane.stream.record(event)
         except AccelError:
-            return  # the next user of the memory learns of it
+            return  # the next use of the memory raises it
         mark = LaneMark(context.report_fault, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()
         else:
             context.watcher.watch(mark)
 
-    # -- taking
+    # -- importing
 
     def wrap(self, array: Any) -> AccelRef:
         """Return a ref to another library's array."""
@@ -276,27 +289,30 @@ class Sharing:
         refs, buffers = context.core.refs, context.buffers
         ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
         buffers.blocks[ref.buffer] = block
-        buffers.special[ref.buffer] = partial(self._leave, ref.buffer)
-        self._lone[ref.buffer] = block
+        buffers.special[ref.buffer] = partial(self._release, ref.buffer)
+        self._external[ref.buffer] = block
         return ref
 
-    # -- giving back what was taken
+    # -- releasing
 
-    def _leave(self, buffer: int, block: Block) -> None:
-        """Let a block go that no allocator owns, once its uses are over."""
+    def _release(self, buffer: int, block: Block) -> None:
+        """Close a block that no allocator owns, once its uses are over."""
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
-        del self._lone[buffer]
-        self._leaving.leave(block)
+        del self._external[buffer]
+        self._releases.release(block)
 
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so; what could not be yet goes with the context."""
-        await self._leaving.aclose()
+        """Wait until the memory that is being closed is so.
+
+        The rest is closed with the context.
+        """
+        await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
-        """Take all memory out of the context, for the caller to close: slabs and the rest.
+        """Remove all memory from the context, for the caller to close: slabs and the rest.
 
         What other libraries' tensors still show is closed when these are dropped.
         """
@@ -314,11 +330,11 @@ class Sharing:
             tensors = sum(len(capsules) for _, capsules in live.values())
             logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
             close_when_dropped(live.values(), self._open().settle, context.core.name)
-        lone = [block.memory for block in self._lone.values()]
-        memories = [*context.buffers.allocator.take_all(), *self._leaving.take_all(), *lone]
+        external = [block.memory for block in self._external.values()]
+        memories = [*context.buffers.allocator.take_all(), *self._releases.take_all(), *external]
         if self._exchange is not None:
             self._exchange.close()
-        return [memory for memory in memories if not any(memory is each for each in kept)]
+        return [memory for memory in memories if not any(memory is exported for exported in kept)]
 
 
 def _check_stream(stream: object) -> None:

@@ -274,11 +274,11 @@ def test_the_time_of_an_op_counts_from_its_own_beginning(world: World) -> None:
     assert predictor.expect("second").mean == pytest.approx(2e-3, abs=4 * PACING.shortest)
 
 
-def test_a_lane_that_is_taken_is_not_polled(world: World) -> None:
-    lane = PolledLane(lambda _: pytest.fail("told of a mark that was taken"))
+def test_a_lane_that_is_removed_is_not_polled(world: World) -> None:
+    lane = PolledLane(lambda _: pytest.fail("told of a mark that was removed"))
     mark = cast("Any", _Op(world, world.now))
     world.poller.add(lane, mark)
-    assert world.poller.take(lane) == [mark]
+    assert world.poller.remove(lane) == [mark]
     assert not world.soon
     assert world.due is None
     assert world.poller.polls == 0
