@@ -100,7 +100,9 @@ def _run(words: list[str], commands: Mapping[str, Command]) -> int:
         # The command's own arguments need its module, so they are parsed in a second step.
         name = _parser(commands).parse_args(words[:1]).command
         module = importlib.import_module(commands[name].module)
-        parser = argparse.ArgumentParser(prog=f"accel {name}", description=commands[name].summary.capitalize() + ".")
+        parser = argparse.ArgumentParser(
+            prog=f"accel {name}", description=f"{commands[name].summary[:1].upper()}{commands[name].summary[1:]}."
+        )
         module.add_arguments(parser)
         arguments = parser.parse_args(words[1:])
     except SystemExit as left:

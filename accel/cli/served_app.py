@@ -7,10 +7,11 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+from accel import __version__
 from accel.cli.progress import LoadingProgress
 from accel.cli.targets import opened
 from accel.integrations.encoding import dumps
-from accel.integrations.fastapi import add_model, cancel_on_disconnect, install, lifespan
+from accel.integrations.fastapi import add_model, cancel_on_disconnect, get_device, install, lifespan
 from accel.patterns import ModelService
 
 # After the integration, whose ImportError says what to install.
@@ -30,7 +31,14 @@ _BODY_TIMEOUT = 30.0
 
 
 def make_app(
-    targets: Sequence[Target], device: str, model_options: dict[str, Any], *, timeout: float, body_limit: int, **options: Any
+    targets: Sequence[Target],
+    device: str,
+    model_options: dict[str, Any],
+    load_options: dict[str, Any],
+    *,
+    timeout: float,
+    body_limit: int,
+    **options: Any,
 ) -> FastAPI:
     """Return the application.
 
@@ -42,6 +50,8 @@ def make_app(
         Which one to open.
     model_options
         Of :func:`accel.serve`, for each model.
+    load_options
+        Of :meth:`accel.Device.load_model`, for a model that is named itself.
     timeout
         Seconds for an answer of a model.
     body_limit
@@ -55,7 +65,7 @@ def make_app(
         async with contextlib.AsyncExitStack() as stack:
             for target in targets:
                 with LoadingProgress(target.name, sys.stderr) as progress:
-                    served = await stack.enter_async_context(opened(target, opened_device, model_options, progress.update))
+                    served = await stack.enter_async_context(opened(target, opened_device, model_options, load_options, progress.update))
                 path = f"/{target.name}"
                 if isinstance(served, ModelService):
                     add_model(app, path, served, timeout=timeout, body_limit=body_limit)
@@ -70,7 +80,20 @@ def make_app(
 
         metrics = {"metrics": "/metrics", "metrics_registry": REGISTRY}  # it has the metrics of the process
     install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, **metrics)
+    _add_index(app, [f"/{target.name}" for target in targets], has_metrics=bool(metrics))
     return app
+
+
+def _add_index(app: FastAPI, paths: Sequence[str], *, has_metrics: bool) -> None:
+    """Answer ``/`` with a line for people: what is served, on what, and what else is there."""
+    more = ["/docs", "/healthz", "/readyz", *(["/metrics"] if has_metrics else [])]
+
+    async def index(request: Request) -> Response:
+        info = get_device(request).info()
+        where = f"on {info.name}, {info.state.value}, generation {info.generation}"
+        return Response(f"accel {__version__} serves POST {', '.join(paths)} {where}; see {', '.join(more)}\n", media_type="text/plain")
+
+    app.add_route("/", index, ["GET"], include_in_schema=False)
 
 
 def _add_function(app: FastAPI, path: str, function: Function) -> None:

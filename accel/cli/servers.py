@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.cli.listening import with_head_timeout
+from accel.cli.serve_log import log_request
 
 if TYPE_CHECKING:
     import socket
@@ -64,7 +66,7 @@ async def serve_asgi(
     config = uvicorn.Config(
         app,
         http=with_head_timeout(AutoHTTPProtocol, head_timeout),
-        log_level="warning",
+        log_config=None,  # the command's is in effect
         access_log=False,
         lifespan=lifespan,
         ws="none",
@@ -80,12 +82,26 @@ async def serve_asgi(
     return bool(server.started)
 
 
-async def serve_aiohttp(app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None], *, head_timeout: float) -> None:
+async def serve_aiohttp(
+    app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None], *, head_timeout: float, access_log: bool
+) -> None:
     """Serve an aiohttp application until ``stop`` is set, then answer what is in flight; otherwise as :func:`serve_asgi`."""
     from aiohttp import web
+    from aiohttp.abc import AbstractAccessLogger
+
+    class AccessLog(AbstractAccessLogger):
+        def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+            log_request(request.method, request.path, request.remote, response.status, time)
 
     # aiohttp counts it from the begin of a connection, and from each answer, to the next whole head.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_PATIENCE, keepalive_timeout=head_timeout)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=logging.getLogger("accel") if access_log else None,
+        access_log_class=AccessLog,
+        shutdown_timeout=_PATIENCE,
+        keepalive_timeout=head_timeout,
+    )
     await runner.setup()
     try:
         await web.SockSite(runner, bound, backlog=512).start()

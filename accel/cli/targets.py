@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Function", "Served", "Target", "find_target", "opened"]
 
-Kind: TypeAlias = Literal["asgi", "aiohttp", "maker", "function", "onnx"]
+Kind: TypeAlias = Literal["asgi", "aiohttp", "maker", "function", "model", "onnx"]
 Function: TypeAlias = "Callable[[Any], Awaitable[Any]]"
 """Answers the JSON of a request."""
 Served: TypeAlias = "ModelService | Function"
@@ -44,7 +44,7 @@ class Target:
         Its last part: the path that it is served at.
     kind
         ``"asgi"`` and ``"aiohttp"``: an application. ``"maker"``: a function of the device, that makes what is served. ``"function"``: one of a request's JSON.
-        ``"onnx"``: the path of a model.
+        ``"model"``: what :meth:`accel.Device.load_model` takes by name. ``"onnx"``: the path of a model.
     value
         The object, or the path.
     """
@@ -111,18 +111,23 @@ def _kind(text: str, value: Any) -> Kind:
     ]
     if tuple(needed) == _ASGI:
         return "asgi"
+    takes_tensors = any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters)
     if needed == ["device"]:
-        return "maker"
+        return "model" if takes_tensors else "maker"
+    if callable(value) and not needed and not takes_tensors:
+        return "model"
     if len(needed) == 1:
         return "function"
     raise InvalidArgumentError(
         f"{text!r} is a {type(value).__name__} that cannot be served",
-        remedy="Name a function of `device` that returns a model or a service, a function of a request's JSON, or an ASGI or aiohttp application.",
+        remedy="Name a model, a function of `device` that returns one or a service, a function of a request's JSON, or an ASGI or aiohttp application.",
     )
 
 
 @contextlib.asynccontextmanager
-async def opened(target: Target, device: Device, options: dict[str, Any], on_progress: OnProgress) -> AsyncIterator[Served]:
+async def opened(
+    target: Target, device: Device, options: dict[str, Any], load_options: dict[str, Any], on_progress: OnProgress
+) -> AsyncIterator[Served]:
     """Open what a target makes on a device, until the block ends.
 
     Parameters
@@ -133,6 +138,8 @@ async def opened(target: Target, device: Device, options: dict[str, Any], on_pro
         Where it runs.
     options
         Of :func:`accel.serve`, for a model. What is ready made takes none.
+    load_options
+        Of :meth:`accel.Device.load_model`, for a model that is named itself.
     on_progress
         Given to :meth:`accel.Device.load_model`: by this, or by a maker that has a parameter of this name.
 
@@ -144,7 +151,11 @@ async def opened(target: Target, device: Device, options: dict[str, Any], on_pro
     async with contextlib.AsyncExitStack() as stack:
         made = target.value
         if target.kind == "onnx":
-            made = await device.load_model(made, on_progress=on_progress)
+            made = await device.load_model(made, on_progress=on_progress, **load_options)
+        elif target.kind == "model":
+            # By name, so that a child finds it; a function of refs runs in this process, and is taken itself.
+            named = made if inspect.iscoroutinefunction(made) else target.text
+            made = await device.load_model(named, on_progress=on_progress, **load_options)
         elif target.kind == "maker":
             takes_progress = "on_progress" in inspect.signature(made).parameters
             made = made(device, on_progress=on_progress) if takes_progress else made(device)

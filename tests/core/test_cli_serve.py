@@ -5,6 +5,8 @@ import asyncio
 import contextlib
 import gc
 import io
+import json
+import logging
 import os
 import re
 import signal
@@ -16,6 +18,7 @@ import aiohttp
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
+from safetensors.numpy import save_file
 
 import accel
 from accel.cli import serve
@@ -210,6 +213,13 @@ async def test_a_device_that_is_not_there_is_told_before_anything_starts() -> No
         ["--timeout", "0"],
         ["--max-connections", "0"],
         ["--head-timeout", "0"],
+        ["--input", "x"],
+        ["--input", "x=batch,5:floaty"],
+        ["--input", "x=batch,5:int8:0.5"],
+        ["--input", "x=batch,-5"],
+        ["--buckets", "batch"],
+        ["--buckets", "batch=1,x"],
+        ["--log-format", "xml"],
     ],
 )
 def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +281,94 @@ async def test_several_functions_are_served_at_their_names(app: str, monkeypatch
             assert answer.status == 422
 
 
+AFFINE = ("--weights", "w.safetensors", "--input", "x=batch,5:float32", "--buckets", "batch=1,4")
+TABLE = """
+targets = ["{app}:Affine"]
+weights = "w.safetensors"
+input = {{x = "batch,5:float32"}}
+buckets = {{batch = [1, 4]}}
+device = "cpu"
+access-log = false
+"""
+
+
+@pytest.mark.parametrize("how", ["words", "serve.toml", "pyproject.toml"])
+async def test_a_model_is_served_by_what_the_command_or_a_file_says_of_it(
+    how: str, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"w": np.ones((5, 3), np.float32), "b": np.zeros(3, np.float32), "version": np.array(1)}, tmp_path / "w.safetensors")
+    words: tuple[str, ...] = ("--device", "cpu", *AFFINE, f"{app}:Affine")
+    if how != "words":
+        table = TABLE.format(app=app)
+        (tmp_path / how).write_text(f"[tool.accel.serve]\n{table}" if how == "pyproject.toml" else table)
+        words = () if how == "pyproject.toml" else ("--config", how)
+    with caplog.at_level("INFO", "accel"):
+        async with running(monkeypatch, signal.SIGTERM, *words, said=[]) as session:
+            async with session.post("/Affine", json={"x": [0.1] * 5}) as answer:
+                np.testing.assert_allclose((await answer.json())["y"], np.tanh([0.5] * 3), rtol=1e-5)
+            async with session.get("/") as answer:
+                line = await answer.text()
+    assert re.fullmatch(r"accel \S+ serves POST /Affine on cpu:0, ready, generation 1; see /docs, .*\n", line)
+    events = [record.accel for record in caplog.records if hasattr(record, "accel")]
+    (began,) = (event for event in events if event["event"] == "serving_began")
+    assert (began["serves"], began["device"], began["host"], began["why"]) == ("Affine", "cpu:0", "inline", "--device cpu")
+    assert began["config"] == (None if how == "words" else how)
+    (ended,) = (event for event in events if event["event"] == "serving_ended")
+    assert ended["reason"] == "SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("speed = 9", "unrecognized arguments: --speed=9"),
+        ("speed = false", "unrecognized arguments: --speed=False"),
+        ("port = 'http'", "--port: must be a whole number"),
+        ("targets = ['a:b']", "names what is served, and the command line too"),
+        ("config = 'more.toml'", "config is no option of a file"),
+        ("port = ", "serve.toml cannot be read"),
+    ],
+)
+async def test_a_file_with_what_is_no_option_is_refused(
+    table: str, text: str, app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.toml").write_text(table)
+    words = ("x:y",) if "targets" in table else ()
+    assert await serve.run(arguments("--config", "serve.toml", *words)) == 2
+    told = capsys.readouterr().err
+    assert text in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["total", "asgi", "aio"])
+async def test_the_log_has_a_json_line_for_each_request(
+    target: str, app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--access-log", "--log-format", "json", f"{app}:{target}")
+    before = logging.getLogger().handlers[:]
+    async with running(monkeypatch, signal.SIGINT, *words, said=[]) as session, session.get("/hello"):
+        pass
+    assert logging.getLogger().handlers == before
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    events = [line["event"] for line in lines]
+    assert [event for event in events if event != "context_ready"] == ["serving_began", "request", "serving_ended"]
+    request = lines[events.index("request")]
+    assert (request["level"], request["method"], request["path"]) == ("info", "GET", "/hello")
+    assert request["status"] == (404 if target == "total" else 200)
+    assert request["ms"] > 0
+    assert lines[-1]["reason"] == "SIGINT"
+
+
+async def test_the_log_of_what_is_served_stays_unless_it_is_told_otherwise(
+    app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(monkeypatch, signal.SIGINT, f"{app}:asgi", said=[]):
+        pass
+    assert "serving_began" not in capsys.readouterr().err  # pytest has configured logging
+    async with running(monkeypatch, signal.SIGINT, "--log-level", "info", f"{app}:asgi", said=[]):
+        pass
+    assert re.search(r"^\d\d:\d\d:\d\d INFO    accel: serving_began serves='asgi'", capsys.readouterr().err, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("target", "said_by"), [("asgi", "asgi"), ("aio", "aiohttp")])
 async def test_an_application_is_served_as_it_is(target: str, said_by: str, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
@@ -290,6 +388,16 @@ async def test_an_application_is_served_as_it_is(target: str, said_by: str, app:
         (["{app}:asgi", "{app}:model"], "is served alone"),
         (["--device", "cpu", "--standby", "imports", "--spares", "2", "{app}:asgi"], "takes no --standby, --spares, --device"),
         (["absent.onnx"], "no file absent.onnx"),
+        (["{app}:Affine"], "is a model, whose inputs are not known. Give each: --input"),
+        (["--weights", "w.safetensors", "{app}:model"], "is a function, which takes no --weights"),
+        (["--input", "x=batch,5", "{app}:Affine", "{app}:model"], "is a function, which takes no --input"),
+        (["--input", "x=batch,5", "{app}:Affine", "{app}:Mean"], "--input is for one model, and 2 are named"),
+        (["--input", "x=batch,5"], "--input is for a model, and none is named"),
+        (["--input", "x=batch,5", "--input", "x=batch,6", "{app}:Affine"], "--input is given twice"),
+        (["--buckets", "batch=1", "--buckets", "batch=2", "{app}:Affine"], "--buckets is given twice"),
+        (["--access-log", "--log-level", "error", "{app}:model"], "which --log-level error leaves out"),
+        (["--buckets", "batch=1", "{app}:asgi"], "takes no --buckets"),
+        (["--config", "absent.toml"], "absent.toml cannot be read"),
     ],
 )
 async def test_what_cannot_be_served_is_said_in_a_line(words: list[str], text: str, app: str, capsys: pytest.CaptureFixture[str]) -> None:
