@@ -192,5 +192,5 @@ def mutants(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into ``site/``; a warning (dead link, unknown name) is an error. ``-- serve`` shows it while you write."""
-    install(session, groups=("docs",))
+    install(session, extras="cpu", groups=("docs",))
     session.run("mkdocs", *(session.posargs or ("build", "--strict")), env={"NO_MKDOCS_2_WARNING": "1"})

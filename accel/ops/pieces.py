@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
 from accel.ops.fields import integer
+from accel.ops.namespace import OpNamespace, ops_of
 from accel.ref import AccelRef
 from accel.views import steps_of
 
-__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "lines_of", "whole"]
+__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "kinds_of_pieces", "lines_of", "whole"]
 
 AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
 INTEGERS = "Give an int, or a tuple of them."
@@ -60,6 +61,11 @@ class Copying(FamilyOp):
     def number(self) -> bytes:
         """Return the bytes of the element of pieces without an input."""
         return b""
+
+
+def kinds_of_pieces(namespace: type[OpNamespace[Any]]) -> tuple[str, ...]:
+    """Return the kinds of a namespace's ops that are copied in pieces: one kernel of a backend runs them all."""
+    return tuple([op.kind for op in ops_of(namespace).values() if hasattr(op, "pieces")])
 
 
 def integers(name: str, value: Any) -> Shape:

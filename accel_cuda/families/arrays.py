@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accel import UnsupportedError
+from accel.ops import ArraysOps
+from accel.ops.pieces import kinds_of_pieces
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES
 
@@ -252,7 +254,7 @@ def count_pieces(op: Any) -> int:
     return len(op.pieces()) + (op.filled() is not None)
 
 
-_COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
+_COPYING = kinds_of_pieces(ArraysOps)
 _KERNELS: dict[str, Kernel] = {
     **dict.fromkeys(_COPYING, copy_pieces),
     "pad": _pad,

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
+from accel.ops import FftOps
+from accel.ops.pieces import kinds_of_pieces
 from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.core.memo import Memo
 from accel_cuda.families.arrays import copy_pieces, count_pieces
@@ -278,7 +280,7 @@ def _copies(op: Any) -> str:
     return "arrays"
 
 
-_FREQUENCIES, _SHIFTS = ("fftfreq", "rfftfreq"), ("fftshift", "ifftshift")
+_FREQUENCIES, _SHIFTS = ("fftfreq", "rfftfreq"), kinds_of_pieces(FftOps)
 
 PART = CudaPart(
     kernels={**dict.fromkeys(_FREQUENCIES, _frequencies), **dict.fromkeys(_SHIFTS, copy_pieces)},

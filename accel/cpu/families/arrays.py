@@ -14,6 +14,8 @@ from accel.cpu.families.precision import wider
 from accel.cpu.views import array, operand
 from accel.dtype import DType, rounded
 from accel.family import BackendPart, Sample
+from accel.ops.arrays import ArraysOps
+from accel.ops.pieces import kinds_of_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -322,11 +324,9 @@ def _changing(kind: str, x: Array, indices: Array, values: Array, axis: int, nam
     yield Sample(f"{kind} {name} rows", partial(_call, kind, (axis,), {}), (x, rows, values), changed(each, values), error)
 
 
-_COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
-
 PART = BackendPart(
     {
-        **dict.fromkeys(_COPYING, copy_pieces),
+        **dict.fromkeys(kinds_of_pieces(ArraysOps), copy_pieces),
         "pad": _padding,
         "tril": _triangle(np.tril),
         "triu": _triangle(np.triu),

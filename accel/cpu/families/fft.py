@@ -17,6 +17,8 @@ from accel.cpu.views import array
 from accel.dtype import DType
 from accel.errors import BackendUnavailableError
 from accel.family import BackendPart, Sample
+from accel.ops.fft import FftOps
+from accel.ops.pieces import kinds_of_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -275,7 +277,7 @@ PART = BackendPart(
         **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _kernel),
         **dict.fromkeys(("dct", "idct", "dst", "idst"), _cosine),
         **dict.fromkeys(("convolve", "correlate"), _convolve),
-        **dict.fromkeys(("fftshift", "ifftshift"), copy_pieces),
+        **dict.fromkeys(kinds_of_pieces(FftOps), copy_pieces),
         **dict.fromkeys(("fftfreq", "rfftfreq"), _frequencies),
     },
     wheels=("scipy",),

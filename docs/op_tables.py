@@ -1,11 +1,11 @@
-"""The tables of ops in ``docs/reference/ops.md``, made from the families: ``python -m tests.op_tables`` writes them."""
+"""The tables of ops in ``reference/ops.md``, which ``mkdocs.yml`` has made from the families when the site is built."""
+# ruff: noqa: INP001
 
 from __future__ import annotations
 
 import inspect
 import re
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.ops.families import FAMILIES
@@ -14,17 +14,19 @@ from accel.ops.namespace import ops_of
 if TYPE_CHECKING:
     from accel.ops import Family, FamilyOp
 
-__all__ = ["PAGE", "page_with_tables"]
+__all__ = ["on_page_markdown", "tables"]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "ops.md"
-START, END = "<!-- tables: python -m tests.op_tables -->\n", "<!-- end of tables -->\n"
+MARK = "<!-- tables -->\n"
 
 
-def page_with_tables(page: str) -> str:
-    """Return the page with the tables of today between its marks."""
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    return before + START + "\n" + "\n".join(table(family) for family in FAMILIES) + "\n" + END + after
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Put the tables in the place of their mark."""
+    return markdown.replace(MARK, tables()) if MARK in markdown else markdown
+
+
+def tables() -> str:
+    """Return the tables of all families."""
+    return "\n".join(table(family) for family in FAMILIES)
 
 
 def table(family: Family) -> str:
@@ -58,7 +60,3 @@ def parameters(method: Any) -> list[str]:
         default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
         words.append(name if default is parameter.empty else f"{name}={default!r}")
     return words
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
