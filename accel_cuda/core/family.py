@@ -14,13 +14,16 @@ from accel_cuda.core.libraries import VendorLibrary
 if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Signature", "Source"]
+__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Program", "Signature", "Source"]
 
 LaneCheck: TypeAlias = Callable[[Any, Any], bool]
 """``check(lane, op)``: whether enqueuing the op may block."""
 
 Signature: TypeAlias = Callable[[Any, Any], Hashable]
 """``signature(lane, op)``: all that decides which functions a library loads for the op."""
+
+Program: TypeAlias = str | Callable[[Any], str]
+"""The program that a kernel is in, or what tells it of an op."""
 
 Commands: TypeAlias = int | Callable[[Any], int]
 """How many commands an op enqueues at most, or what counts them for one op."""
@@ -146,7 +149,8 @@ class CudaPart:
     programs
         Sources of the family's own kernels; ``open_device(libraries=)`` loads their programs, but those that are loaded on demand.
     program
-        Kind of an op -> the program that an op's kernel is in. An op whose program is not loaded is enqueued off the loop.
+        The program that the kernels are in; or kind of an op -> its program, or what tells it of an op. An op whose program is not loaded is enqueued off the
+        loop.
     lacks
         Kind of an op -> whether its lane lacks something that the kernel would have to make. Such an op is enqueued off the loop.
     signatures
@@ -163,7 +167,7 @@ class CudaPart:
     open: Callable[[CudaContext], FamilyState[Any]] | None = None
     libraries: tuple[VendorLibrary, ...] = ()
     programs: tuple[Source, ...] = ()
-    program: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    program: str | Mapping[str, Program] = field(default_factory=dict)
     lacks: Mapping[str, LaneCheck] = field(default_factory=dict)
     signatures: Mapping[str, Signature] = field(default_factory=dict)
     commands: Mapping[str, Commands] = field(default_factory=dict)

@@ -245,10 +245,6 @@ def _bits(value: float) -> int:
     return int.from_bytes(_DOUBLE.pack(value), "little")
 
 
-def _program(op: Any) -> str:
-    return "arrays"
-
-
 def count_pieces(op: Any) -> int:
     """Return how many commands an op of pieces enqueues."""
     return len(op.pieces()) + (op.filled() is not None)
@@ -271,6 +267,6 @@ _KERNELS: dict[str, Kernel] = {
 PART = CudaPart(
     kernels=_KERNELS,
     programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "pad", "triangle", "ramp", "gather", "put", "scatter")),),
-    program=dict.fromkeys(_KERNELS, _program),
+    program="arrays",
     commands=dict.fromkeys(_COPYING, count_pieces),
 )

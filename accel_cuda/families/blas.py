@@ -111,10 +111,6 @@ def _lacks_handle(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas
 
 
-def _program(op: Any) -> str:
-    return "blas"
-
-
 def _prepare(compute: Any) -> None:
     compute.prepare_blas()
 
@@ -140,7 +136,7 @@ PART = CudaPart(
         **_TYPED,
     },
     programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
-    program=dict.fromkeys(("iamax", "iamin", "trsm"), _program),
+    program=dict.fromkeys(("iamax", "iamin", "trsm"), "blas"),
     lacks={
         **dict.fromkeys(("gemm", "gemm_batched", "gemv", *blas_vectors.KERNELS), _lacks_handle),
         **dict.fromkeys(blas_matrices.KERNELS, _lacks_for_batch),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
-    from accel_cuda.core.family import Commands, CudaPart, FamilyState, LaneCheck, Signature
+    from accel_cuda.core.family import Commands, CudaPart, FamilyState, LaneCheck, Program, Signature
     from accel_cuda.families.compute import CudaCompute
     from accel_cuda.families.programs import Programs
 
@@ -62,15 +62,19 @@ class ContextFamilies:
         found: dict[str, LaneCheck] = {}
         for name, part in self._parts.items():
             state = self.states.get(name)
-            lacks = {**part.lacks, **({} if state is None else dict.fromkeys(state.kernels, state.may_block))}
-            found |= {kind: self._check(part, kind, lacks.get(kind)) for kind in {**part.program, **lacks}}
+            own = {} if state is None else state.kernels
+            lacks = {**part.lacks, **({} if state is None else dict.fromkeys(own, state.may_block))}
+            program = dict.fromkeys((*part.kernels, *own), part.program) if isinstance(part.program, str) else part.program
+            found |= {kind: self._check(program.get(kind), lacks.get(kind)) for kind in {**program, **lacks}}
         return found
 
-    def _check(self, part: CudaPart, kind: str, lacks: LaneCheck | None) -> LaneCheck:
-        program, is_missing = part.program.get(kind), self._programs.lacks
+    def _check(self, program: Program | None, lacks: LaneCheck | None) -> LaneCheck:
+        is_missing = self._programs.lacks
         if program is None:
             assert lacks is not None
             return lacks
+        if isinstance(program, str):
+            return lambda lane, op: is_missing(program) or (lacks is not None and lacks(lane, op))
         if lacks is None:
             return lambda lane, op: is_missing(program(op))
         return lambda lane, op: is_missing(program(op)) or lacks(lane, op)

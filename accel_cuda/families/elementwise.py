@@ -23,7 +23,7 @@ from accel_cuda.families.kernels import CODES, instances
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.ops import Binary, Cast, Clip, Unary, Where
+    from accel.ops import Binary, Cast, Clip, Unary
     from accel.ops.fused import Instruction
     from accel_cuda.core.driver import Handle
 
@@ -234,10 +234,6 @@ def _program_of_binary(op: Binary) -> str:
     return (_BINARY if op.is_plain() else _BROADCAST).get(op.dtype, "")
 
 
-def _program_of_where(op: Where) -> str:
-    return "where"
-
-
 def _program_of_clip(op: Clip) -> str:
     return _BROADCAST.get(op.x.dtype, "")
 
@@ -282,7 +278,7 @@ PART = CudaPart(
     program={
         "unary": _program_of_unary,
         "binary": _program_of_binary,
-        "where": _program_of_where,
+        "where": "where",
         "clip": _program_of_clip,
         "cast": _program_of_cast,
     },

@@ -272,14 +272,6 @@ def _frequencies(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: 
     stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, positive, op.n, bits(op.step()))
 
 
-def _program(op: Any) -> str:
-    return "fft"
-
-
-def _copies(op: Any) -> str:
-    return "arrays"
-
-
 _FREQUENCIES, _SHIFTS = ("fftfreq", "rfftfreq"), kinds_of_pieces(FftOps)
 
 PART = CudaPart(
@@ -287,6 +279,6 @@ PART = CudaPart(
     open=FftLibrary,
     libraries=(CUFFT,),
     programs=(Source("fft", lambda code: ("fft.cu", "spectra.cu", "")),),
-    program={**dict.fromkeys((*_KINDS, *_FREQUENCIES), _program), **dict.fromkeys(_SHIFTS, _copies)},
+    program={**dict.fromkeys((*_KINDS, *_FREQUENCIES), "fft"), **dict.fromkeys(_SHIFTS, "arrays")},
     commands=dict.fromkeys(_SHIFTS, count_pieces),
 )

@@ -125,14 +125,6 @@ def _sobol(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
         stream.launch(function, -(-size // _BLOCK), _BLOCK, inputs[0], outputs[0], size, width, op.offset)
 
 
-def _program(op: Any) -> str:
-    return "rng"
-
-
-def _draws(op: Any) -> str:
-    return "draws"
-
-
 _KERNELS: dict[str, Kernel] = {
     "uniform": _kernel(_uniform),
     "normal": _kernel(_normal),
@@ -192,5 +184,5 @@ PART = CudaPart(
         Source("rng", lambda code: ("philox.cuh", "rng.cu", ""), functions=("philox",)),
         Source("draws", lambda code: ("philox.cuh", "draws.cu", "choice.cu", ""), functions=("sobol", "choice")),
     ),
-    program={**dict.fromkeys(_KERNELS, _program), **dict.fromkeys((*_LONG, *_PICKED), _draws)},
+    program={**dict.fromkeys(_KERNELS, "rng"), **dict.fromkeys((*_LONG, *_PICKED), "draws")},
 )

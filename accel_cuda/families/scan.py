@@ -143,13 +143,9 @@ def _bits(value: np.ndarray[Any, Any]) -> int:
     return int.from_bytes(value.tobytes(), "little")
 
 
-def _program(op: Any) -> str:
-    return "scan"
-
-
 PART = CudaPart(
     open=ScanLibrary,
     libraries=(CUB,),
     programs=(Source("scan", lambda code: ("scan.cu", "")),),
-    program=dict.fromkeys((*_KINDS, "segment_reduce"), _program),
+    program="scan",
 )

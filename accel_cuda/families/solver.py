@@ -83,10 +83,6 @@ def _signature(op: Any) -> Hashable:
     return op.kind, *[None if ref is None else (ref.shape, ref.dtype) for ref in refs], *[getattr(op, name, None) for name in _OPTIONS]
 
 
-def _program(op: Any) -> str:
-    return "solver"
-
-
 def _prepare(compute: Any) -> None:
     compute.prepare_blas()
 
@@ -95,7 +91,7 @@ PART = CudaPart(
     open=SolverLibrary,
     libraries=(CUSOLVER, CUBLAS),
     programs=(Source("solver", lambda code: ("solver.cu", "")),),
-    program=dict.fromkeys(_STEPS, _program),
+    program="solver",
     workspaces=1,
     prepare=_prepare,
 )

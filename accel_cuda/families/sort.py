@@ -448,12 +448,4 @@ def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Se
     stream.launch_wide(function, (_grid(stream, size), 1), (_BLOCK, 1), shared, inputs[0], outputs[0], size, bins, *limits, int(is_shared))
 
 
-def _program(op: Any) -> str:
-    return "sort"
-
-
-_KINDS = (*_ORDERED, *_UNIQUE, "searchsorted", "nonzero", "compress", "bincount", "histogram")
-
-PART = CudaPart(
-    open=SortLibrary, libraries=(CUB,), programs=(Source("sort", lambda code: ("sort.cu", "")),), program=dict.fromkeys(_KINDS, _program)
-)
+PART = CudaPart(open=SortLibrary, libraries=(CUB,), programs=(Source("sort", lambda code: ("sort.cu", "")),), program="sort")

@@ -35,8 +35,6 @@ _NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.C
 _PRODUCTS = ("spmv", "spmm")
 _AS_CSR = "Convert it first: await device.sparse.tocsr(a)."
 _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
-_KINDS = (*_PRODUCTS, *_CONVERSIONS, *PRODUCTS, "todense", "diagonal", "fromdense", "add", "sddmm", "spsolve_triangular", "solve")
-"""All ops: each has kernels of the backend's own, at least those that check indices."""
 
 
 class SparseLibrary(FamilyState[SparsePlans]):
@@ -395,13 +393,9 @@ def _scale(lane: Any, op: Any, count: int, out: int) -> None:
         lane.stream.fill(out, bytes(1), count * dtype.itemsize)
 
 
-def _program(op: Any) -> str:
-    return "sparse"
-
-
 PART = CudaPart(
     open=SparseLibrary,
     libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program=dict.fromkeys(_KINDS, _program),
+    program="sparse",
 )

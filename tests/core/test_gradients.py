@@ -390,6 +390,7 @@ def test_what_cudnn_is_told_of_a_gradient() -> None:
 
 
 def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
+    programs: Any = PART.program
     """The kernels are enqueued on a stream that takes down their names; those that compile are run by the GPU tests."""
     owner: Any = SimpleNamespace(dropped=deque())
     named: Any = DnnOps(Submitter(lambda op: op, lambda error: error, "device"))
@@ -411,7 +412,7 @@ def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
         kernels[kind](
             SimpleNamespace(stream=stream), op, plan, range(256, 256 * (len(plan.reads) + 1), 256), (4096,) * (len(plan.creates) + 1)
         )
-        assert all(program_of(name) == PART.program[kind](op) for name in launched[before:]), launched[before:]
+        assert all(program_of(name) == programs[kind](op) for name in launched[before:]), launched[before:]
         assert len(launched) > before or not all(ref.size for ref in refs), sample.name
         assert len(launched) - before <= 8, "as many commands as the family says"
         seen |= {kind} if len(launched) > before else set()
