@@ -43,7 +43,7 @@ _SEARCH = ("tests/core/test_isolation.py", "tests/core/test_poison_memory.py", "
 _DISPATCHER = (
     "tests/core/test_lane.py",
     "tests/core/test_launches.py",
-    "tests/core/test_kernel_actor.py",
+    "tests/core/test_stream_clock.py",
     "tests/core/test_device_order.py",
     "tests/core/test_device_ops.py",
     "tests/core/test_device_commands.py",
@@ -97,7 +97,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "accel/engine/sender.py": _DISPATCHER,
         "accel/engine/submission.py": _DISPATCHER,
         "accel/engine/device_actor.py": _DISPATCHER,
-        "accel/engine/kernel_actor.py": _DISPATCHER,
+        "accel/engine/stream_clock.py": _DISPATCHER,
         "accel/engine/lane.py": _DISPATCHER,
         "accel/engine/launches.py": _DISPATCHER,
     },

@@ -72,6 +72,10 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
         """
         return False
 
+    def owned(self) -> tuple[ActorTree, ...]:
+        """Return what else :meth:`ActorSystem.tree` is to show below the actor, besides its children: objects that it owns. Must not raise."""
+        return ()
+
     def refused(self, message: M_contra) -> None:
         """Dispose of a message without a waiting sender that will not be handled, because the actor stops. Must not raise."""
 

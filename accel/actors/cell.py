@@ -218,7 +218,7 @@ class ActorCell:
             depth=len(self.mailbox),
             oldest_age=self.mailbox.oldest_age(),
             restarts=self.budget.restarts,
-            children=tuple(child.snapshot() for child in self.children.values()),
+            children=(*[child.snapshot() for child in self.children.values()], *(() if self._actor is None else self._actor.owned())),
         )
 
     async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:

@@ -11,7 +11,6 @@ from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
-from accel.engine.streams import StreamStrategy
 from accel.functions import kernel_op
 from accel.solvers import DeviceSparse
 
@@ -32,7 +31,6 @@ __all__ = [
     "Operand",
     "PinnedInfo",
     "SpareInfo",
-    "StreamStrategy",
     "System",
     "kernel",
     "kernel_op",

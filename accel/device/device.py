@@ -210,7 +210,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
             await self._sender.until_ready(None)
             while (day := self._host.context) is None:  # it has faulted again, in the turn in which this was told that it was ready
                 await self._sender.until_ready(None)
-            await day.port(name)
+            await day.open(name)
         except BaseException:
             context = self._host.context
             if core.own.get(name) is registration and (context is None or name not in context.own):

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from accel.completion import CompletionName, CompletionStrategy
     from accel.engine.options import Library
-    from accel.engine.streams import StreamStrategy
 
 __all__ = ["System"]
 
@@ -95,7 +94,7 @@ class System(ActorSystem):
         *,
         host: Literal["auto", "inline", "process"] = "auto",
         completion: CompletionName | CompletionStrategy = "adaptive",
-        streams: str | StreamStrategy = "balanced",
+        streams: int = 8,
         libraries: Library | Iterable[Library] = (),
         memory_limit: int | None = None,
         pinned_limit: int | None = None,
@@ -126,9 +125,8 @@ class System(ActorSystem):
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
-            ``"balanced"``: independent ops of the built-in libraries, and batches, run on up to 8 streams, or on n with ``"balanced(n)"``. ``"per_actor"``:
-            each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an :class:`accel.StreamStrategy`, which can
-            say which libraries go first.
+            How many streams independent ops of the built-in libraries, and batches, are spread over; ``put`` and ``get`` have one each besides.
+            With 1 everything runs in one stream.
         libraries
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"linalg"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``,
             ``"dnn"``, ``"fft"``, ``"rng"``, ``"sparse"``, ``"compiler"``.

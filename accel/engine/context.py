@@ -1,4 +1,4 @@
-"""One generation of a device: its streams and its memory, and the dispatch of ops to the kernel actors that own the streams.
+"""One generation of a device: its lanes and its memory, and the dispatch of ops to the lanes.
 
 Everything here runs on the loop's thread; what may block is handed to ``run_blocking``. A context that has faulted is never used again.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel._log import get_logger
@@ -15,16 +16,17 @@ from accel.backend import ChecksAlive, CountsCommands, KnowsShortages, TakesWork
 from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernel_table import KernelTable
-from accel.engine.lane import EventPool, Lane
-from accel.engine.lane_pool import LanePool
+from accel.engine.lanes import Lanes
 from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
+from accel.engine.libraries import Libraries
+from accel.engine.marks import LaneMark
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
 from accel.engine.status import STATUS_COMMANDS, PendingStatus
-from accel.engine.streams import BATCH, POOLED
+from accel.engine.stream_clock import EventPool
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError
 from accel.memory import Allocator, DurableUsage
@@ -36,11 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
+    from accel.actors import ActorRef
     from accel.backend import AccelDevice, AccelStream, Kernel, SlabMemory
     from accel.completion import Watcher
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
-    from accel.engine.launches import Bound, Port
+    from accel.engine.lane import Lane
+    from accel.engine.launches import Bound
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline, Usage
     from accel.ops import KernelOp, Plan
@@ -77,14 +81,19 @@ class Context(ContextBase):
         The backend's context.
     watcher
         How marks are waited for.
-    open_port
-        Makes the kernel actor of a library; called once per library.
-    equip_lane
-        Asks that another lane of the pool takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`.
-    withdraw
-        Ends a registered library; see :func:`accel.engine.leaving.withdraw`.
     share
         Makes what shares its memory with other libraries; the context is not complete yet.
+    open_library
+        Starts the kernel actor of a library, and returns it once the library is open.
+
+    Attributes
+    ----------
+    lanes : Lanes
+        The streams.
+    libraries : Libraries
+        Opens and closes libraries.
+    opening : context manager
+        Entered while something is made that ops wait for.
     """
 
     def __init__(
@@ -93,10 +102,8 @@ class Context(ContextBase):
         owner: ContextOwner,
         device: AccelDevice,
         watcher: Watcher,
-        open_port: Callable[[str], Awaitable[Port]],
-        equip_lane: Callable[[str], object],
-        withdraw: Callable[[Context, Unregistration], object],
         share: Callable[[Context], ContextSharing],
+        open_library: Callable[[Context, str], Awaitable[ActorRef[Any, None]]],
     ) -> None:
         super().__init__(core, owner)
         self.device = device
@@ -112,49 +119,47 @@ class Context(ContextBase):
         self._found = self.kernels.found
         self.own = self.kernels.own
         self.offloaded = OffloadedCalls(self.own)
-        self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
+        self.opening: AbstractContextManager[object] = nullcontext()
         self.sharing = share(self)
         self.failures = Failures(self)
-        self.lanes: list[Lane] = []
-        self.ports: dict[str, Port] = {}  # of the pool's libraries it is the first lane's
-        self.pool = None if core.options.pool is None else LanePool(core.options.pool, POOLED, equip_lane)
+        self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
+        self.libraries = Libraries(self, partial(open_library, self))
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
             self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
-        self._open_port = open_port
-        self._withdraw = withdraw
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
         self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
-    def dispatch_now(self, submission: OpSubmission, port: Port | None = None) -> bool:
-        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop.
+    def dispatch_now(self, submission: OpSubmission, given: Lane | None = None) -> bool:
+        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``.
 
-        It goes to ``port``, where one is given.
+        What :meth:`dispatch` does, without a step of the loop. An op that is spread goes to ``given``, where one is.
         """
-        buffers, op = self.buffers, submission.op
+        buffers, op, lanes = self.buffers, submission.op, self.lanes
         if self.core.refs.dropped:
             buffers.apply_frees()
         if type(op) is Free:
             buffers.free(op.ref.buffer)
             submission.succeed()
             return True
-        pool, is_placed = self.pool, port is not None
-        port = port or self.ports.get(op.library)
-        if port is None and op.library in self.core.own:
+        library = op.library
+        lane = lanes.routes.get(library)
+        if lane is None and library in self.core.own:
             return False
         kernel = self._found.get(type(op)) or self.kernels.find(op)
-        if port is None:
+        if lane is None:
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         self._check_operands(plan)
-        if pool is not None and not is_placed and op.library in pool.libraries:
-            port = pool.choose((op.library,), plan, buffers.blocks)
-        lane, refs = port.lane, plan.writes
+        if library in lanes.spread:
+            transfers = lanes.transfers.get(op.kind) if library == "memory" else None
+            lane = transfers or given or lanes.choose((library,), plan, buffers.blocks)
+        refs = plan.writes
         scratch = self.scratch
-        if (plan.status is not None or op.library in scratch.libraries) and not scratch.reserve(op, plan, lane):
+        if (plan.status is not None or library in scratch.libraries) and not scratch.reserve(op, plan, lane):
             return False
         if plan.creates:
             made = buffers.create(plan.creates, lane, submission.made)
@@ -169,8 +174,7 @@ class Context(ContextBase):
         self._take_place(submission, op, lane, plan, refs)
         submission.outstanding = 1
         self.sent(submission, 1, submission.commands)
-        if not port.hand_over(submission):
-            port.actor.tell(submission)
+        lane.send(submission)
         return True
 
     def _check_operands(self, plan: Plan) -> None:
@@ -213,7 +217,7 @@ class Context(ContextBase):
         launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
-        """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
+        """Give memory and sequence numbers to the ops of a submission, and send them to their lanes.
 
         Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
@@ -234,27 +238,30 @@ class Context(ContextBase):
 
     async def _dispatch(self, submission: Submission) -> None:
         if isinstance(submission, Unregistration):
-            self._withdraw(self, submission)
+            self.libraries.withdraw(submission)
             return
         if isinstance(submission, OpSubmission):
+            op = submission.op
             if isinstance(submission, GraphSubmission):
-                await self.open_own(submission.program.ops)
-                port = await self.port(submission.op.library)
+                own = [each.library for each in submission.program.ops if each.library in self.core.own]
+                for library in dict.fromkeys((*own, op.library)):  # although the kernels are called in another's lane
+                    await self.libraries.open(library)
                 with self.opening:
-                    await submission.place(self, port.lane)
-            given: Port | None = None
+                    await submission.place(self, self.lanes.routes[op.library])
+            given: Lane | None = None
             while not submission.is_settled and not self.dispatch_now(submission, given):
-                given = self.ports.get(submission.op.library)
+                given = self.lanes.routes.get(op.library)
                 if given is None:
-                    await self.port(submission.op.library)
-                else:  # there is no memory: the pool's first lane is given some
-                    await self._provide(submission, 0, submission.op, given.lane)
+                    await self.libraries.open(op.library)
+                else:  # there is no memory
+                    await self._provide(submission, 0, op, given)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops, count = submission.ops, len(submission.ops)
-        await self.open_own(ops)
-        await self.port(BATCH)
-        port = self._batch_port(submission)
+        for library, op in dict(zip(reversed(submission.libraries), reversed(ops), strict=True)).items():
+            if self.kernels.is_known(op):  # else it is refused in its place
+                await self.libraries.open(library)
+        lane = self.lanes.choose_for(submission, self.core.own, self.buffers.blocks)
         while (start := submission.sent) < count:
             weights = self._next_chunk(submission, start)
             await self.wait_for_room(sum(weights))
@@ -264,10 +271,10 @@ class Context(ContextBase):
                 return
             if self.core.refs.dropped:
                 self.buffers.apply_frees()
-            if not self._send_ops(submission, weights, port):
+            if not self._send_ops(submission, weights, lane):
                 index = submission.sent
                 try:
-                    await self._provide(submission, index, ops[index], port.lane)
+                    await self._provide(submission, index, ops[index], lane)
                 except Exception as raised:
                     raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
             elif submission.sent < count:
@@ -276,37 +283,17 @@ class Context(ContextBase):
 
     def batch_now(self, submission: BatchSubmission) -> bool:
         """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
-        core, ports, count = self.core, self.ports, len(submission.ops)
-        if BATCH not in ports or not count:
+        count, lanes = len(submission.ops), self.lanes
+        if not count or not lanes.routes.keys() >= set(submission.libraries):
             return False
         weights = self._next_chunk(submission, 0)
         if len(weights) < count or self.commands + sum(weights) > self.limit:
             return False
-        if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
-            return False
-        if core.refs.dropped:
+        if self.core.refs.dropped:
             self.buffers.apply_frees()
-        return self._send_ops(submission, weights, self._batch_port(submission))
+        return self._send_ops(submission, weights, lanes.choose_for(submission, self.core.own, self.buffers.blocks))
 
-    def _batch_port(self, submission: BatchSubmission) -> Port:
-        """Return where a batch goes, all of it.
-
-        Ops of one registered library, and copies for them, go where its other ops do. Other libraries that the pool does not serve keep to one stream for
-        batches, the pool's first.
-        """
-        libraries = set(submission.libraries) - {"memory"}
-        pool, served = self.pool, () if self.pool is None else self.pool.libraries
-        if len(libraries) == 1 and not libraries.issubset(served) and libraries.issubset(self.core.own):
-            return self.ports[libraries.pop()]
-        if pool is None or not submission.plans:
-            return self.ports[BATCH]
-        if submission.places:  # some of it is there already
-            return pool.port_of(submission.places[0][0])
-        if not pool.libraries.issuperset(libraries):
-            return self.ports[BATCH]
-        return pool.choose({BATCH, *(libraries & pool.lending)}, submission.plans[0], self.buffers.blocks)
-
-    def _send_ops(self, submission: BatchSubmission, weights: Sequence[int], port: Port) -> bool:
+    def _send_ops(self, submission: BatchSubmission, weights: Sequence[int], lane: Lane) -> bool:
         """Send ops of a batch, one for each weight from the first that was not sent, into one lane: a chain needs no stream to wait for another's.
 
         Returns whether there was room for all of them.
@@ -314,16 +301,19 @@ class Context(ContextBase):
         start, count = submission.sent, len(submission.ops)
         launches: list[BatchedOp] = []
         try:
-            is_all = self._bind(submission, start, weights, port.lane, launches)
+            is_all = self._bind(submission, start, weights, lane, launches)
         except Exception as raised:
             at = start + len(launches)
             raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
         finally:
-            # Places in line that were given out must reach the lane even if a later op could not be bound.
+            # Numbers that were given out must reach the lane even if a later op could not be bound.
             if launches:
                 submission.sent = start + len(launches)
-                submission.places.append((port.lane, launches[0].seq, start, len(launches)))
-                self._send(LaunchGroup(self, submission, port, launches, is_last=submission.sent == count))
+                submission.places.append((lane, launches[0].seq, start, len(launches)))
+                group = LaunchGroup(self, submission, lane, launches, is_last=submission.sent == count)
+                submission.outstanding += len(launches)
+                self.sent(submission, len(launches), group.commands)
+                lane.send(group)
         return is_all
 
     def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
@@ -356,32 +346,25 @@ class Context(ContextBase):
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
         """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
-        if self.pool is not None and lane.needs_workspace(library):
-            self.pool.lending.add(library)
+        if lane.needs_workspace(library):
+            self.lanes.lending.add(library)
         await self.buffers.provide_workspaces(lane, lane.compute, library)
         lane.provided.add(library)
 
     def _reclaim(self, wanting: Timeline) -> bool:
         """Give the workspaces of the pool's idle lanes back to the allocator: there is no memory for ``wanting``. Return whether there were any."""
-        pool = self.pool
-        if pool is None or wanting is pool.equipping:
+        lanes = self.lanes
+        if wanting is lanes.equipping:
             return False
-        given = [lane for lane in pool.spare_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
+        given = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
         for lane in given:
             compute = lane.compute
             assert isinstance(compute, TakesWorkspace), "it was given workspaces"
             compute.release_workspaces()
             lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
         if given:
-            pool.stop_equipping()  # or it would ask for them again
+            lanes.stop_equipping()  # or it would ask for them again
         return bool(given)
-
-    def _send(self, group: LaunchGroup) -> None:
-        count = len(group.launches)
-        group.submission.outstanding += count
-        self.sent(group.submission, count, group.commands)
-        if not group.actor.hand_over(group):
-            group.actor.tell(group)
 
     def _bind(self, submission: BatchSubmission, start: int, weights: Sequence[int], lane: Lane, launches: list[BatchedOp]) -> bool:
         """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
@@ -422,21 +405,9 @@ class Context(ContextBase):
             launches.append(launch)
         return True
 
-    async def open_own(self, ops: Iterable[KernelOp]) -> None:
-        """See that the registered libraries are there whose kernels ``ops`` need, although they go into another's lane."""
-        own = self.core.own
-        if own:
-            for library in dict.fromkeys(op.library for op in ops if op.library in own):
-                await self.port(library)
-
-    def refuse_own(self, name: str) -> None:
-        """Take no more ops of a registered library; those that were taken run."""
-        self.kernels.refuse_own(name)
-        self.ports.pop(name, None)
-
-    def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether the op is enqueued on another thread."""
-        return self.kernels.may_block(lane, op)
+    async def open(self, library: str) -> None:
+        """See :meth:`Libraries.open`."""
+        await self.libraries.open(library)
 
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
@@ -446,29 +417,18 @@ class Context(ContextBase):
         """Return how the op is enqueued."""
         return self._found.get(type(op)) or self.kernels.find(op)
 
-    async def port(self, library: str) -> Port:
-        """Return the port of a library; at its first use make it, off the loop.
-
-        Raises
-        ------
-        ContextPoisonedError
-            Also where the fault surfaces here: the caller gets the same error as all waiters.
-        """
-        port = self.ports.get(library)
-        if port is None:
-            if library in self.kernels.leaving:  # one of the same name was unregistered just before
-                await self.until(lambda: library not in self.kernels.leaving)
-            try:
-                with self.opening:
-                    port = await self._open_port(library)
-            except AccelError as error:
-                # Where this context has faulted meanwhile, the actor of the next one has refused.
-                if self.fault is None and not error.is_fault:
-                    raise
-                self.report_fault(error)
-            self.check_alive()
-            assert port is not None, "it was opened, or the context has faulted"
-        return port
+    async def wait_passed(self, marks: Iterable[tuple[Lane, int]]) -> None:
+        """Wait until lanes have done their work up to a number; raises as :meth:`until` does."""
+        for lane, seq in marks:
+            if lane.completed >= seq:
+                continue
+            await lane.wait_enqueued(seq)
+            mark = LaneMark(self, lane, seq, lane.events.take(), "passed")
+            if lane.stream.record(mark.event):
+                mark.complete()
+            else:
+                self.watcher.watch(mark)
+            await self.until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
         """Take note of something that is no memory of the allocator's; see :meth:`~accel.storage.buffers.Buffers.hold`.
@@ -547,7 +507,11 @@ class Context(ContextBase):
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)
         self.after_retire = None
+        tasks = [task for lane in self.lanes.all if (task := lane.stop()) is not None]
         try:
+            for task in tasks:
+                await asyncio.wait((task,))
+            await self.libraries.aclose()
             await self.watcher.aclose(abandon=abandon)
             await self.sharing.aclose()
             await self.buffers.aclose()
@@ -564,11 +528,9 @@ class Context(ContextBase):
         self.offloaded.when_over(lambda: self._give_back(abandon), wait=not abandon)
 
     def _give_back(self, abandon: bool) -> None:
-        for lane in self.lanes:
+        for lane in self.lanes.all:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
-        for own in self.own.values() if not abandon else ():
-            own.close()
         self.events.close()
         close_all(self.sharing.take_all())
         self.core.pinned.arena.detach(self.device)

@@ -1,4 +1,4 @@
-"""The places in line of work that was dropped: nothing runs there, and they are over when what comes before them is."""
+"""The sequence numbers of work that was dropped: nothing runs there, and they are over when what comes before them is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from accel.engine.marks import LaneMark
 from accel.errors import AccelError
 
 if TYPE_CHECKING:
-    from accel.engine.context import Context
-    from accel.engine.launches import Sendable
+    from accel.engine.launches import LaunchContext, Sendable
 
 __all__ = ["pass_over"]
 
 
-def pass_over(context: Context, group: Sendable) -> None:
+def pass_over(context: LaunchContext, group: Sendable) -> None:
     """See that the lane's clock passes the numbers of a group that was dropped, also if nothing comes after it.
 
     Its lane waits, in its stream, for what the group depends on: the recorded uses stand for that.
@@ -29,7 +28,7 @@ def pass_over(context: Context, group: Sendable) -> None:
     except AccelError as error:
         context.report_fault(error)
         return
-    mark = LaneMark(context.report_fault, lane, launches[-1].seq, event, "dropped")
+    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
     if is_over:
         mark.complete()
     else:

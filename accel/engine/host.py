@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, Terminated
 from accel.engine.attribution import attribute
-from accel.engine.context_actor import Request
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, UnsupportedError
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
-    from accel.actors import ActorRef
+    from accel.actors import ActorRef, ActorTree
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
 
@@ -307,11 +306,13 @@ class _Keeper(Actor[Any, Any]):
         await actor.started(context)
 
     async def receive(self, message: Any, context: ActorContext) -> Any:
-        """Hand the message on, unless an earlier context sent it."""
+        """Hand the message on."""
         assert self._actor is not None, "it was started"
-        if isinstance(message, Request) and message.generation != self._host.generation:
-            return message.refused()
         return await self._actor.receive(message, context)
+
+    def owned(self) -> tuple[ActorTree, ...]:
+        """See :meth:`Actor.owned`."""
+        return () if self._actor is None else self._actor.owned()
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back."""

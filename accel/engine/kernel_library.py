@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accel.backend import DeviceDescription, Kernel
-    from accel.engine.lane import Lane
+    from accel.engine.stream_clock import StreamClock
     from accel.ops import Plan
 
 __all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
@@ -212,7 +212,7 @@ class KernelLibrary:
         Whether :meth:`open` captures its stream into graphs. The library then shares its stream with no other, whatever the device's ``streams`` say, and
         memory that other libraries gave back is not waited for while it opens: CUDA would break the capture off.
     several_streams : bool
-        Whether independent ops of this library may run on several streams at a time, as those of the built-in libraries do with ``streams="balanced"``.
+        Whether independent ops of this library may run on several streams at a time, as those of the built-in libraries do.
         Methods are still called one at a time, but work of two ops overlaps on the device: what :meth:`open` made is only read, or each op has its own.
         ``False`` keeps the ops in one stream, in their order.
     """
@@ -282,7 +282,7 @@ class OwnLibrary:
     def _adapt(self, method: Callable[..., object]) -> Kernel:
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
-        def call(lane: Lane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             stream = lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.engine.kernels import LIBRARIES
 from accel.engine.program import Replay
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.family import BackendPart
 from accel.ops import FamilyOp
 from accel.ops.families import FAMILIES
@@ -90,6 +90,16 @@ class KernelTable:
         if isinstance(type(op).library, str):  # else it is a field: ops of one class are of several libraries
             self.found[type(op)] = kernel
         return kernel
+
+    def is_known(self, op: KernelOp) -> bool:
+        """Return whether there is a kernel for the op, or will be once its registered library is open."""
+        if op.library in self._core.own:
+            return True
+        try:
+            self.find(op)
+        except AccelError:
+            return False
+        return True
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether the op is enqueued on another thread."""

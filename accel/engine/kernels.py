@@ -7,7 +7,7 @@ Each kernel is ``kernel(lane, op, plan, inputs, outputs)``; see :data:`accel.bac
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accel import ops
     from accel.backend import Kernel
-    from accel.engine.lane import Lane
+    from accel.compute import ComputeBackend
     from accel.ops import Plan
 
 __all__ = ["LIBRARIES", "NO_COMPILER"]
@@ -28,59 +28,66 @@ NO_COMPILER = "Open a device that has one, such as open_device('cuda'), or use t
 """What to do where kernels of the user's own cannot be compiled."""
 
 
+class _Lane(Protocol):
+    """What these kernels need of a lane: see :class:`accel.engine.lane.Lane`."""
+
+    stream: Any
+    compute: ComputeBackend
+
+
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
     # The buffer protocol does not know the narrow floats; bytes it does. The view keeps the array alive.
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def put(lane: Lane, op: ops.Put, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def put(lane: _Lane, op: ops.Put, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the host array into the output."""
     lane.compute.copy_htod(outputs[0], _bytes(op.source))
 
 
-def get(lane: Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def get(lane: _Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the input into the host array."""
     lane.compute.copy_dtoh(_bytes(op.destination), inputs[0])
 
 
-def empty(lane: Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def empty(lane: _Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue nothing: the buffer is there."""
 
 
-def fill(lane: Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def fill(lane: _Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Write the element's bytes over the whole output."""
     count = math.prod(op.shape)
     lane.stream.fill(outputs[0], op.pattern(), count)
 
 
-def copy(lane: Lane, op: ops.Copy, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy(lane: _Lane, op: ops.Copy, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy device memory to device memory."""
     lane.stream.copy(outputs[0], inputs[0], op.source.nbytes)
 
 
-def capture(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def capture(lane: _Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Do nothing: the ops are enqueued one by one at each replay."""
 
 
-def replay(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def replay(lane: _Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a graph's ops."""
     op.program.enqueue(lane)
     op.program.copy_status(lane, outputs)
 
 
-def call(lane: Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def call(lane: _Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a graph's ops between the copies of its operands and results."""
     op.copy_in(lane, inputs, outputs)
     op.program.enqueue(lane)
     op.copy_out(lane, outputs)
 
 
-def launch(lane: Lane, op: ops.Launch, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def launch(lane: _Lane, op: ops.Launch, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuse: a kernel that a user wrote is for the backend that compiled it."""
     raise UnsupportedError(f"{op.kernel.name} cannot be launched: this backend has no compiler", remedy=NO_COMPILER)
 
 
-def checksum(lane: Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def checksum(lane: _Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuse: there is no call of the compute interface for it."""
     raise UnsupportedError("this backend makes no checksums", remedy="Leave checksum out.")
 

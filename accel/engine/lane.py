@@ -1,123 +1,426 @@
-"""A lane: one stream with its compute interface, its clock, and the marks by which the loop learns how far it has come."""
+"""A lane: one stream, the queue of what waits for its turn there, and the one place that enqueues.
+
+A context owns its lanes; they are plain objects. What is sent to a lane is enqueued in the sender's call, if everything
+before it is in the streams and no call may block. Else it is queued, and the lane's task enqueues it in its turn; the
+task ends when the queue is empty.
+
+What goes wrong with an op is its caller's business and is answered there; the lane goes on with the next one. A fault is
+the context's business and is reported there.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from accel.backend import TakesWorkspace
-from accel.memory.usage import Timeline
+from accel._log import get_logger
+from accel.backend import Injection, TakesWorkspace
+from accel.engine.captures import captures_of
+from accel.engine.dropped import pass_over
+from accel.engine.launches import LaunchContext
+from accel.engine.op_error import op_error
+from accel.engine.stream_clock import StreamClock
+from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
 
 if TYPE_CHECKING:
-    from accel.backend import AccelDevice, AccelEvent, AccelStream
+    import asyncio
+    from collections.abc import Callable, Sized
+
+    from accel.backend import AccelDevice, AccelStream
     from accel.compute import ComputeBackend
     from accel.dtype import DType
-    from accel.memory import Dependency
+    from accel.engine.core import DeviceCore
+    from accel.engine.launches import Bound, Sendable
+    from accel.engine.offloaded import OffloadedCalls
+    from accel.engine.stream_clock import EventPool
+    from accel.engine.submission import Submission
+    from accel.memory import Dependency, Timeline
+    from accel.storage.buffers import Buffers
 
-__all__ = ["EventPool", "Lane"]
+__all__ = ["Lane", "LaneContext"]
 
+logger = get_logger()
 
-class EventPool:
-    """Events that wait to be recorded again: making one costs more than recording one."""
+_CAPTURE = "capture"
+"""Library of the op that captures a stream into a graph."""
 
-    __slots__ = ("_all", "_device", "_free")
+_NO_CAPTURE = contextlib.nullcontext()
 
-    def __init__(self, device: AccelDevice) -> None:
-        self._device = device
-        self._free: list[AccelEvent] = []
-        self._all: list[AccelEvent] = []
-
-    def take(self) -> AccelEvent:
-        """Return an event that is not in use."""
-        if self._free:
-            return self._free.pop()
-        event = self._device.create_event()
-        self._all.append(event)
-        return event
-
-    def give(self, event: AccelEvent) -> None:
-        """Take an event back that has been passed."""
-        self._free.append(event)
-
-    def close(self) -> None:
-        """Close every event ever made."""
-        for event in self._all:
-            event.close()
-        self._all.clear()
-        self._free.clear()
+_REFUSALS = (InvalidArgumentError, UnsupportedError, CompileError, StaleRefError, ClosedError)
+"""What a kernel raises before it enqueues anything."""
 
 
-class Lane(Timeline):
-    """One stream and its clock.
+class _Failures(Protocol):
+    """The failed work of a context: see :class:`accel.engine.failures.Failures`."""
 
-    Sequence numbers are issued when an op is dispatched, in the device's order; the op's kernel actor brings the number to the stream with
-    :meth:`advance`. Actors that share a lane take turns by :meth:`reached`, so that the numbers reach the stream in order.
+    @property
+    def raised(self) -> Sized: ...
+
+    @property
+    def uses(self) -> Sized: ...
+
+    def listen(self, lane: Lane) -> None:
+        """Have a lane's stream report what its work raises."""
+
+    def settle(self, group: Sendable) -> None:
+        """Answer the first op of a group whose work has failed."""
+
+    def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
+        """Note that an op failed after its work began to be enqueued."""
+
+    def dropped(self, lane: Lane, seq: int) -> None:
+        """Note that an op will never run."""
+
+
+class _Kernels(Protocol):
+    """The kernels of a context: see :class:`accel.engine.kernel_table.KernelTable`."""
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether the op is enqueued on another thread."""
+
+
+class LaneContext(LaunchContext, Protocol):
+    """What a lane needs of its context: see :class:`~accel.engine.context.Context`."""
+
+    core: DeviceCore
+    device: AccelDevice
+    generation: int
+    events: EventPool
+    buffers: Buffers
+    offloaded: OffloadedCalls
+    submissions: dict[Submission, float]
+
+    @property
+    def failures(self) -> _Failures:
+        """Its failed work."""
+
+    @property
+    def kernels(self) -> _Kernels:
+        """How ops are enqueued."""
+
+    def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
+        """Return the fault that is behind what a kernel raised."""
+
+    def is_out_of_memory(self, raised: BaseException) -> bool:
+        """Return whether what a kernel raised says that the device has no memory."""
+
+    def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
+        """Note that work of a lane failed halfway."""
+
+
+class Lane(StreamClock):
+    """One stream of a context, with the compute interface whose calls go there.
+
+    Parameters
+    ----------
+    name
+        What ``system.tree()`` shows.
+    context
+        The context that owns it.
+    stream, compute
+        The stream, and its compute interface.
 
     Attributes
     ----------
-    owed : list
-        What the stream should wait for already, and could not be made to: the next op is not enqueued before.
+    device : AccelDevice
+        The backend's context.
+    constants : dict
+        Kept by kernels.
     provided : set of str
         Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
+    owed : list
+        What the stream should wait for already, and could not be made to: the next op is not enqueued before.
     """
 
-    __slots__ = ("_waiters", "compute", "constants", "device", "events", "owed", "provided", "stream")
+    __slots__ = ("_context", "_next", "_queue", "_task", "compute", "constants", "device", "owed", "provided")
 
-    def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
-        super().__init__(name)
-        self.constants: dict[DType, int] = {}
-        self.owed: list[Dependency] = []
-        self.device = device
-        self.stream = stream
+    def __init__(self, name: str, context: LaneContext, stream: AccelStream, compute: ComputeBackend) -> None:
+        super().__init__(name, stream, context.events)
+        self.device: AccelDevice = context.device
         self.compute = compute
-        self.events = events
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.constants: dict[DType, int] = {}
         self.provided: set[str] = set()
+        self.owed: list[Dependency] = []
+        self._context = context
+        self._queue: deque[Sendable] = deque()
+        self._next = 0  # of the first group: the op that is to be enqueued next
+        self._task: asyncio.Task[None] | None = None
 
     def needs_workspace(self, library: str) -> bool:
         """Return whether ops of a library need memory here that the lane does not have yet."""
         return isinstance(self.compute, TakesWorkspace) and self.compute.workspace_wanted(library) > 0
 
-    def advance(self, seq: int) -> None:
-        """Say that everything up to ``seq`` is in the stream, or never will be."""
-        if seq > self.enqueued:
-            self.enqueued = seq
-        if self._waiters:
-            self._wake()
-
-    def _wake(self) -> None:
-        still: deque[tuple[int, asyncio.Future[None]]] = deque()
-        for seq, waiter in self._waiters:
-            if waiter.done():
-                continue
-            if seq <= self.enqueued:
-                waiter.set_result(None)
-            else:
-                still.append((seq, waiter))
-        self._waiters = still
-
-    async def reached(self, seq: int) -> None:
-        """Wait until ``seq`` is in the stream."""
-        while self.enqueued < seq:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append((seq, waiter))
-            await waiter
-
-    def wait_for(self, other: Timeline, seq: int) -> None:
-        """Let later work of this lane wait for the other's ``seq``, which is in its stream already. The host does not wait."""
-        if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, Lane):
+    def send(self, group: Sendable) -> None:
+        """Enqueue a group: now, or behind what is queued."""
+        if not self._queue and self._enqueue(group):
             return
-        # A new event marks all the other lane has so far: later than needed, never too early, and known to be so.
-        event = self.events.take()
-        if other.stream.record(event):
-            other.complete(other.enqueued)
-        else:
-            self.stream.wait(event)
-            self.waited[other] = other.enqueued
-        # A recorded wait keeps the mark as it was; the event may be recorded anew.
-        self.events.give(event)
+        self._queue.append(group)
+        if self._task is None:
+            self._task = self._context.core.loop.create_task(self._serve())
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """Enqueue nothing more: the context has answered what is queued. Return the task that ends, if one runs."""
+        self._queue.clear()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
 
     def close(self, *, abandon: bool) -> None:
         """Close the stream. May block unless ``abandon``."""
         self.stream.close(abandon=abandon)
+
+    # -- enqueuing
+
+    def _enqueue(self, group: Sendable) -> bool:
+        """Enqueue the ops of a group and mark their end; return ``False`` at an op that has to wait, or may block.
+
+        Called again, it goes on with that op.
+        """
+        context = self._context
+        try:
+            submission, launches = group.submission, group.launches
+            while self._next < len(launches):
+                launch = launches[self._next]
+                if (launch.dependencies and self._late(launch) is not None) or self._is_offloaded(launch):
+                    return False
+                try:
+                    is_plain = not (launch.dependencies or self.owed or launch.action or submission.future.done() or context.fault)
+                    if is_plain or self._begin(launch, group):
+                        launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
+                        submission.launched += 1
+                except BaseException as error:
+                    self._raised(error, launch, group)
+                self.advance(launch.seq)
+                self._next += 1
+            self._next = 0
+            if context.fault is None:
+                self._mark(group, submission)
+        except BaseException as error:
+            self._unmarked(error, group)
+        finally:
+            # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
+            submission = launches = launch = None  # type: ignore[assignment]
+        return True
+
+    async def _serve(self) -> None:
+        """Enqueue what is queued, in its order."""
+        try:
+            while self._queue:
+                if self._enqueue(self._queue[0]):
+                    self._queue.popleft()
+                    continue
+                group = self._queue[0]
+                launch = group.launches[self._next]
+                while (late := self._late(launch)) is not None:
+                    timeline, seq = late
+                    await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
+                if self._is_offloaded(launch):
+                    await self._enqueue_offloaded(launch, group)
+                    self.advance(launch.seq)
+                    self._next += 1
+                del group, launch
+        finally:
+            self._task = None
+
+    @staticmethod
+    def _late(launch: Bound) -> Dependency | None:
+        """Return something that an op depends on, and that is not in its stream yet."""
+        for timeline, seq in launch.dependencies:
+            if timeline.enqueued < seq:
+                return timeline, seq
+        return None
+
+    def _is_offloaded(self, launch: Bound) -> bool:
+        """Return whether an op is enqueued on another thread; the backend is asked once. What a fault has answered has let go of its op."""
+        if launch.is_offloaded is None:
+            context = self._context
+            try:
+                launch.is_offloaded = context.fault is None and (context.core.options.debug or context.kernels.may_block(self, launch.op))
+            except Exception:  # the backend's bug must not keep the op from being answered
+                logger.exception("may_block_failed", device=context.core.name, op=None if launch.op is None else launch.op.kind)
+                launch.is_offloaded = True
+        return launch.is_offloaded
+
+    async def _enqueue_offloaded(self, launch: Bound, group: Sendable) -> None:
+        """Call the kernel of one op on another thread. With ``debug`` wait until the op has ended, so that its error bears its name."""
+        submission, context = group.submission, self._context
+        run_blocking = context.core.system.run_blocking
+        raised = operands = None
+        try:
+            if self._begin(launch, group):
+                # Counted before: from here on it may be on the device, also if the wait is cancelled.
+                submission.launched += 1
+                call = context.offloaded.run
+                try:
+                    with captures_of(context.core).one_more() if launch.op.library == _CAPTURE else _NO_CAPTURE:
+                        operands = launch.op, launch.plan, launch.inputs, launch.outputs
+                        raised = await run_blocking(_raised_by, call, launch.kernel, self, *operands)
+                except Exception:
+                    submission.launched -= 1  # it never began
+                    raise
+                if raised is not None:
+                    submission.launched -= 1
+                    self._raised(raised, launch, group)
+                elif context.core.options.debug:
+                    await self._synchronize(launch, group)
+        except Exception as error:
+            self._raised(error, launch, group, is_begun=False)
+        finally:
+            raised = operands = None
+            del submission, group
+
+    def _begin(self, launch: Bound, group: Sendable) -> bool:
+        """Have the stream wait for what an op depends on, and see whether its kernel is to be called."""
+        try:
+            # Also for an op that is dropped: later ops of this lane rely on the waits of its sequence number.
+            self._wait_for_all(launch.dependencies)
+            if group.submission.is_dropped(launch.index) or self._context.fault is not None:
+                self.drop(launch.seq)
+                self._context.failures.dropped(self, launch.seq)
+                group.submission.void(launch.index)
+                return False
+            if launch.action is not None:
+                self._act(launch.action)
+        except BaseException as error:
+            self._raised(error, launch, group, is_begun=False)
+            return False
+        return True
+
+    def _act(self, action: Injection | AccelError) -> None:
+        """Bring about what a fault plan asks for."""
+        if isinstance(action, AccelError):
+            raise action.clone()
+        if action.kind == "kill":
+            raise UnsupportedError("the host to be killed is this process", remedy="Open the device with host='process'.")
+        self.device.inject(action, self.stream)
+
+    def _wait_for_all(self, dependencies: list[Dependency]) -> None:
+        """Let the stream wait for all of it, whatever fails; then raise the first failure. The op's recorded uses stand for all that it depends on."""
+        failed: Exception | None = None
+        if self.owed:
+            dependencies, self.owed = [*self.owed, *dependencies], []
+        for other, seq in dependencies:
+            try:
+                self._wait_or_owe(other, seq)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # its traceback holds this frame
+
+    def _wait_or_owe(self, other: Timeline, seq: int) -> None:
+        """Let the stream wait for what another one, which has it already, has to do first.
+
+        Raises
+        ------
+        Exception
+            What keeps it from waiting: then the op is not launched. The lane owes that wait, if it is for another lane, to whatever comes next.
+        """
+        try:
+            self.wait_for(other, seq)
+        except Exception as error:
+            if isinstance(error, AccelError) and error.is_fault:
+                self._context.report_fault(error)
+                return
+            if isinstance(other, Lane):
+                self.owed.append((other, seq))
+            raise
+
+    async def _synchronize(self, launch: Bound, group: Sendable) -> None:
+        core = self._context.core
+        try:
+            await core.system.run_blocking(self.stream.synchronize)
+        except Exception as error:
+            self._failed(op_error(error, f"waiting for the end of {_kind(launch, group)}", core.loop), launch, group)
+
+    # -- the end of a group
+
+    def _mark(self, group: Sendable, submission: Submission) -> None:
+        """Record the end of a group and have it watched; an end that is already there is taken at once."""
+        context = self._context
+        if not submission.launched:
+            pass_over(context, group)
+            context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
+            return
+        event = self.events.take()
+        try:
+            is_passed = self.stream.record(event)
+        except AccelError as error:
+            context.report_fault(error)
+            return
+        if is_passed:
+            self.events.give(event)
+            group.complete()
+        else:
+            group.on_marked(event)
+            context.watcher.watch(group)
+
+    def _unmarked(self, raised: BaseException, group: Sendable) -> None:
+        """Answer a group that is in its stream as far as it came. Its end cannot be seen: a later mark of the lane stands for it."""
+        context, submission, launches = self._context, group.submission, group.launches
+        first, last = launches[0].seq, launches[-1].seq
+        self._next = 0
+        self.advance(last)
+        error = op_error(raised, f"marking the end of {submission.name}", context.core.loop)
+        if error.is_fault or context.fault is not None:
+            context.report_fault(error)
+            return
+        if submission in context.submissions:
+            context.tear(self, first, last, f"the end of the {submission.name} op that wrote it could not be seen")
+            self._failed(error, launches[0], group)
+            for launch in launches:
+                context.failures.failed(self, launch.seq, error)
+            context.failures.settle(group)
+            context.retire(submission, len(launches), group.commands, is_last=group.is_last)
+
+    # -- what goes wrong
+
+    def _raised(self, raised: BaseException, launch: Bound, group: Sendable, *, is_begun: bool = True) -> None:
+        """Answer an op whose kernel raised, or, unless it ``is_begun``, that could not be begun. What the device's fault made it raise is the fault."""
+        library = None if launch.op is None else launch.op.library
+        what = f"the {_kind(launch, group)} kernel" if library is None else f"the {_kind(launch, group)} kernel of library {library!r}"
+        context = self._context
+        error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
+        if isinstance(error, OutOfMemoryError):
+            context.buffers.release_idle()
+        if not error.is_fault:
+            error = context.fault_of(self.stream, error) or error
+        if not error.is_fault:
+            group.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
+            if is_begun and not isinstance(error, _REFUSALS):
+                context.tear(self, launch.seq, launch.seq, f"the {_kind(launch, group)} op that wrote it failed")
+                context.failures.failed(self, launch.seq, error)
+            else:
+                context.failures.dropped(self, launch.seq)
+        self._failed(error, launch, group)
+
+    def _failed(self, error: AccelError, launch: Bound, group: Sendable) -> None:
+        submission, context = group.submission, self._context
+        if error.is_fault:
+            submission.launched += 1  # it may have reached the device
+            context.report_fault(error.clone(op=error.op or _kind(launch, group)))
+            return
+        own = error.clone(
+            op=error.op or _kind(launch, group),
+            device=context.core.name,
+            generation=context.generation,
+            op_index=None if group.is_op else launch.index,
+        )
+        submission.reject_from(launch.index, own)
+
+
+def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """Return what a call raises: a ``CancelledError`` of a kernel's must not be taken for a cancellation of the task that awaits this."""
+    try:
+        call(*arguments)
+    except BaseException as error:
+        return error
+    return None
+
+
+def _kind(launch: Bound, group: Sendable) -> str:
+    """Return what an op is called, also when a fault has made its submission let go of it meanwhile."""
+    return group.submission.kinds[launch.index]

@@ -1,6 +1,6 @@
-"""What a kernel actor is sent: ops of one submission for one lane, bound to addresses, and the mark of their end.
+"""What a lane is sent: ops of one submission, bound to addresses, and the mark of their end.
 
-An awaited op is one object on its whole way, an :class:`OpSubmission`: its caller waits for it, the device's actor takes it, the kernel actor enqueues it
+An awaited op is one object on its whole way, an :class:`OpSubmission`: its caller waits for it, the device's actor takes it, the lane enqueues it
 and the watcher watches it. A batch is a :class:`~accel.engine.submission.BatchSubmission`. It is cut into a :class:`LaunchGroup` for each chunk, with a
 :class:`BatchedOp` for each op.
 """
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable, Sequence, Sized
 
-    from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
     from accel.completion import Watcher
-    from accel.engine.lane import Lane
+    from accel.engine.stream_clock import StreamClock
     from accel.engine.submission import BatchSubmission
     from accel.errors import AccelError
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchedOp", "Bound", "LaunchContext", "LaunchGroup", "OpSubmission", "Port", "Sendable"]
+__all__ = ["BatchedOp", "Bound", "LaunchContext", "LaunchGroup", "OpSubmission", "Sendable"]
 
 
 class _Failures(Protocol):
@@ -58,26 +57,8 @@ class LaunchContext(Protocol):
     def report_fault(self, error: AccelError) -> None:
         """Take a fault that has surfaced."""
 
-
-class Port:
-    """The destination of ops: a lane, and the kernel actor that enqueues into it.
-
-    Attributes
-    ----------
-    lane : Lane
-        The stream of the ops, with its clock.
-    actor : ActorRef
-        The kernel actor.
-    hand_over : callable
-        The actor's :meth:`~accel.ActorRef.hand_over`.
-    """
-
-    __slots__ = ("actor", "hand_over", "lane")
-
-    def __init__(self, lane: Lane, actor: ActorRef[Sendable, None]) -> None:
-        self.lane = lane
-        self.actor = actor
-        self.hand_over = actor.hand_over_here
+    def wake(self) -> None:
+        """Have those look again that wait for the end of work."""
 
 
 class BatchedOp:
@@ -127,8 +108,8 @@ class LaunchGroup:
     ----------
     submission, launches
         The batch, and its ops that go into the lane.
-    lane, stream, actor
-        The lane, its stream, and the kernel actor.
+    lane, stream
+        The lane, and its stream.
     is_last : bool
         Whether the submission ends with this group.
     commands : int
@@ -137,23 +118,25 @@ class LaunchGroup:
         The mark, once it is recorded.
     """
 
-    __slots__ = ("_context", "actor", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
+    __slots__ = ("_context", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
+
+    is_op: ClassVar[bool] = False
 
     def __init__(
-        self, context: LaunchContext, submission: BatchSubmission, port: Port, launches: list[BatchedOp], *, is_last: bool
+        self, context: LaunchContext, submission: BatchSubmission, lane: StreamClock, launches: list[BatchedOp], *, is_last: bool
     ) -> None:
         self._context = context
         self.submission = submission
-        self.lane = port.lane
-        self.stream = port.lane.stream
-        self.actor = port.actor
+        self.lane = lane
+        self.stream = lane.stream
         self.launches = launches
         self.commands = sum([launch.commands for launch in launches])
         self.is_last = is_last
+        self.event: AccelEvent | None = None
         self.kind: Hashable = None
 
-    def marked(self, event: AccelEvent) -> None:
-        """Take note of the mark, which is not passed yet."""
+    def on_marked(self, event: AccelEvent) -> None:
+        """Note the mark, which is not passed yet."""
         self.event = event
         self.kind = _group_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
@@ -164,7 +147,8 @@ class LaunchGroup:
         """Retire the ops; called by the watcher, once."""
         lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
-        lane.events.give(self.event)
+        if self.event is not None:
+            lane.events.give(self.event)
         if failures.raised or failures.uses:
             failures.settle(self)
         self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
@@ -204,6 +188,7 @@ class OpSubmission(Submission):
 
     index: ClassVar[int] = 0
     is_last: ClassVar[bool] = True
+    is_op: ClassVar[bool] = True
 
     def __init__(self, op: KernelOp, plan: Plan, future: asyncio.Future[Any], generation: int) -> None:
         # Not by super(): this is on the way of every op.
@@ -222,7 +207,7 @@ class OpSubmission(Submission):
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
 
-    def bind(self, context: LaunchContext, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
+    def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
         """Take note of where it goes, and how."""
         self._context = context
         self.lane = lane
@@ -271,8 +256,8 @@ class OpSubmission(Submission):
     def void_unsound(self) -> None:
         """Do nothing: the caller has no refs yet."""
 
-    def marked(self, event: AccelEvent) -> None:
-        """Take note of the mark, which is not passed yet."""
+    def on_marked(self, event: AccelEvent) -> None:
+        """Note the mark, which is not passed yet."""
         self.event = event
         self.enqueued_at = perf_counter()
         # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
@@ -309,7 +294,7 @@ Bound: TypeAlias = BatchedOp | OpSubmission
 """One op, ready to be enqueued."""
 
 Sendable: TypeAlias = LaunchGroup | OpSubmission
-"""What a kernel actor is sent."""
+"""What a lane is sent."""
 
 
 def _group_kind(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:

@@ -1,4 +1,4 @@
-"""The end of what a lane has so far, for which no caller waits: memory, or what comes after, does."""
+"""A mark of a stream for which no caller waits: memory does, or what waits in :meth:`ContextBase.until`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accel.backend import AccelEvent
-    from accel.engine.lane import Lane
+    from accel.engine.launches import LaunchContext
+    from accel.engine.stream_clock import StreamClock
     from accel.errors import AccelError
 
 __all__ = ["LaneMark"]
@@ -20,7 +19,7 @@ class LaneMark:
 
     Parameters
     ----------
-    report_fault
+    context
         Told of what keeps the mark from being passed.
     lane
         Whose end is marked.
@@ -32,10 +31,10 @@ class LaneMark:
         What the duration is predicted by.
     """
 
-    __slots__ = ("_report_fault", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
+    __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
 
-    def __init__(self, report_fault: Callable[[AccelError], None], lane: Lane, seq: int, event: AccelEvent, kind: str) -> None:
-        self._report_fault = report_fault
+    def __init__(self, context: LaunchContext, lane: StreamClock, seq: int, event: AccelEvent, kind: str) -> None:
+        self._context = context
         self._seq = seq
         self.lane = lane
         self.stream = lane.stream
@@ -47,7 +46,8 @@ class LaneMark:
         """Move the clock; called by the watcher, once."""
         self.lane.complete(self._seq)
         self.lane.events.give(self.event)
+        self._context.wake()
 
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""
-        self._report_fault(error)
+        self._context.report_fault(error)

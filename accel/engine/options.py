@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
 from accel.engine.kernels import LIBRARIES
-from accel.engine.streams import resolve_streams
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
 from accel.values import check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from accel.backend import Injection
     from accel.completion import CompletionName
-    from accel.engine.streams import StreamStrategy
     from accel.errors import AccelError
 
 __all__ = ["BUSY_TIMEOUT", "HEARTBEAT_INTERVAL", "HEARTBEAT_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
@@ -50,12 +47,8 @@ class DeviceOptions:
     """The options of ``open_device``, checked. See :meth:`accel.System.open_device`."""
 
     completion: CompletionStrategy
-    lanes: int | None
-    """How many lanes the kernel actors share; ``None`` gives each its own."""
-    pool: int | None
-    """Over how many lanes independent ops of the built-in libraries are spread; ``None`` spreads none."""
-    priorities: Mapping[str, int]
-    """Of the streams of those libraries that are not to have priority 0."""
+    streams: int
+    """Over how many streams independent ops are spread; with one, everything is in that one."""
     libraries: tuple[Library, ...]
     memory_limit: int | None
     pinned_limit: int | None
@@ -76,7 +69,7 @@ class DeviceOptions:
 
 def check_options(
     completion: CompletionName | CompletionStrategy,
-    streams: str | StreamStrategy,
+    streams: int,
     libraries: Library | Iterable[Library],
     memory_limit: int | None,
     pinned_limit: int | None,
@@ -95,17 +88,13 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
-    strategy = resolve_streams(streams)
+    streams = _streams(streams)
     check_choice("overload", overload, "wait", "reject")
     _check_flag("debug", debug)
-    if debug and strategy.priorities:
-        raise InvalidArgumentError("priorities with debug=True: all ops run in one stream", remedy="Leave one of the two out.")
     return DeviceOptions(
         completion=resolve_strategy(completion),
         # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
-        lanes=1 if debug else strategy.lanes,
-        pool=None if debug else strategy.pool,
-        priorities=strategy.priorities,
+        streams=1 if debug else streams,
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
         pinned_limit=None if pinned_limit is None else _positive("pinned_limit", pinned_limit),
@@ -128,6 +117,15 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
             raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
     ready = dict.fromkeys(each for name in wanted for each in _USED.get(name, (name,)))
     return cast("tuple[Library, ...]", tuple(ready))
+
+
+def _streams(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(
+            f"streams is {value!r}",
+            remedy="Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream.",
+        )
+    return value
 
 
 def _positive(name: str, value: int) -> int:

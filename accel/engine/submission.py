@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable, Sequence
 
-    from accel.engine.lane import Lane
+    from accel.memory import Timeline
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -175,7 +175,7 @@ class BatchSubmission(Submission):
         made = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
         self.writes = writes_of(plans) + made
         self.sound = self.sent = 0
-        self.places: list[tuple[Lane, int, int, int]] = []
+        self.places: list[tuple[Timeline, int, int, int]] = []
         self.libraries = tuple([op.library for op in ops])
         self._kinds = tuple([op.kind for op in ops])
 

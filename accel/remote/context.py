@@ -103,7 +103,7 @@ class RemoteContext(RequestContext):
         elif not submission.is_settled and not self.dispatch_now(submission):
             await self._transfers.send(submission)
 
-    async def port(self, library: str) -> None:
+    async def open(self, library: str) -> None:
         """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""
         registration = self.core.own[library]
         # The child serves no other message while it opens a library, so one of the same name that is leaving is waited for here.

@@ -267,9 +267,7 @@ def _config(core: DeviceCore, ahead: Literal["imports", "context", "model"]) -> 
         backend_name(core),
         core.description.uuid,
         core.name,
-        dataclasses.replace(
-            options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait", stall_after=None
-        ),
+        dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", stall_after=None),
         "imports" if ahead == "imports" else "context",
         logging.getLogger("accel").getEffectiveLevel(),
     )

@@ -330,7 +330,7 @@ class Server:
         is_new = name not in self._core.own
         self._core.own[name] = registration
         try:
-            await self.context.port(name)
+            await self.context.libraries.open(name)
         except Exception as error:
             if is_new:
                 self._core.own.pop(name, None)

@@ -72,20 +72,19 @@ class DeferredRelease:
             self._unused += [block.memory for block in blocks]
             return
         self._sent = blocks
-        port = context.ports["memory"]
+        lane = context.lanes.transfers["put"]
         last = OpSubmission(_LAST_USE, _NO_PLAN, context.core.loop.create_future(), context.generation)
         last.future.add_done_callback(self._on_last_use)
-        seq = port.lane.issue()
-        dependencies = self._dependencies = port.lane.outstanding(self._dependencies)
+        seq = lane.issue()
+        dependencies = self._dependencies = lane.outstanding(self._dependencies)
         for block in blocks:
-            block.usage.write(port.lane, seq, dependencies)
-        last.bind(context, port.lane, _nothing, None, 1)
+            block.usage.write(lane, seq, dependencies)
+        last.bind(context, lane, _nothing, None, 1)
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.is_offloaded = False
         last.outstanding = 1
         context.sent(last, 1, 1)
-        if not port.hand_over(last):
-            port.actor.tell(last)
+        lane.send(last)
 
     def _on_last_use(self, future: asyncio.Future[Any]) -> None:
         """Close the memory: its last uses are over.

@@ -5,27 +5,27 @@ It cannot be marked while a stream is captured into a graph.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from accel.engine.lane import EventPool, Lane
+from accel.engine.stream_clock import EventPool, StreamClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.backend import AccelDevice, AccelStream
+    from accel.backend import AccelStream
     from accel.engine.captures import Captures
 
 __all__ = ["OutsideLane"]
 
 
-class OutsideLane(Lane):
+class OutsideLane(StreamClock):
     """A lane whose numbers are in its stream at once, except during a capture.
 
     Ops that depend on a number wait until the capture ends.
 
     Parameters
     ----------
-    device, stream, events
+    stream, events
         As of any lane; nothing is computed there.
     captures
         Those of the device.
@@ -33,11 +33,10 @@ class OutsideLane(Lane):
 
     __slots__ = ("__weakref__", "_captures", "_later", "_number")
 
-    def __init__(self, device: AccelDevice, stream: AccelStream, events: EventPool, captures: Captures) -> None:
+    def __init__(self, stream: AccelStream, events: EventPool, captures: Captures) -> None:
         self._captures = captures
         self._later: list[Callable[[], object]] = []
-        compute: Any = None
-        super().__init__("outside", device, stream, compute, events)
+        super().__init__("outside", stream, events)
         captures.add(self)
 
     @property

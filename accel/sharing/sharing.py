@@ -15,8 +15,8 @@ from accel._log import get_logger
 from accel.actors.acquire import acquire
 from accel.arguments import BASE
 from accel.engine.captures import captures_of
-from accel.engine.lane import Lane
 from accel.engine.marks import LaneMark
+from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
 from accel.memory import Block, ExternalBlock, ExternalWork, SharedUsage, Usage
@@ -75,7 +75,7 @@ class Sharing:
                     remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
-            self._lane = lane = OutsideLane(device, exchange.stream, context.events, captures_of(context.core))
+            self._lane = lane = OutsideLane(exchange.stream, context.events, captures_of(context.core))
             self._outside = ExternalWork(lane, lane.advance, self._watch)
         return exchange
 
@@ -226,7 +226,7 @@ class Sharing:
             raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
         events = self._context.events
         for lane, _ in pending:
-            assert isinstance(lane, Lane), "the timelines of a context are its lanes"
+            assert isinstance(lane, StreamClock), "the timelines of a context are its lanes"
             event = events.take()
             if not lane.stream.record(event):
                 follow(event)
@@ -253,7 +253,7 @@ class Sharing:
             is_over = lane.stream.record(event)
         except AccelError:
             return  # the next use of the memory raises it
-        mark = LaneMark(context.report_fault, lane, lane.enqueued, event, "outside")
+        mark = LaneMark(context, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()
         else:

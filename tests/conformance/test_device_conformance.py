@@ -27,7 +27,7 @@ async def test_device_conformance(check: Check) -> None:
 @pytest.mark.parametrize("check", MOVING, ids=lambda check: check.name)
 @pytest.mark.parametrize(
     "options",
-    [{"completion": "polled"}, {"completion": "sync"}, {"completion": "host_fn"}, {"streams": "single"}, {"streams": "pooled(2)"}],
+    [{"completion": "polled"}, {"completion": "sync"}, {"completion": "host_fn"}, {"streams": 1}, {"streams": 2}],
     ids=lambda options: next(iter(options.values())),
 )
 async def test_device_conformance_with_other_options(check: Check, options: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from accel import AccelError, DriverError, DType, FaultScope, LibraryError
-from accel.engine.lane import EventPool
 from accel.engine.status import PendingStatus
+from accel.engine.stream_clock import EventPool
 from accel.memory import HostArena
 from accel.ops import Spec, Status
 from accel_cuda.core.channel import StreamChannel

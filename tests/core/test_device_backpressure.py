@@ -25,7 +25,7 @@ async def filled(device: accel.Device, count: int) -> list[asyncio.Future[accel.
 
 async def test_no_more_than_max_in_flight_reach_the_device() -> None:
     plan = FaultPlan().hang_at(1)
-    async with opened(plan, max_in_flight=3) as device:
+    async with opened(plan, max_in_flight=3, streams=1) as device:
         calls = [task(device.zeros(1)) for _ in range(10)]
         await in_flight(device, 3)
         assert plan.count == 3

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 async def test_close_drains_what_was_sent() -> None:
     plan = FaultPlan().hang_at(1)
-    async with opened(plan, max_in_flight=2, pending_limit=2) as device:
+    async with opened(plan, max_in_flight=2, pending_limit=2, streams=1) as device:
         calls = [task(device.full(2, float(number))) for number in range(8)]
         await in_flight(device, 2)
         closing = task(device.aclose())
@@ -82,7 +82,7 @@ async def test_close_is_idempotent_and_all_callers_wait_for_the_end() -> None:
 @pytest.mark.parametrize("completion", ["adaptive", "polled", "sync", "host_fn"])
 async def test_close_with_a_hung_kernel_is_bounded_and_everybody_is_told(completion: str, caplog: pytest.LogCaptureFixture) -> None:
     plan = FaultPlan().hang_at(2)
-    async with opened(plan, max_in_flight=2, pending_limit=2, completion=completion, streams="per_actor") as device:
+    async with opened(plan, max_in_flight=2, pending_limit=2, completion=completion, streams=1) as device:
         ref = await device.zeros(3)
         calls: list[asyncio.Future[Any]] = [task(device.elementwise.unary("neg", ref)) for _ in range(2)]
         await in_flight(device, 2)

@@ -195,8 +195,8 @@ async def test_an_op_that_fails_at_replay_is_answered_there_and_the_device_goes_
         np.testing.assert_array_equal(await device.get(x), np.ones(4))
 
 
-@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
-async def test_every_stream_strategy(streams: str) -> None:
+@pytest.mark.parametrize("streams", [8, 1, 2])
+async def test_every_stream_strategy(streams: int) -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", streams=streams)
         x = await device.put(np.arange(6.0))

@@ -277,7 +277,7 @@ async def test_nothing_is_held_after_batches_that_failed(no_collector: None) -> 
 
 async def test_nothing_is_held_after_cancellation_and_deadline(no_collector: None) -> None:
     plan = FaultPlan().hang_at(2)
-    async with opened(plan, libraries=["blas"], streams="per_actor") as device:
+    async with opened(plan, libraries=["blas"], streams=1) as device:
         a = await device.zeros((8, 8))
         first = task(device.blas.gemm(a, a))
         second = task(device.blas.gemm(a, a, timeout=0.1))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 WRONG: dict[str, list[Any]] = {
     "host": ["remote", 1, None],
     "completion": ["often", 3, None],
-    "streams": ["many", "pooled(0)", "pooled(-1)", "pooled(2", 2, None],
+    "streams": ["many", "balanced", "pooled(2)", 0, -1, True, 2.0, None],
     "libraries": ["astrology", ["blas", "astrology"], 5],
     "memory_limit": [0, -1, "1G", 1.5, True],
     "pending_limit": [0, -1, "1", None, True],
@@ -79,20 +79,17 @@ async def test_open_device_outside_its_system_is_refused() -> None:
 async def test_libraries_are_warm_before_it_returns_and_in_every_generation(libraries: Any) -> None:
     names = {libraries} if isinstance(libraries, str) else set(libraries) if not hasattr(libraries, "__next__") else {"dnn"}
     async with opened(FaultPlan().poison_at(1), libraries=libraries if not hasattr(libraries, "__next__") else iter(["dnn"])) as device:
-        # With libraries, what batches need is warmed too.
-        warm = {"memory", *names, *(["batch"] if names else [])}
-        assert set(device._host.context.ports) == warm
+        warm = {"memory", *names}
+        assert set(device._host.context.libraries.actors) == warm
         await failure(device.zeros(1), accel.ContextPoisonedError)
         await generation(device, 2)
-        assert set(device._host.context.ports) == warm
+        assert set(device._host.context.libraries.actors) == warm
 
 
-@pytest.mark.parametrize(("streams", "count"), [("per_actor", 5), ("single", 1), ("pooled(2)", 2), ("pooled(9)", 5)])
-async def test_streams_says_how_many_there_are(streams: str, count: int) -> None:
+@pytest.mark.parametrize(("streams", "count"), [(8, 10), (1, 1), (2, 4)])
+async def test_streams_says_how_many_there_are(streams: int, count: int) -> None:
     async with opened(streams=streams, libraries=("blas", "elementwise", "reduce")) as device:
-        context = device._host.context
-        assert len(context.lanes) == count
-        assert len({id(port.lane) for port in context.ports.values()}) == count
+        assert len(device._host.context.lanes.all) == count
 
 
 @pytest.mark.parametrize(

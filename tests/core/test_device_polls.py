@@ -44,7 +44,7 @@ async def test_of_many_tasks_marks_few_are_queried(queries: list[LateEvent]) -> 
     rng = np.random.default_rng()
     values = rng.standard_normal((64, 8)).astype(np.float32)
     async with accel.System() as system:
-        device = await system.open_device("late", streams="per_actor")
+        device = await system.open_device("late", streams=8)
         refs = [await device.put(row) for row in values]
         queries.clear()
 
@@ -64,7 +64,7 @@ async def test_ops_and_batches_from_many_tasks_end_when_they_are_over(queries: l
     rng = np.random.default_rng()
     values = rng.standard_normal((32, 8)).astype(np.float32)
     async with accel.System() as system:
-        device = await system.open_device("late", streams="single")
+        device = await system.open_device("late", streams=1)
         refs = [await device.put(row) for row in values]
         queries.clear()
 

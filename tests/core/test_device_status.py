@@ -15,7 +15,7 @@ from accel import registry
 from accel.cpu.views import array
 from accel.dtype import DType
 from accel.engine.failures import Failures
-from accel.engine.lane import EventPool
+from accel.engine.stream_clock import EventPool
 from accel.ops import Plan, Spec, Status
 from accel.testing import FaultPlan
 from accel.testing.conformance import Check, checks
@@ -119,7 +119,7 @@ async def test_what_ops_do_to_memory_is_tracked_only_while_a_status_is_pending(w
 async def test_dropped_and_refused_ops_give_back_what_their_status_needs(watched: Watched) -> None:
     plan = FaultPlan().hang_at(1, op="unary").fail_at(3, accel.LibraryError("planned"), op="guarded")
     async with accel.System() as system:
-        device = await system.open_device("late", faults=plan, streams="single")
+        device = await system.open_device("late", faults=plan, streams=1)
         family = device.family(ConformanceOps)
         x, good = await device.zeros(100), await put_info(device, 0)
         await family.guarded(x, good)

@@ -108,7 +108,7 @@ async def test_the_place_in_line_of_what_was_dropped_is_over_when_the_lane_is_th
         await device.register(Slow)
         first, second = await device.zeros(5), await device.zeros(5)
         writing = await drop_behind(device, first, second, gates)
-        lane = device._host.context.ports["slow"].lane
+        lane = device._host.context.lanes.routes["slow"]
         assert not lane.is_idle()
         gates[1].set()
         await writing

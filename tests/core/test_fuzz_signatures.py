@@ -102,7 +102,6 @@ async def test_constructors(numbers: np.random.Generator) -> None:
         (accel.PolledCompletion, {}),
         (accel.HostFnCompletion, {}),
         (accel.SyncCompletion, {}),
-        (accel.StreamStrategy, {}),
     ):
         wrong += await check(target.__name__, target, parameters(target), numbers, given)
     for name in ("fail_at", "poison_at", "hang_at", "out_of_memory_at", "kill_host_at"):

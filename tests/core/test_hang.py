@@ -55,7 +55,7 @@ class Slow(accel.KernelLibrary):
 async def test_an_op_that_never_ends_is_ended_with_its_child() -> None:
     plan = FaultPlan().hang_at(2)
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan, streams="single")
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan, streams=1)
         x = await device.put(np.ones(4))
         pid = child_pid(device)
         began = time.perf_counter()

@@ -122,7 +122,7 @@ async def test_ops_of_a_registered_library_run_like_others() -> None:
     assert len(instance.closed) == 1
 
 
-@pytest.mark.parametrize("streams", ["balanced", "per_actor", "single"])
+@pytest.mark.parametrize("streams", [8, 1])
 async def test_a_batch_of_one_library_runs_in_the_stream_of_its_other_ops(streams: Any) -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", streams=streams)

@@ -1,4 +1,4 @@
-"""``streams="balanced"``: independent ops run side by side, and chains stay in one stream."""
+"""Independent ops run side by side, and chains stay in one stream."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.cpu.stream import CpuStream
-    from accel.engine.lane_pool import LanePool
+    from accel.engine.lanes import Lanes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 X = np.arange(16.0).reshape(4, 4)
 
 
-def pool_of(device: accel.Device) -> LanePool:
-    pool: LanePool = device._host.context.pool
-    return pool
+def lanes_of(device: accel.Device) -> Lanes:
+    lanes: Lanes = device._host.context.lanes
+    return lanes
 
 
 def issued(device: accel.Device) -> list[int]:
     """Return how many ops each lane of the pool was given, those that were given none left out."""
-    return [port.lane.issued for port in pool_of(device).ports if port.lane.issued]
+    return [lane.issued for lane in lanes_of(device).pool if lane.issued]
 
 
 async def hanging(device: accel.Device, x: accel.AccelRef, count: int) -> list[asyncio.Future[Any]]:
@@ -73,7 +73,7 @@ async def test_ops_one_after_the_other_use_one_stream() -> None:
 async def test_a_chain_stays_in_its_stream() -> None:
     plan = FaultPlan().hang_at(1, op="gemm")
     async with opened(plan, libraries=("blas", "elementwise")) as device:
-        x, out = await device.put(X), await device.zeros((4, 4), "float64")
+        x, out = await device.put(X), await device.put(np.zeros((4, 4)))
         first = task(device.blas.gemm(x, x, out=out))
         rest = [task(device.blas.scal(out, 2.0)), task(device.elementwise.unary("neg", out, out=out)), task(device.reduce("sum", out))]
         await in_flight(device, 4)
@@ -86,9 +86,9 @@ async def test_a_chain_stays_in_its_stream() -> None:
 
 async def test_the_later_of_two_unfinished_operands_is_followed() -> None:
     plan = FaultPlan().hang_at(1, op="gemm").hang_at(2, op="gemm")
-    async with opened(plan, streams="balanced(3)") as device:
+    async with opened(plan, streams=3) as device:
         x = await device.put(X)
-        a, b = await device.zeros((4, 4), "float64"), await device.zeros((4, 4), "float64")
+        a, b = await device.put(np.zeros((4, 4))), await device.put(np.zeros((4, 4)))
         calls: list[asyncio.Future[Any]] = [task(device.blas.gemm(x, x, out=a)), task(device.blas.gemm(x, x, out=b))]
         calls.append(task(device.blas.scal(b, 2.0)))
         await in_flight(device, 3)
@@ -105,7 +105,7 @@ async def test_the_least_loaded_stream_is_taken_and_the_pool_has_a_bound() -> No
     plan = FaultPlan()
     for number in range(1, 4):
         plan.hang_at(number, op="gemm")
-    async with opened(plan, streams="balanced(3)") as device:
+    async with opened(plan, streams=3) as device:
         x = await device.put(X)
         calls = await hanging(device, x, 3)
         assert issued(device) == [1, 1, 1]
@@ -114,7 +114,7 @@ async def test_the_least_loaded_stream_is_taken_and_the_pool_has_a_bound() -> No
         assert issued(device) == [3, 2, 2]
         async with device.graph() as graph:  # its stream is made after all that was asked for before
             graph.elementwise.unary("neg", x)
-        assert len(device._host.context.lanes) == 5, "three, that of transfers and that of captures"
+        assert len(lanes_of(device).all) == 6, "three, those of transfers and that of captures"
         plan.release()
         for each in await asyncio.gather(*calls):
             np.testing.assert_array_equal(await device.get(each), X @ X)
@@ -125,7 +125,7 @@ async def test_a_batch_goes_to_one_stream() -> None:
     async with opened(plan, max_in_flight=8) as device:
         x = await device.put(X)
         [large] = await hanging(device, x, 1)
-        y = await device.zeros((4, 4), "float64")
+        y = await device.put(np.zeros((4, 4)))
         async with device.batch() as batch:  # in several parts, for it is larger than the room
             for _ in range(20):
                 batch.elementwise.binary("add", x, y, out=y)
@@ -180,11 +180,11 @@ async def test_transfers_captures_and_replays_keep_streams_of_their_own() -> Non
             results.append(y)
         both = [task(graph.replay()) for graph in graphs]
         await in_flight(device, 2)
-        ports = device._host.context.ports
-        own = {ports[name].lane for name in ("memory", "graph", "capture")}
-        assert len(own) == 3
-        assert own.isdisjoint(port.lane for port in pool_of(device).ports)
-        assert ports["graph"].lane.issued == 2, "two graphs at once follow each other"
+        lanes = lanes_of(device)
+        own = {lanes.routes[name] for name in ("graph", "capture")} | set(lanes.transfers.values())
+        assert len(own) == 4
+        assert own.isdisjoint(lanes.pool)
+        assert lanes.routes["graph"].issued == 2, "two graphs at once follow each other"
         assert not any(each.done() for each in both)
         plan.release()
         await asyncio.gather(*both)
@@ -197,21 +197,21 @@ async def test_every_generation_has_a_pool_of_its_own() -> None:
     async with opened(plan) as device:
         x = await device.put(X)
         [lost] = await hanging(device, x, 1)
-        before = pool_of(device)
+        before = lanes_of(device)
         await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
         await failure(lost, accel.ContextPoisonedError)
         plan.release()
         await generation(device, 2)
         x = await device.put(X)
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), X @ X)
-        assert pool_of(device) is not before
+        assert lanes_of(device) is not before
 
 
 async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     create, made = CpuDevice.create_stream, itertools.count(1)
 
     def scarce(self: CpuDevice, *, priority: int = 0) -> CpuStream:
-        if next(made) > 2:
+        if next(made) > 1:
             raise accel.OutOfMemoryError("no stream")
         return create(self, priority=priority)
 
@@ -220,13 +220,12 @@ async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monk
         x = await device.put(X)
         for each in await asyncio.gather(*[bounded(device.blas.gemm(x, x)) for _ in range(4)]):
             np.testing.assert_array_equal(await device.get(each), X @ X)
-        assert issued(device) == [4]
+        assert len(lanes_of(device).all) == 1
 
 
 async def test_debug_runs_everything_in_one_stream() -> None:
     async with opened(debug=True, libraries=("blas", "reduce")) as device:
-        assert device._host.context.pool is None
-        assert len(device._host.context.lanes) == 1
+        assert len(lanes_of(device).all) == 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -263,8 +262,8 @@ async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
         x = await device.put(X)
         ops = await asyncio.gather(*[device.run(Add(x)) for _ in range(8)])
         np.testing.assert_array_equal(await device.get(ops[-1]), X + 1)
-        ports = device._host.context.ports
-        assert Mine.seen == {ports["mine"].lane.stream}
+        lanes = lanes_of(device)
+        assert Mine.seen == {lanes.routes["mine"].stream}
 
         async def together() -> accel.AccelRef:
             async with device.batch() as batch:
@@ -278,7 +277,7 @@ async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
         await large
         for each in await asyncio.gather(*batches):
             np.testing.assert_array_equal(await device.get(each), 1 - X)
-        assert Mine.seen == {ports["mine"].lane.stream, pool_of(device).ports[0].lane.stream}
+        assert Mine.seen == {lanes.routes["mine"].stream, lanes.pool[0].stream}
 
 
 class Spreading(accel.KernelLibrary):
@@ -338,7 +337,7 @@ async def test_a_library_of_the_users_keeps_one_stream_by_default() -> None:
         await in_flight(device, 3)
         await device.get(x)
         assert [each.done() for each in sent] == [False] * 3
-        assert "spread" not in pool_of(device).libraries
+        assert "spread" not in lanes_of(device).spread
         plan.release()
         await bounded(asyncio.gather(*sent))
 
@@ -349,13 +348,13 @@ async def test_a_library_that_does_not_open_is_not_spread_and_the_choice_is_chec
 
     async with opened() as device:
         await failure(device.register(Spreading, fails=True), accel.LibraryError)
-        assert "spread" not in pool_of(device).libraries
+        assert "spread" not in lanes_of(device).spread
         error = await failure(device.register(Wrong), accel.InvalidArgumentError)
         assert "several_streams" in str(error)
         await device.register(Spreading)
         await device.get(await device.run(Spread(await device.put(X))))
-        assert "spread" in pool_of(device).libraries
-    async with opened(streams="single") as device:
+        assert "spread" in lanes_of(device).spread
+    async with opened(streams=1) as device:
         await device.register(Spreading)
         await device.get(await device.run(Spread(await device.put(X))))
 
@@ -371,8 +370,8 @@ class Capturing(Kept):
         self.opened.append((stream, type(self).going_on()))
 
 
-@pytest.mark.parametrize("streams", ["single", "pooled(2)", "balanced"])
-async def test_a_library_that_captures_shares_its_stream_with_nothing(streams: str) -> None:
+@pytest.mark.parametrize("streams", [1, 2, 8])
+async def test_a_library_that_captures_shares_its_stream_with_nothing(streams: int) -> None:
     async with opened(streams=streams) as device:
         captures = captures_of(device._core)
         Capturing.opened, Capturing.going_on = [], lambda: captures.count
@@ -387,8 +386,9 @@ async def test_a_library_that_captures_shares_its_stream_with_nothing(streams: s
         (stream, count), (again, _) = Capturing.opened
         assert count == 1, "memory of others is not waited for meanwhile"
         assert stream is again, "it is kept for the next one"
-        others = {name: port.lane.stream for name, port in device._host.context.ports.items() if name != "spread"}
-        assert stream not in others.values(), others
+        lanes = lanes_of(device)
+        assert [lane.stream for lane in lanes.all].count(stream) == 1
+        assert stream not in [lane.stream for lane in (*lanes.pool, *lanes.transfers.values())]
 
 
 def test_a_library_that_captures_has_one_stream() -> None:

@@ -22,7 +22,7 @@ def test_ops_that_move_about_as_much_are_of_a_kind(part: str) -> None:
         submission = OpSubmission(Empty((1,), accel.DType.FLOAT32), plan, future, 1)
         submission.is_offloaded = False
         event: Any = object()
-        submission.marked(event)
+        submission.on_marked(event)
         assert submission.plan is submission.op is None
         return submission.kind
 

@@ -56,7 +56,7 @@ async def test_replays_wait_for_other_streams_and_are_waited_for() -> None:
 
 async def test_captures_beside_replays_and_ops_in_flight() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cuda", streams="pooled(2)")
+        device = await system.open_device("cuda", streams=2)
         x = await device.full((1 << 16,), 1.0, "float64")
 
         async def worker(number: int) -> None:

@@ -75,7 +75,7 @@ async def test_a_pinned_array_is_registered_and_moved_as_it_is() -> None:
         assert context.pinned.covers(array[1000:].ctypes.data, array[1000:].nbytes)
         assert not context.pinned.covers(np.ones(MIB).ctypes.data, MIB)
         ordinary = np.ones(2 * MIB, np.uint8)
-        lane = device._host.context.lanes[0]
+        lane = device._host.context.lanes.all[0]
         assert not context.may_block(lane, accel.ops.Put(array))
         assert context.may_block(lane, accel.ops.Put(ordinary))
 

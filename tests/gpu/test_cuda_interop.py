@@ -370,7 +370,7 @@ async def test_their_allocators_go_on(device: accel.Device, torch: Any, cupy: An
 
 
 async def test_streams_speak_the_protocol(device: accel.Device, torch: Any) -> None:
-    stream = device._host.context.lanes[0].stream
+    stream = device._host.context.lanes.all[0].stream
     version, handle = stream.__cuda_stream__()
     assert (version, handle) == (0, stream.handle)
     with torch.cuda.stream(torch.cuda.ExternalStream(handle)), contextlib.suppress(NotImplementedError):

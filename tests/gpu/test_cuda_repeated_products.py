@@ -94,8 +94,8 @@ async def test_batched_products_and_batches() -> None:
             np.testing.assert_allclose(await gpu.get(out), a @ b + 1, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
-async def test_others_wait_for_them(streams: str) -> None:
+@pytest.mark.parametrize("streams", [8, 1, 2])
+async def test_others_wait_for_them(streams: int) -> None:
     """Ops of other libraries wait for the stream of the products, and it for theirs, at any time."""
     rng = fresh()
 

@@ -22,7 +22,7 @@ CHECKS = [check for check in checks("device") if check.name.startswith("device.s
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize(
     "options",
-    [{"host": "process"}, {"streams": "single"}, {"streams": "per_actor"}, {"completion": "sync"}, {"completion": "host_fn"}],
+    [{"host": "process"}, {"streams": 1}, {"streams": 2}, {"completion": "sync"}, {"completion": "host_fn"}],
     ids=lambda options: next(iter(options.values())),
 )
 async def test_status(check: Check, options: dict[str, Any]) -> None:

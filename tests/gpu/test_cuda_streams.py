@@ -1,9 +1,8 @@
-"""Streams of the CUDA backend as options ask for them: priorities, and what libraries take to work in."""
+"""Streams of the CUDA backend as options ask for them, and what libraries take to work in."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,54 +13,12 @@ from accel.testing import FaultPlan
 from tests.own_library_support import Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from accel.engine.options import Library
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 LONG, SMALL = 1 << 29, 512  # elements: a kernel of about a millisecond that fills the device, and one of a few blocks
-
-
-async def overtaking(priorities: Mapping[str, int]) -> float:
-    """Return the median time of a small reduction beside a queue of long kernels, in seconds."""
-    async with accel.System() as system:
-        strategy = accel.StreamStrategy(priorities=priorities)
-        device = await system.open_device(
-            "cuda", streams=strategy, completion=accel.PolledCompletion(interval=0.0), libraries=("elementwise", "reduce")
-        )
-        large, small = await device.zeros((LONG,), "float32"), await device.put(np.ones(SMALL, np.float32))
-        await device.elementwise.unary("sigmoid", large, out=large)
-        for _ in range(20):
-            await device.reduce("sum", small)
-        queue = [asyncio.ensure_future(device.elementwise.unary("sigmoid", large, out=large)) for _ in range(100)]
-        times: list[float] = []
-        while not queue[0].done():
-            await asyncio.sleep(0)
-        while not queue[-5].done():
-            began = time.perf_counter()
-            assert float(await device.get(await device.reduce("sum", small))) == SMALL
-            times.append(time.perf_counter() - began)
-        await asyncio.gather(*queue)
-        assert len(times) > 10, "the queue of long kernels was too short to be measured beside"
-        return float(np.median(times))
-
-
-async def test_small_kernels_of_high_priority_overtake_long_ones() -> None:
-    equal = await overtaking({})
-    first = await overtaking({"reduce": -5, "memory": -5})
-    print(f"small op beside long kernels: {equal * 1e6:.0f} us with equal priority, {first * 1e6:.0f} us with a higher one")
-    assert first < equal / 2
-
-
-@pytest.mark.parametrize("priority", [-1000, 1000, 1])
-async def test_a_priority_that_the_device_has_not_is_refused_with_the_range(priority: int) -> None:
-    async with accel.System() as system:
-        with pytest.raises(accel.InvalidArgumentError, match=f"priority {priority}") as caught:
-            await system.open_device("cuda", streams=accel.StreamStrategy(priorities={"blas": priority}))
-        assert "Use -5" in caught.value.remedy
-        assert "to 0" in caught.value.remedy
 
 
 async def test_libraries_take_workspace_only_where_they_are_used() -> None:
@@ -77,8 +34,8 @@ async def test_libraries_take_workspace_only_where_they_are_used() -> None:
         assert device.info().memory.workspace == 32 * MIB
 
 
-@pytest.mark.parametrize("streams", ["single", "pooled(2)"])
-async def test_libraries_that_share_a_stream_find_what_they_need(streams: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("streams", [1, 2])
+async def test_libraries_that_share_a_stream_find_what_they_need(streams: int, rng: np.random.Generator) -> None:
     a = rng.standard_normal((300, 300))
     async with accel.System() as system:
         device = await system.open_device("cuda", streams=streams)
@@ -93,21 +50,21 @@ async def test_libraries_that_share_a_stream_find_what_they_need(streams: str, r
         np.testing.assert_allclose(await device.get(total), (a @ a).sum(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
-async def test_every_library_that_was_named_is_warm(streams: str) -> None:
+@pytest.mark.parametrize("streams", [8, 1, 2])
+async def test_every_library_that_was_named_is_warm(streams: int) -> None:
     """Also where it shares a stream with others: nothing that its ops need is made later, so none is enqueued beside the loop."""
     libraries: tuple[Library, ...] = ("elementwise", "reduce", "blas", "fft")
     async with accel.System() as system:
         device = await system.open_device("cuda", streams=streams, libraries=libraries)
         context = device._host.context
-        computes = {library: context.ports[library].lane.compute for library in libraries}
+        computes = {library: context.lanes.routes[library].compute for library in libraries}
         assert computes["blas"].has_blas
         assert computes["reduce"].has_workspace
         assert context.device.families.states["fft"].library is not None
         x = await device.put(np.ones((8, 8), np.float32))
         # cuBLAS loads a kernel with the first call that needs it.
         for library, op in (("elementwise", accel.ops.Unary(accel.UnaryOp.NEG, x)), ("reduce", accel.ops.Reduce(accel.ReduceOp.SUM, x))):
-            assert not context.device.may_block(context.ports[library].lane, op), library
+            assert not context.device.may_block(context.lanes.routes[library], op), library
 
 
 class Spreading(accel.KernelLibrary):

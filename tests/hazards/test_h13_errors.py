@@ -277,7 +277,7 @@ CASES = {
     "zeros(-3)": case(lambda s, d, x: d.zeros(-3), ARGUMENT, "(-3,)", "0 or more"),
     "spawn(instance)": case(lambda s, d, x: s.spawn(Index(3)), ARGUMENT, "not an instance of Index", "spawn(Index, ...)"),
     "open_device after close": case(open_after_close, accel.ClosedError, "system 'accel' is closed", "Make a new one"),
-    "pooled(0)": case(lambda s, d, x: s.open_device("cpu", streams="pooled(0)"), ARGUMENT, "'pooled(0)'", "1 or more"),
+    "no streams": case(lambda s, d, x: s.open_device("cpu", streams=0), ARGUMENT, "streams is 0", "number of streams"),
     "System(3)": case(lambda s, d, x: typing.cast("Any", accel.System)(3), ARGUMENT, "name is 3", "string"),
     "ref + ref": case(lambda s, d, x: x + x, TypeError, HOST, "binary('add', x, y)"),
     "1 + ref": case(lambda s, d, x: 1 + x, TypeError, HOST, "binary('add', x, y)"),

@@ -31,7 +31,7 @@ steps = st.one_of(
 Step = tuple[str, int, int, int]
 options = st.fixed_dictionaries(
     {
-        "streams": st.sampled_from(["balanced", "balanced(2)", "per_actor", "single", "pooled(2)"]),
+        "streams": st.sampled_from([8, 2, 1]),
         "max_in_flight": st.sampled_from([1, 3, 512]),
         "pending_limit": st.sampled_from([10, 1024]),
         "completion": st.sampled_from(["adaptive", "polled"]),

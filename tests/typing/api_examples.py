@@ -50,7 +50,7 @@ class Adder(accel.Actor[int, str]):
 
 async def use_a_device(system: accel.System) -> None:
     """What a device's methods give."""
-    device = await system.open_device("cpu", libraries=["blas"], streams="pooled(2)", overload="reject", faults=accel.testing.FaultPlan())
+    device = await system.open_device("cpu", libraries=["blas"], streams=2, overload="reject", faults=accel.testing.FaultPlan())
     assert_type(device, accel.Device)
     a = await device.put([1.0, 2.0], timeout=1.0)
     assert_type(a, accel.AccelRef)

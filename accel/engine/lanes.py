@@ -1,0 +1,235 @@
+"""The lanes of a context, and which of them an op goes to.
+
+``streams=n`` gives a context a pool of n lanes. Independent ops of the built-in libraries, and batches, are spread over
+it; ``put`` and ``get`` have a lane each besides. Replays, captures, kernels that are compiled, and each library of the
+user's that does not say that it takes several streams, have a lane of their own, made at its first use. With one stream
+everything but captures is in that one.
+
+An op that is spread goes to the first of these that exists:
+
+1. The lane of its newest unfinished dependency: the last write of an operand. A chain of ops stays in one stream and
+   waits for no other stream.
+2. An idle lane, in the order in which the lanes were made. A device that runs one op at a time uses one lane.
+3. The lane with the fewest unfinished ops.
+
+If operands have unfinished writes in several lanes, the write with the most unfinished ops before it counts as the
+newest. A batch is placed once, by its first op. The choice orders nothing: dependencies across lanes are waited for by
+events.
+
+The first lane has the workspaces of all libraries that were used, and keeps them. Another one gets those of a library
+when an op of that library, or a batch that has one, finds all lanes busy that have them; no op waits for that. When
+memory is short, idle lanes but the first give their workspaces back, and ask for none any more in this generation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel._log import get_logger
+from accel.engine.kernels import LIBRARIES
+from accel.engine.lane import Lane
+from accel.engine.op_error import op_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from accel.engine.lane import LaneContext
+    from accel.engine.submission import BatchSubmission
+    from accel.memory import Block, Timeline
+    from accel.ops import Plan
+    from accel.storage.buffers import Held
+
+__all__ = ["Lanes"]
+
+logger = get_logger()
+
+_OWN_LANES = frozenset({"graph", "capture", "compiler"})
+"""Built-in libraries with a lane of their own.
+
+Replays keep one stream. So do kernels of users, whose modules may have state in device memory. While a stream is
+captured, whatever is enqueued there becomes a part of the graph.
+"""
+
+_BATCH, _MEMORY = "batch", "memory"
+"""What the compute interfaces of the pool's lanes, and those of the lanes of transfers, are made for."""
+
+
+class Lanes:
+    """The lanes of one context.
+
+    Parameters
+    ----------
+    context
+        The context.
+    count
+        How many streams independent ops are spread over.
+    equip
+        Asks that a lane gets the workspaces of a library. Returns at once; :meth:`on_equipped` follows.
+
+    Attributes
+    ----------
+    all : list of Lane
+    pool : list of Lane
+        Those over which ops are spread.
+    routes : dict
+        Library that is open -> its lane; of those that are spread the pool's first.
+    spread : set of str
+        Libraries whose ops are spread.
+    lending : set of str
+        Those that were found to need workspaces.
+    transfers : dict
+        ``"put"`` and ``"get"`` -> lane.
+    equipping : Lane or None
+        The lane that is being given workspaces.
+    """
+
+    def __init__(self, context: LaneContext, count: int, equip: Callable[[Lane, str], object]) -> None:
+        self.all: list[Lane] = []
+        self.pool: list[Lane] = []
+        self.routes: dict[str, Lane] = {}
+        self.spread = set(LIBRARIES) - _OWN_LANES
+        self.lending: set[str] = set()
+        self.transfers: dict[str, Lane] = {}
+        self.equipping: Lane | None = None
+        self._context = context
+        self._count = count
+        self._equip = equip
+        self._named: dict[str, Lane] = {}
+        self._free: list[Lane] = []  # of registered libraries that have left: streams are not closed before their context
+        self._is_asking = False
+        self._is_short = False
+
+    # -- making lanes
+
+    async def open(self) -> None:
+        """Make the pool and the lanes of transfers, in one call: making a stream on a busy device would hold up launches.
+
+        Where another stream cannot be had, the pool has fewer.
+        """
+        names = [("lane-1", _BATCH)]
+        if self._count > 1:
+            names += [("put", _MEMORY), ("get", _MEMORY), *((f"lane-{number}", _BATCH) for number in range(2, self._count + 1))]
+        core = self._context.core
+        made, raised = await core.system.run_blocking(self._context.offloaded.make, self._make_many, names)
+        self.all += made
+        if raised is not None:
+            error = op_error(raised, "adding a stream", core.loop)
+            if error.is_fault or not made:
+                raise raised
+            logger.info("stream_not_added", device=core.name, streams=len(made), error=error)
+        self.pool = [lane for lane in made if lane.name not in ("put", "get")]
+        by_name = {lane.name: lane for lane in made}
+        self.transfers = {name: by_name.get(name, self.pool[0]) for name in ("put", "get")}
+
+    async def named(self, library: str, *, is_own: bool = False, captures: bool = False) -> Lane:
+        """Return the lane that a library has to itself; with one stream, that one, unless it ``captures``."""
+        lane = self._named.get(library)
+        if lane is None:
+            if self._count == 1 and not captures:
+                return self.pool[0]
+            if is_own and self._free:
+                lane = self._free.pop()
+                lane.name = library
+            else:
+                context = self._context
+                lane = await context.core.system.run_blocking(context.offloaded.make, self._make, library, library)
+                self.all.append(lane)
+            self._named[library] = lane
+        return lane
+
+    def leave(self, library: str) -> None:
+        """Send no more ops of a registered library; its lane is kept for the next one."""
+        self.routes.pop(library, None)
+        self.spread.discard(library)
+        lane = self._named.pop(library, None)
+        if lane is not None:
+            self._free.append(lane)
+        for lane in self.all:
+            lane.provided.discard(library)
+
+    def _make(self, name: str, library: str) -> Lane:
+        context, device = self._context, self._context.device
+        stream = device.create_stream()
+        lane = Lane(name, context, stream, device.create_compute(stream, library))
+        context.failures.listen(lane)
+        return lane
+
+    def _make_many(self, names: Sequence[tuple[str, str]]) -> tuple[list[Lane], Exception | None]:
+        """Return the lanes, up to the first that cannot be made, and why it cannot."""
+        lanes: list[Lane] = []
+        try:
+            for name, library in names:
+                lanes.append(self._make(name, library))
+        except Exception as raised:
+            return lanes, raised
+        return lanes, None
+
+    # -- choosing one
+
+    def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | Held]) -> Lane:
+        """Return where an op of some library, or a batch of several, goes; see the module.
+
+        If no lane has the workspaces of them all, it is the first.
+        """
+        newest: Lane | None = None
+        most = 0
+        for ref in plan.reads + plan.writes:
+            block = blocks.get(ref.buffer)
+            pending = None if block is None else block.usage.pending_write()
+            if pending is not None:
+                writer, seq = pending
+                if seq - writer.completed > most and (lane := self._pooled(writer)) is not None:
+                    newest, most = lane, seq - writer.completed
+        if newest is not None and newest.provided.issuperset(libraries):
+            return newest
+        least, fewest = self.pool[0], -1
+        lacking: Lane | None = None
+        for lane in self.pool:
+            unfinished = lane.issued - lane.completed
+            if not lane.provided.issuperset(libraries):
+                lacking = lacking or lane
+            elif not unfinished:
+                return lane
+            elif unfinished < fewest or fewest < 0:
+                least, fewest = lane, unfinished
+        if lacking is not None and not self._is_asking:
+            self._is_asking = True
+            self._equip(lacking, next(library for library in libraries if library not in lacking.provided))
+        return least
+
+    def choose_for(self, batch: BatchSubmission, own: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
+        """Return where a batch goes, all of it.
+
+        Ops of one registered library, and copies for them, go where its other ops do. Other libraries that are not spread
+        keep to one stream for batches, the pool's first.
+        """
+        if batch.places and (lane := self._pooled(batch.places[0][0])) is not None:  # some of it is there already
+            return lane
+        libraries = set(batch.libraries) - {_MEMORY}
+        if not libraries.issubset(self.spread):
+            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset(own) else self.pool[0]
+        return self.choose(libraries & self.lending, batch.plans[0], blocks) if batch.plans else self.pool[0]
+
+    def _pooled(self, writer: Timeline) -> Lane | None:
+        return writer if isinstance(writer, Lane) and writer in self.pool else None
+
+    # -- workspaces
+
+    def lanes_with(self, library: str) -> list[Lane]:
+        """Return the lanes that take ops of an open library."""
+        if library not in self.spread:
+            return [self.routes[library]]
+        return [lane for lane in self.pool if library in lane.provided]
+
+    def on_equipped(self) -> None:
+        """Note that the lane has what was asked for, or cannot have it."""
+        self.equipping = None
+        self._is_asking = self._is_short
+
+    def stop_equipping(self) -> None:
+        """Ask for no more workspaces: there was a shortage of memory."""
+        self._is_asking = self._is_short = True
+
+    def idle_lanes(self) -> list[Lane]:
+        """Return the lanes whose workspaces can be given back now."""
+        return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]

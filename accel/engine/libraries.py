@@ -1,0 +1,144 @@
+"""The libraries of one context: which are open, and the kernel actors that opened them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+from accel.engine.lane import LaneContext
+from accel.errors import AccelError, ActorStoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
+
+    from accel.actors import ActorRef
+    from accel.engine.kernel_table import KernelTable
+    from accel.engine.lanes import Lanes
+    from accel.engine.registration import Unregistration
+    from accel.engine.submission import Submission
+
+__all__ = ["Libraries"]
+
+
+class _LibraryContext(LaneContext, Protocol):
+    """What is needed of the context: see :class:`~accel.engine.context.Context`."""
+
+    lanes: Lanes
+    opening: AbstractContextManager[object]
+
+    @property
+    def kernels(self) -> KernelTable:
+        """The kernels."""
+
+    def check_alive(self) -> None:
+        """Raise the context's fault, if there is one."""
+
+    def sent(self, submission: Submission, count: int, commands: int) -> None:
+        """Note that more ops of a submission are in flight."""
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+
+
+class Libraries:
+    """Has libraries opened at their first use, and registered ones closed.
+
+    Parameters
+    ----------
+    context
+        The context.
+    start
+        Starts the kernel actor of a library, and returns it once the library is open.
+
+    Attributes
+    ----------
+    actors : dict
+        Library that was opened -> its kernel actor.
+    calls : int
+        How many calls of users' libraries are made on worker threads, to open them.
+    """
+
+    def __init__(self, context: _LibraryContext, start: Callable[[str], Awaitable[ActorRef[Any, None]]]) -> None:
+        self.actors: dict[str, ActorRef[Any, None]] = {}
+        self.calls = 0
+        self._context = context
+        self._start = start
+        self._openings: dict[str, asyncio.Task[None]] = {}
+        self._closings: set[asyncio.Task[None]] = set()
+
+    async def open(self, library: str) -> None:
+        """Have a library opened, off the loop, if it is not open.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where the fault surfaces here: the caller gets the same error as all waiters.
+        """
+        context = self._context
+        if library in context.lanes.routes:
+            return
+        context.check_alive()
+        if library in context.kernels.leaving:  # one of the same name was unregistered just before
+            await context.until(lambda: library not in context.kernels.leaving)
+        try:
+            while (opening := self._openings.get(library)) is not None:  # for a call that was cancelled
+                await asyncio.wait((opening,))
+            if library not in context.lanes.routes:
+                opening = self._openings[library] = context.core.loop.create_task(self._open(library))
+                opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if no caller waits
+                await asyncio.shield(opening)  # cancelled, it is opened all the same
+        except AccelError as error:
+            # Where this context has faulted meanwhile, there are no more actors of it.
+            if context.fault is None and not error.is_fault:
+                raise
+            context.report_fault(error)
+        context.check_alive()
+
+    async def _open(self, library: str) -> None:
+        try:
+            self._context.check_alive()
+            with self._context.opening:
+                self.actors[library] = await self._start(library)
+        finally:
+            del self._openings[library]
+
+    def withdraw(self, submission: Unregistration) -> None:
+        """Take no more ops of a registered library, and have it closed beside the queue; the submission ends with that.
+
+        Raises
+        ------
+        ContextPoisonedError
+            If the context has faulted: nothing has changed.
+        """
+        context, name = self._context, submission.library
+        context.check_alive()
+        submission.registration = context.core.withdraw_own(name)
+        context.kernels.refuse_own(name)
+        context.lanes.routes.pop(name, None)
+        submission.outstanding = 1
+        context.sent(submission, 1, 0)
+        task = context.core.loop.create_task(self._close(submission))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    async def _close(self, submission: Unregistration) -> None:
+        """End the kernel actor of a registered library, and answer what asked for it."""
+        context, name = self._context, submission.library
+        actor = self.actors.pop(name, None)
+        try:
+            if actor is not None:
+                await actor.ask(submission)
+                await actor.stop()
+        except ActorStoppedError:  # the context has faulted, or the device closes
+            return
+        if context.fault is None:
+            context.lanes.leave(name)
+            context.kernels.remove_own(name)
+            context.retire(submission, 1, 0, is_last=True)
+
+    async def aclose(self) -> None:
+        """Close no more libraries: the context ends."""
+        for task in tuple(self._closings):
+            task.cancel()
+            await asyncio.wait((task,))
