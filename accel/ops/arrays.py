@@ -18,7 +18,7 @@ from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.namespace import OpNamespace, method
-from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers
+from accel.ops.pieces import AXIS, INTEGERS, Copying, OfOne, Piece, axis_of, integers, whole
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ref import AccelRef
 from accel.views import steps_of
@@ -26,7 +26,7 @@ from accel.views import steps_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu"]
+__all__ = ["Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu", "Unfold"]
 
 M = TypeVar("M")
 
@@ -217,6 +217,49 @@ class Eye(Copying):
         return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
 
 
+@op()
+class Unfold(OfOne):
+    """Windows of ``size`` elements along an axis, ``step`` apart; they may overlap. The axis counts windows, and their elements are a new last axis.
+
+    It is torch's ``x.unfold(axis, size, step)``, and for ``step=1`` numpy's ``sliding_window_view``, but a copy.
+
+    Parameters
+    ----------
+    x
+        Of any dtype.
+    size
+        Elements of a window, at least 1.
+    step
+        From the beginning of one window to that of the next, at least 1. Elements behind the last whole window are left out.
+    axis
+        The axis, which is ``size`` long at least.
+    """
+
+    x: AccelRef
+    size: int
+    step: int = 1
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        set_fields(self, **{name: integer(name, getattr(self, name), INTEGERS) for name in ("size", "step", "axis")})
+
+    def shape(self) -> Shape:
+        x, axis = self.x.shape, axis_of(self.axis, self.x.ndim)
+        if self.size < 1 or self.step < 1:
+            raise InvalidArgumentError(f"size is {self.size} and step {self.step}", remedy="Give 1 or more for both.")
+        if x[axis] < self.size:
+            raise InvalidArgumentError(
+                f"axis {axis} has {x[axis]} elements, and a window {self.size}", remedy="Pad it first, with arrays.pad."
+            )
+        return (*x[:axis], (x[axis] - self.size) // self.step + 1, *x[axis + 1 :], self.size)
+
+    def pieces(self) -> list[Piece]:
+        strides, axis = self.x.strides, axis_of(self.axis, self.x.ndim)
+        return whole(self.shape(), 0, (*strides[:axis], strides[axis] * self.step, *strides[axis + 1 :], strides[axis]))
+
+
 @op("arrays")
 class _Triangle(FamilyOp):
     """A part of the last two axes of ``x``, zeros elsewhere."""
@@ -362,6 +405,7 @@ class ArraysOps(OpNamespace[M]):
         "scatter": ".put_along_axis(x, indices, values, axis)",
         "index_select": ".take(x, indices, axis)",
         "identity": ".eye(n)",
+        "sliding_window_view": ".unfold(x, size)",
     }
 
     part = method(Part)
@@ -379,6 +423,7 @@ class ArraysOps(OpNamespace[M]):
     take_along_axis = method(TakeAlongAxis)
     put_along_axis = method(PutAlongAxis)
     scatter_add = method(ScatterAdd)
+    unfold = method(Unfold)
     tril = method(Tril)
     triu = method(Triu)
     eye = method(Eye)

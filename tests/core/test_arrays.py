@@ -72,6 +72,16 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
     assert "device.put" in str(await failure(device.arrays.stack((x, np.zeros((2, 3)))), accel.InvalidArgumentError))  # type: ignore[arg-type]
 
 
+async def test_windows_overlap_and_those_that_do_not_fit_are_refused(device: accel.Device) -> None:
+    signal = await device.put(np.arange(10))
+    frames = await device.arrays.unfold(signal, 4, 3)
+    np.testing.assert_array_equal(await device.get(frames), [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]])
+    rows = await device.arrays.unfold(await device.zeros((5, 0, 2)), 2, axis=0)
+    assert rows.shape == (4, 0, 2, 2)
+    for size, step, axis in ((0, 1, 0), (2, 0, 0), (11, 1, 0), (2, 1, 1)):
+        await failure(device.arrays.unfold(signal, size, step, axis), accel.InvalidArgumentError)
+
+
 async def test_an_empty_axis_is_not_cut_into_sections_without_end(device: accel.Device) -> None:
     x = await device.zeros(0)
     assert len(await device.arrays.split(x, 1)) == 1

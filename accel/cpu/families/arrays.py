@@ -196,11 +196,22 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         for index in (np.s_[:, 2:5], np.s_[::2, ::-3, 1], np.s_[..., 0], np.s_[-1, 3:1], np.s_[5:0:-2, ..., 2:4], 3, ()):
             yield Sample(f"part {dtype.value} {index}", partial(_call, "part", (index,), {}), (x,), np.asarray(x[index]))
         yield from _strided(x, dtype)
+        yield from _unfolded(x, dtype)
         yield from _padded(rng, dtype)
         for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
             yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
     yield from _ramps()
     yield from _indexed_samples(rng)
+
+
+def _unfolded(x: Array, dtype: DType) -> Iterator[Sample]:
+    """Yield samples of windows along each axis of an array of shape (6, 7, 8), and of a strided view."""
+    for size, step, axis in ((3, 1, -1), (4, 2, 0), (7, 3, 1), (1, 5, 2)):
+        windows = np.lib.stride_tricks.sliding_window_view(x, size, axis)
+        kept = windows[tuple([slice(None, None, step if place == axis % 3 else 1) for place in range(3)])]
+        yield Sample(f"unfold {dtype.value} {size} {step} {axis}", partial(_call, "unfold", (size, step, axis), {}), (x,), kept)
+    expected = np.lib.stride_tricks.sliding_window_view(x[::-2, 0], 3, -1)
+    yield Sample(f"unfold {dtype.value} strided", lambda arrays, x: arrays.unfold(x[::-2, 0], 3), (x,), expected)
 
 
 def _padded(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
