@@ -1,4 +1,4 @@
-"""The memory of one context: which buffer is where, how more is had, and how it is given back."""
+"""The memory of one context: where each buffer is, how memory is allocated, and how it is freed."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ __all__ = ["Buffers", "Held", "close_all"]
 
 
 class DurableMemory(Protocol):
-    """The durable part of a context's memory: see :class:`accel.storage.durable_slabs.DurableSlabs`."""
+    """The durable part of a context's memory; see :class:`.durable_slabs.DurableSlabs`."""
 
     idle: set[SlabMemory]
 
     def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
-        """Tell of a new buffer."""
+        """Note a new buffer."""
 
     def trim(self, buffers: Buffers) -> None:
-        """Give slabs back that hold nothing any more."""
+        """Close slabs that hold nothing any more."""
 
     def close(self) -> None:
-        """Give back what was not. May block."""
+        """Close what is left. May block."""
 
 
 class Held:
-    """What has a buffer's number and uses, and is no memory of the allocator's.
+    """A resource that has a buffer's number and uses, but no memory of the allocator: a graph.
 
     Attributes
     ----------
     address : int
         For kernels; 0 where there is none.
     usage : Usage
-        Who uses it until when.
+        Its uses.
     """
 
     __slots__ = ("_release", "address", "usage")
@@ -59,7 +59,7 @@ class Held:
         self._release = release
 
     def release(self) -> None:
-        """Give it back. May block. Idempotent."""
+        """Release the resource. May block. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -83,9 +83,10 @@ class Buffers:
     check_alive
         Raises once the context has faulted.
     durables
-        Is told of what outlives the context.
+        Notes what outlives the context.
     reclaim
-        Has memory given back that lanes hold and do not need now, and returns whether there was any; told for which lane there is none.
+        Frees memory that other lanes hold and do not need now, for the lane that it is given;
+        returns whether there was any.
 
     Attributes
     ----------
@@ -94,11 +95,12 @@ class Buffers:
     lent : int
         Bytes of the allocator's that lanes have as workspaces.
     special : dict of int to callable
-        How those buffers are given back that are not simply the allocator's; see :class:`~accel.sharing.sharing.Sharing`.
+        How buffers are freed that are not simply the allocator's; see
+        :class:`~accel.sharing.sharing.Sharing`.
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_generation", "_held", "_idle", "_leaving", "_memory_back", "_reclaim", "_refs", "_resting", "_system",
+        "_check_alive", "_closing", "_generation", "_held", "_idle", "_memory_back", "_reclaim", "_refs", "_resting", "_system", "_unused",
         "_workspaces", "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
@@ -125,10 +127,10 @@ class Buffers:
         self.lent = 0
         self._reclaim = reclaim
         self._workspaces: dict[Timeline, list[Block]] = {}
-        self._held = 0  # how many are in `blocks`
+        self._held = 0  # resources in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
-        self._leaving: list[Held] = []  # freed, and used no more
-        self._idle: list[SlabMemory] = []  # slabs that are no longer the allocator's
+        self._unused: list[Held] = []  # freed, and to be released
+        self._idle: list[SlabMemory] = []  # removed from the allocator, and to be closed
         self._closing: asyncio.Task[None] | None = None
 
     def block(self, ref: AccelRef) -> Block | Held:
@@ -149,30 +151,31 @@ class Buffers:
         return self.block(ref).address + ref.offset
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
-        """Take note of something that is no memory of the allocator's, under the number of ``ref``.
+        """Hold a resource under the number of ``ref``.
 
         Parameters
         ----------
         ref
             When it is dropped, or freed, ``release`` is called, once all uses are over.
         usage
-            Who uses it until when.
+            Its uses.
         release
-            Gives it back; may block, and is called on another thread. Not called after a fault.
+            Releases it; may block, and is called on another thread. Not called after a fault.
         """
         self.blocks[ref.buffer] = Held(usage, release)
         self._held += 1
 
     def create(self, specs: Sequence[Spec], lane: Timeline, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
-        """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
+        """Make a new buffer for each of ``specs`` from the slabs there are.
 
-        ``named`` are their refs, where they were made before.
+        ``None``, with nothing made, if there is no room. ``named`` are their refs, where they were
+        made before.
         """
         refs = named or self._refs.make(specs, self._generation)
         return refs if self.place(refs, lane) else None
 
     def place(self, refs: Iterable[AccelRef], lane: Timeline) -> bool:
-        """Give memory to buffers that have none yet; ``False``, with none given, if there is no room."""
+        """Allocate memory for buffers that have none; ``False``, for none of them, without room."""
         allocate, blocks = self.allocator.allocate, self.blocks
         placed: list[int] = []
         for ref in refs:
@@ -193,7 +196,7 @@ class Buffers:
         return True
 
     async def provide(self, specs: Iterable[Spec], lane: Timeline) -> None:
-        """See that :meth:`create` finds room for ``specs``, by taking another slab from the device where it must be.
+        """See that :meth:`create` finds room for ``specs``, with another slab if need be.
 
         Raises
         ------
@@ -203,9 +206,10 @@ class Buffers:
         held: list[Block] = []
         try:
             for spec in specs:
-                held.append(await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept when a later one fails
+                block = await self._grow(spec.nbytes, lane)
+                held.append(block)
         finally:
-            # Nobody else allocates before the op is bound, so what was free once is free then.
+            # Nothing else allocates before the op is bound, so what was free once is free then.
             for block in held:
                 self.allocator.free(block)
 
@@ -235,7 +239,7 @@ class Buffers:
         return bool(blocks)
 
     async def _grow(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate after everything that can be had without a loss, and then with the workspaces of idle lanes."""
+        """Allocate, in the end with the memory of the workspaces of idle lanes."""
         while True:
             try:
                 return await self._grow_slabs(nbytes, lane)
@@ -244,7 +248,10 @@ class Buffers:
                     raise
 
     async def _grow_slabs(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate, with another slab, made off the loop, after everything that can be had without it."""
+        """Allocate, with another slab if need be, which is created off the loop.
+
+        Before that, dropped refs are freed; in the end, idle slabs are closed to make room.
+        """
         allocator, run_blocking = self.allocator, self._system.run_blocking
         self.apply_frees()
         last_resort = False
@@ -255,20 +262,22 @@ class Buffers:
                 self._check_alive()
                 allocator.adopt(request, slab)
             except BaseException as error:
-                # What was given back or made meanwhile is the request's; an unmapping may block.
-                left = allocator.cancel(request)
-                await run_blocking(close_all, left)
+                # Slabs that were removed or created for the request; unmapping may block.
+                await run_blocking(close_all, allocator.cancel(request))
                 if not isinstance(error, OutOfMemoryError):
                     raise
                 if last_resort and error.library != "os":
                     raise allocator.out_of_memory(nbytes) from error
-                if last_resort:  # not for want of room: giving slabs back was all that could be done
+                if last_resort:  # the system is short of something else: closing slabs did not help
                     raise
                 last_resort = True
         return block
 
     def apply_frees(self, most: int | None = None) -> None:
-        """Give the memory of dropped refs back, of ``most`` at most; its next user waits for streams that still use it."""
+        """Free the memory of dropped refs, of ``most`` at most.
+
+        Its next user waits for streams that still use it.
+        """
         dropped = self._refs.dropped
         for _ in range(len(dropped) if most is None else min(most, len(dropped))):
             self.free(dropped.popleft())
@@ -276,62 +285,67 @@ class Buffers:
             self._sweep()
 
     def release_idle(self) -> None:
-        """Have all slabs given back that are wholly free and idle: another library found no memory."""
+        """Close all slabs that are wholly free and idle: another library found no memory."""
         self.apply_frees()
         self._idle += self.allocator.trim(everything=True)
         self._close_soon()
 
     @property
     def leaving_nbytes(self) -> int:
-        """Bytes of slabs that are no longer the allocator's and not given back yet."""
+        """Bytes of slabs that were removed from the allocator and are not closed yet."""
         return sum(slab.nbytes for slab in self._idle)
 
     def settle(self) -> bool:
-        """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
+        """Apply frees when work has ended, for what is held may rest until then.
+
+        Return whether anything still is, or may come to.
+        """
         self.apply_frees()
         if self.durables.idle:
             self.durables.trim(self)
         return bool(self._held or self._resting or self.durables.idle)
 
     def _sweep(self) -> None:
-        """Have given back what rests and is used no more: on another thread, for that may block."""
+        """Release resting resources of which all uses are over: on another thread, it may block."""
         over = [held for held in self._resting if held.usage.is_idle()]
         if over:
             self._resting = [held for held in self._resting if held not in over]
-            self._leaving += over
+            self._unused += over
             self._close_soon()
 
     def _close_soon(self) -> None:
-        if (self._leaving or self._idle) and (self._closing is None or self._closing.done()):
-            self._closing = self._system.loop.create_task(self._close_leaving())
+        if (self._unused or self._idle) and (self._closing is None or self._closing.done()):
+            self._closing = self._system.loop.create_task(self._close_unused())
 
-    async def _close_leaving(self) -> None:
-        while self._leaving or self._idle:
-            leaving, idle = tuple(self._leaving), tuple(self._idle)
+    async def _close_unused(self) -> None:
+        while self._unused or self._idle:
+            unused, idle = tuple(self._unused), tuple(self._idle)
             try:
-                await self._system.run_blocking(_release_all, leaving)
+                await self._system.run_blocking(_release_all, unused)
                 await self._system.run_blocking(close_all, idle)
             except ClosedError:  # the system ends: `close` does it
                 return
-            del self._leaving[: len(leaving)], self._idle[: len(idle)]
+            del self._unused[: len(unused)], self._idle[: len(idle)]
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so."""
+        """Wait until what is being released is so."""
         if self._closing is not None:
             await self._closing
 
     def close(self, *, abandon: bool) -> None:
-        """Give back what is held and no memory of the allocator's; the streams have ended, or are abandoned. May block."""
+        """Give back what is held and no memory of the allocator's.
+
+        The streams have ended, or are abandoned. May block.
+        """
         kept = [block for block in self.blocks.values() if isinstance(block, Held)]
-        held, self._resting = [*self._leaving, *self._resting, *kept], []
+        held, self._resting = [*self._unused, *self._resting, *kept], []
         if not abandon:
-            for each in held:
-                each.release()
+            _release_all(held)
         close_all(self._idle)
         self.durables.close()
 
     def free(self, buffer: int) -> None:
-        """Give a buffer's memory back. One that is not there is none of this context's."""
+        """Free a buffer's memory. One that is not there is not of this context."""
         block = self.blocks.pop(buffer, None)
         if isinstance(block, Block):
             if self.special and buffer in self.special:
@@ -345,11 +359,11 @@ class Buffers:
 
 
 def _release_all(held: Iterable[Held]) -> None:
-    for each in held:
-        each.release()
+    for resource in held:
+        resource.release()
 
 
 def close_all(slabs: Iterable[SlabMemory]) -> None:
-    """Give slabs back to the device. May block."""
+    """Close slabs. May block."""
     for slab in slabs:
         slab.close()

@@ -1,7 +1,8 @@
-"""The durable memory of one context: which slabs hold some, whom that is told, and buffers that were there before the context was.
+"""The durable memory of one context: the slabs that hold it, and buffers of earlier contexts.
 
-Durable and other buffers share slabs. One that holds a durable buffer is held by the device's keeper too; the next context maps it again, where
-all of it that was not durable is free. So durable memory needs no limit of its own, and no slab stands half empty for it.
+Durable and other buffers share slabs. One that holds a durable buffer is held by the device's
+keeper too; the next context maps it again, where all of it that was not durable is free. So durable
+memory needs no limit of its own, and no slab stands half empty for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["DurableSlabs"]
 
 
 class DurableSlabs:
-    """Tells the device's keeper of durable slabs and buffers, and gives slabs back in which nothing lives any more.
+    """Tells the device's keeper of durable slabs and buffers, and closes slabs that hold nothing.
 
     Parameters
     ----------
@@ -61,8 +62,8 @@ class DurableSlabs:
         self._numbers: dict[SlabMemory, int] = {}
         self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
         self._ahead: dict[int, HeldSlab] = {}  # mapped, and not bound yet; by number
-        self._places: dict[int, tuple[int, int]] = {}  # of buffers in those: number of the slab, and offset
-        self._left: list[SlabMemory] = []
+        self._places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
+        self._unused: list[SlabMemory] = []
         self._closing: asyncio.Task[None] | None = None
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()
@@ -73,7 +74,9 @@ class DurableSlabs:
         return isinstance(self._device, ImportsSlabs)
 
     def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
-        """Tell of a new buffer, and before that of its slab, if that holds the first one. Who makes the buffer is answered after that.
+        """Tell the keeper of a new buffer, and before that of its slab, if that is new too.
+
+        The op that makes the buffer is answered after that.
 
         Raises
         ------
@@ -111,7 +114,10 @@ class DurableSlabs:
         buffers.special[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
-        """Give a block back. A slab without others is let go of, and given back, if it holds nothing else."""
+        """Give a block back.
+
+        A slab without others is let go of, and given back, if it holds nothing else.
+        """
         self.buffers.discard(buffer)
         slab = block.slab
         if isinstance(block.usage, DurableUsage):  # the next user of the memory waits for the uses so far only
@@ -128,34 +134,39 @@ class DurableSlabs:
                 self._wait_for_ends()
 
     def trim(self, buffers: Buffers) -> None:
-        """Give slabs back, off the loop, that had durable buffers and hold nothing any more; those that wait for the end of last uses are left for later."""
+        """Close, off the loop, slabs that had durable buffers and hold nothing any more.
+
+        Those that wait for the end of last uses are left for later.
+        """
         slabs, waiting = buffers.allocator.trim_these(self.idle)
         self.idle = set(waiting)
         if slabs:
-            self._left += slabs
+            self._unused += slabs
             if self._closing is None or self._closing.done():
-                self._closing = self._system.loop.create_task(self._close_left())
+                self._closing = self._system.loop.create_task(self._close_unused())
 
-    async def _close_left(self) -> None:
-        while self._left:
-            left, self._left = self._left, []
-            await self._system.run_blocking(_close, left)
+    async def _close_unused(self) -> None:
+        while self._unused:
+            unused, self._unused = self._unused, []
+            await self._system.run_blocking(_close, unused)
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so."""
+        """Wait until what is being closed is so."""
         if self._closing is not None:
             await self._closing
 
     def close(self) -> None:
-        """Give back what was not. May block."""
-        _close(self._left)
+        """Close what is left. May block."""
+        _close(self._unused)
         _close([*self._ahead.values()])
         self._ahead.clear()
 
-    # -- what was there before
+    # -- slabs of earlier contexts
 
     async def bind(self, buffers: Buffers, kept: Iterable[Kept]) -> list[HeldSlab]:
-        """Map slabs that outlived their context, and return them; their buffers are where they were.
+        """Map slabs that outlived their context, and return them.
+
+        Their buffers are where they were.
 
         Raises
         ------
@@ -189,12 +200,15 @@ class DurableSlabs:
         return await acquire(self._system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
 
     async def map_ahead(self, kept: Kept) -> None:
-        """Map a slab that another context uses, for libraries that read buffers there. :meth:`bind` makes it this context's: until then nothing is cut from it.
+        """Map a slab that another context uses, for libraries that read buffers there.
+
+        :meth:`bind` makes it this context's: until then nothing is cut from it.
 
         Parameters
         ----------
         kept
-            The slab, with the buffers that are read. One that is mapped stays so, and has these from now on.
+            The slab, with the buffers that are read. One that is mapped stays so, and has these
+            from now on.
 
         Raises
         ------
@@ -207,7 +221,7 @@ class DurableSlabs:
         self._places.update((buffer, (kept.number, offset)) for buffer, offset, _, _ in kept.blocks)
 
     async def unmap(self, number: int) -> None:
-        """Let a slab go that was mapped ahead, and is not bound; nothing reads there any more."""
+        """Unmap a slab that was mapped ahead and is not bound; nothing reads there any more."""
         slab = self._ahead.pop(number, None)
         self._forget(number)
         if slab is not None:

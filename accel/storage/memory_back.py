@@ -1,4 +1,4 @@
-"""Device memory that the driver gives back a while after the process that held it has ended: the request is repeated."""
+"""Requests for device memory, repeated: the driver releases it only a while after a process ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = ["MemoryBack"]
 T = TypeVar("T")
 
 _PAUSE = 0.02
+"""Seconds between two requests."""
 
 
 class MemoryBack:
-    """Repeats requests for device memory until a deadline. The driver does not tell when it has released the memory of a process that ended.
+    """Repeats requests for device memory until a deadline.
+
+    The driver does not tell when it has released the memory of a process that ended.
 
     Attributes
     ----------
@@ -30,7 +33,9 @@ class MemoryBack:
         self.until = 0.0
 
     def retry_on_oom(self, make: Callable[..., T], *arguments: object) -> T:
-        """Return what ``make`` returns; repeat the call while it runs out of memory before the deadline. May block.
+        """Return what ``make`` returns.
+
+        Repeat the call while it runs out of memory before the deadline. May block.
 
         Raises
         ------

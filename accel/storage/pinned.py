@@ -1,4 +1,4 @@
-"""Pinned arrays: host memory that one device copies at full speed, over all its generations, bounded, with waiting in order."""
+"""Pinned arrays of a device, over all its generations: bounded host memory, waited for in order."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["PinnedInfo", "PinnedMemory"]
 
 _LIMIT = 4 << 30
+"""Bytes of the default limit at most."""
 
 _MOST_PART, _LEAST_PART, _PARTS = 32 << 20, 64 << 10, 4
-"""Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster, and of the smallest. And how many there is room for."""
+"""Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster,
+and of the smallest. And how many there is room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedInfo:
     """Host memory under ``pinned_limit``, in bytes.
 
-    It holds the arrays of :meth:`accel.Device.pinned` and, on a process host, the arrays that ``put`` and ``get`` move.
+    It holds the arrays of :meth:`accel.Device.pinned` and, on a process host, the arrays that
+    ``put`` and ``get`` move.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ class PinnedInfo:
 
 
 class _Lease:
-    """What a pinned array shows: a piece of an arena, given back when the last view of it has gone, in whatever thread that is."""
+    """The memory of a pinned array: a piece of an arena, freed with its last view, on any thread."""
 
     __slots__ = ("__array_interface__", "_arena", "_piece", "_view")
 
@@ -72,21 +75,26 @@ class _Lease:
 
 
 class PinnedMemory:
-    """The pinned arrays of one opened device. Only the loop's thread calls it; arrays may go in any.
+    """The pinned arrays of one opened device.
+
+    Used on the loop's thread; arrays are dropped on any.
 
     Parameters
     ----------
     name, loop, system
         The device.
     limit
-        The most bytes that may be locked; ``None`` leaves it to the size of the machine, or of this process's control group.
+        The most bytes that may be locked; ``None`` leaves it to the size of the machine, or of this
+        process's control group.
 
     Attributes
     ----------
     part : int
-        Bytes of the largest part in which an array moves that does not lie here; smaller ones move as a whole.
+        Bytes of the largest part in which an array moves that does not lie here; smaller ones move
+        as a whole.
     on_gone : set of callable
-        Called on the loop with the number of a block that is gone: other processes that have mapped it are told so.
+        Called on the loop with the number of a block that was closed: other processes that have
+        mapped it are told so.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
@@ -95,33 +103,36 @@ class PinnedMemory:
         self._name = name
         self._loop = loop
         self._system = system
-        self._turn = asyncio.Lock()  # first come, first served
+        self._order = asyncio.Lock()  # first come, first served
         self._waiting = 0
         self._room: asyncio.Future[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self.on_gone: set[Callable[[int], object]] = set()
-        self.arena.on_gone = self._gone
+        self.arena.on_gone = self._on_gone
 
     async def attach(self, device: AccelDevice) -> None:
-        """Let a new context know of the memory there is, and of what will come."""
+        """Register the memory, and blocks to come, with a new context."""
         if isinstance(device, HostRegistrar):
             await self._system.run_blocking(self.arena.attach, device)
 
     async def array(self, shape: tuple[int, ...], dtype: DType, timeout: float | None, check: Callable[[], None]) -> np.ndarray[Any, Any]:
-        """Return a new array; see :meth:`accel.Device.pinned`. ``check`` raises once there is no device to wait for."""
+        """Return a new array; see :meth:`accel.Device.pinned`.
+
+        ``check`` raises once there is no device to wait for.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
             return np.empty(shape, dtype.numpy)
-        piece = self._take(nbytes)
+        piece = self._allocate_now(nbytes)
         if piece is None:
-            piece = await self._wait(nbytes, timeout, check)
+            piece = await self._wait_room(nbytes, timeout, check)
         return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
 
-    async def _wait(self, nbytes: int, timeout: float | None, check: Callable[[], None]) -> Block:
+    async def _wait_room(self, nbytes: int, timeout: float | None, check: Callable[[], None]) -> Block:
         self._waiting += 1
         try:
             async with asyncio.timeout(timeout):
-                async with self._turn:
+                async with self._order:
                     return await self._provide(nbytes, nbytes, check)
         except TimeoutError:
             used = self.arena.statistics()
@@ -134,47 +145,54 @@ class PinnedMemory:
         finally:
             self._waiting -= 1
 
-    def _take(self, nbytes: int) -> Block | None:
-        """Return a piece that is there, unless others wait for room: they come first."""
-        # Not the lock: between two waiters it is free.
+    def _allocate_now(self, nbytes: int) -> Block | None:
+        """Return a piece that is free, unless other calls wait for room: they come first."""
+        # Not by the lock: between two waiters it is free.
         return None if self._waiting else self.arena.take(nbytes)
 
     def take(self, nbytes: int) -> Block | None:
-        """Return a piece for an array on its way that is there at once; ``None`` if it has to wait for :meth:`room`, or goes in parts."""
-        return self._take(nbytes) if nbytes <= self.part else None
+        """Return a piece for an array that moves now.
+
+        ``None`` if it has to wait for :meth:`room`, or moves in parts.
+        """
+        return self._allocate_now(nbytes) if nbytes <= self.part else None
 
     async def room(self, nbytes: int, check: Callable[[], None]) -> Block:
-        """Return a piece for an array on its way, or for its next part: in the order of the calls, and of those of :meth:`array`.
+        """Wait for a piece for an array that moves, or for its next part.
 
-        It has at most ``nbytes``, and at most :attr:`part`. Where there is less room it has less: so whatever holds the rest, a transfer that holds nothing
-        gets on.
+        Calls are served in order, together with those of :meth:`array`.
+
+        It has at most ``nbytes``, and at most :attr:`part`. Where there is less room it has less:
+        so a transfer that holds nothing makes progress beside all others.
 
         Raises
         ------
         OutOfMemoryError
-            If the limit is too small for the smallest part, or the system has no more memory and none is held that will come back.
+            If the limit is too small for the smallest part, or the system has no more memory and
+            none is held that will come back.
         """
         most = min(nbytes, self.part)
         self._waiting += 1
         try:
-            async with self._turn:
+            async with self._order:
                 return await self._provide(most, min(most, _LEAST_PART), check)
         finally:
             self._waiting -= 1
 
     async def _provide(self, most: int, least: int, check: Callable[[], None]) -> Block:
-        """Return a piece when it is this call's turn: from what is there, from a new block, or once something was freed.
+        """Return a piece: of free memory, of a new block, or once something was freed.
 
-        A piece of ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at least of ``least``.
+        A piece of ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
+        least of ``least``.
         """
         arena, sizes, may_grow = self.arena, _halves(most, least), True
         try:
             while True:
-                while self._closing:  # until then it counts, although the arena has let go of it
+                while self._closing:  # what the arena has removed counts until it is closed
                     await asyncio.wait(self._closing)
                 check()
                 room = self._room = self._loop.create_future()
-                arena.on_room = partial(self._tell, room)  # before the look, so that nothing is missed
+                arena.on_room = partial(self._on_room, room)  # before the check: nothing is missed
                 request = None
                 for nbytes in sizes:
                     piece = arena.take(nbytes)
@@ -190,19 +208,22 @@ class PinnedMemory:
                 try:
                     await self._system.run_blocking(arena.fulfil, request)
                 except BaseException as error:
-                    self._close_beside(arena.withdraw(request))  # it may never have begun
+                    self._close_soon(arena.withdraw(request))  # it may never have begun
                     if not isinstance(error, OutOfMemoryError) or least == most or not arena.statistics().used:
                         raise
-                    may_grow = False  # the system has no more, but what is held comes back
+                    may_grow = False  # the system has no more, but pieces in use come back
         finally:
             arena.on_room = self._room = None
 
     def trim(self) -> None:
-        """Give blocks back that nothing lies in, but for one for the next array: what a large transfer has taken is not kept."""
-        self._close_beside(self.arena.trim())
+        """Close blocks that are free, but for one for the next array: after a large transfer."""
+        self._close_soon(self.arena.trim())
 
-    def _close_beside(self, left: list[SlabMemory]) -> None:
-        """Unmap blocks on another thread: that waits for the driver. Who is cancelled does not wait for it."""
+    def _close_soon(self, left: list[SlabMemory]) -> None:
+        """Unmap blocks on another thread: that waits for the driver.
+
+        Who is cancelled does not wait for it.
+        """
         if left:
             task = self._loop.create_task(self._close(left))
             self._closing.add(task)
@@ -219,17 +240,17 @@ class PinnedMemory:
         if self._room is not None:
             _settle(self._room)
 
-    def _tell(self, room: asyncio.Future[None]) -> None:
+    def _on_room(self, room: asyncio.Future[None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
             self._loop.call_soon_threadsafe(_settle, room)
 
-    def _gone(self, number: int) -> None:
+    def _on_gone(self, number: int) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._tell_gone, number)
+            self._loop.call_soon_threadsafe(self._notify_gone, number)
 
-    def _tell_gone(self, number: int) -> None:
-        for tell in tuple(self.on_gone):
-            tell(number)
+    def _notify_gone(self, number: int) -> None:
+        for on_gone in tuple(self.on_gone):
+            on_gone(number)
 
     def info(self) -> PinnedInfo:
         """Return the state in numbers. Any thread may ask."""
@@ -237,7 +258,7 @@ class PinnedMemory:
         return PinnedInfo(found.used, found.reserved, found.limit, self._waiting)
 
     async def aclose(self) -> None:
-        """Give the memory back that no array shows; the rest goes with its arrays."""
+        """Release the memory that no array shows; the rest goes with its arrays."""
         self.arena.on_gone = None  # its listeners have ended
         try:
             while self._closing:

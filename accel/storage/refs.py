@@ -1,4 +1,4 @@
-"""The refs of one device: their owner, which of them are valid, and how a token is turned back into one."""
+"""The refs of one device: their owner, which are valid, and how tokens become refs again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Recording(Protocol):
 
 
 class Refs:
-    """The owner of a device's refs over all its generations; see :class:`accel.ref.RefOwner`. Used on the loop's thread, but for :attr:`dropped`.
+    """The owner of a device's refs over all its generations; see :class:`accel.ref.RefOwner`.
+
+    Used on the loop's thread, but for :attr:`dropped`.
 
     Parameters
     ----------
@@ -89,7 +91,10 @@ class Refs:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Refuse ops in a forked child, where the loop may run again; see :class:`accel.fork.Inherited`."""
+        """Refuse ops in a forked child, where the loop may run again.
+
+        See :class:`accel.fork.Inherited`.
+        """
         self.live_generation = 0
 
     def check_process(self) -> None:
@@ -105,7 +110,7 @@ class Refs:
         return tuple([AccelRef(self, number(), shape, dtype, generation, durable=durable) for shape, dtype, durable in specs])
 
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:
-        """Raise unless ``ref`` is of this device, alive, and not of another batch or graph that is being recorded.
+        """Raise unless ``ref`` is of this device, valid, and of no other batch that is recording.
 
         Parameters
         ----------
@@ -134,7 +139,7 @@ class Refs:
         if plan is None or not ref.durable or not self.durable.may_write(ref, plan):
             ref.check()
             if ref.durable and self.live_generation:
-                ref.generation = self.live_generation  # a view that was made before the last rebuild
+                ref.generation = self.live_generation  # a view may be older than the rebuild
         if self.recording:
             other = self.recording.get(ref.buffer)
             if other is not None and other is not recording and other.is_recording:
