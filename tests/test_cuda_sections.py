@@ -90,6 +90,20 @@ def test_sections_nest_and_leave_the_thread_as_it_was(driver: Driver, books: Boo
     assert (books.mode, books.stack) == (mode, [77])
 
 
+def test_a_section_in_one_of_the_same_context_does_not_ask_the_driver(driver: Driver, books: Books) -> None:
+    section, other = driver.section(10), driver.section(20)
+    with section:
+        with section, driver.query_section:
+            assert books.stack == [77, 10]
+            driver.query(Handle(1))
+        with other, section:
+            assert books.stack == [77, 10, 20, 10]
+        with pytest.raises(RuntimeError), section:
+            raise RuntimeError("oh")
+        assert (books.stack, books.mode) == ([77, 10], RELAXED)
+    assert books.stack == [77]
+
+
 def test_an_error_inside_leaves_the_thread_as_it_was_too(driver: Driver, books: Books) -> None:
     mode = books.mode
     with pytest.raises(RuntimeError), driver.section(10):

@@ -145,12 +145,15 @@ class KernelOp(ABC, Generic[R_co]):
         The kernel actor that runs it.
     kind : str
         Its name within the library, used in errors, predictions and fault plans.
+    derived : object
+        Whatever a backend works out of the op and needs several times on its way. It is no field: copies, and ops that were pickled, have none.
     """
 
-    __slots__ = ()
+    __slots__ = ("derived",)
 
     library: ClassVar[str]
     kind: ClassVar[str]
+    derived: Any
 
     def takes_strided(self, ref: AccelRef) -> bool:
         """Return whether the op's kernels take a :class:`~accel.StridedRef` among its operands as it is; else the op runs on a copy of it."""

@@ -238,7 +238,7 @@ def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]] | None:
     ``None``: the class itself says how its objects are pickled, or has slots that are no fields.
     """
     names = _names(cls)
-    slots = {name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())}
+    slots = {name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())} - {*KernelOp.__slots__}
     if not _is_plain(cls) or not slots.issubset(names):
         return None
     get: Callable[[Any], tuple[Any, ...]] = (

@@ -120,17 +120,32 @@ def _refused(*arguments: object) -> int:
 
 
 class _Relaxed(threading.local):
-    """The capture mode that this thread has outside our calls, while it is in them; before and after them, the relaxed one."""
+    """What this thread is in.
+
+    Attributes
+    ----------
+    depth : int
+        Sections that it is in.
+    mode
+        The capture mode that it has outside our calls, while it is in them; before and after them, the relaxed one.
+    section : Section or None
+        The innermost section: its context is current.
+    outer : list
+        For each section that the thread is in, the one around it.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self.mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
+        self.section: Section | None = None
+        self.outer: list[Section | None] = []
 
 
 class Section:
     """``with driver.section(context):`` - a context is current and captures go undisturbed, and afterwards the thread is as it was. About 1 us.
 
-    For what needs a current context on a thread that may be the user's, such as calls of a library. Sections nest.
+    For what needs a current context on a thread that may be the user's, such as calls of a library. Sections nest: in one of the same context the driver is not
+    called again.
     """
 
     __slots__ = ("_context", "_driver", "_failure", "_popped", "_relaxed")
@@ -143,20 +158,27 @@ class Section:
         self._popped = ctypes.byref(Handle())
 
     def __enter__(self) -> None:
-        status = self._driver.hot.push(self._context)
-        if status:
-            raise self._failure(status, "cuCtxPushCurrent")
         relaxed = self._relaxed
-        if not relaxed.depth:
-            self._driver.hot.exchange_mode(relaxed.mode)
+        outer = relaxed.section
+        if outer is not self:
+            status = self._driver.hot.push(self._context)
+            if status:
+                raise self._failure(status, "cuCtxPushCurrent")
+            relaxed.section = self
+            if not relaxed.depth:
+                self._driver.hot.exchange_mode(relaxed.mode)
+        relaxed.outer.append(outer)
         relaxed.depth += 1
 
     def __exit__(self, *_: object) -> None:
         relaxed = self._relaxed
         relaxed.depth -= 1
-        if not relaxed.depth:
-            self._driver.hot.exchange_mode(relaxed.mode)
-        self._driver.hot.pop(self._popped)
+        outer = relaxed.outer.pop()
+        if outer is not self:
+            if not relaxed.depth:
+                self._driver.hot.exchange_mode(relaxed.mode)
+            self._driver.hot.pop(self._popped)
+            relaxed.section = outer
 
 
 class QuerySection:

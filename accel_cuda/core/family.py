@@ -14,7 +14,7 @@ from accel_cuda.core.libraries import VendorLibrary
 if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Program", "Signature", "Source"]
+__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Program", "Signature", "Source", "derived"]
 
 LaneCheck: TypeAlias = Callable[[Any, Any], bool]
 """``check(lane, op)``: whether enqueuing the op may block."""
@@ -27,6 +27,18 @@ Program: TypeAlias = str | Callable[[Any], str]
 
 Commands: TypeAlias = int | Callable[[Any], int]
 """How many commands an op enqueues at most, or what counts them for one op."""
+
+
+T = TypeVar("T")
+
+
+def derived(op: Any, work_out: Callable[[Any], T]) -> T:
+    """Return what ``work_out(op)`` does: once for each op, which is asked about several times on its way."""
+    found: tuple[object, T] | None = getattr(op, "derived", None)
+    if found is None or found[0] is not work_out:
+        found = work_out, work_out(op)
+        object.__setattr__(op, "derived", found)
+    return found[1]
 
 
 class Library(Protocol):

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError, UnaryOp
-from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
 from accel_cuda.core.memo import Memo
 from accel_cuda.families import attention_grad, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
@@ -53,13 +53,12 @@ class DnnLibrary(FamilyState[Cudnn]):
             **training.WORKING,
         }
         self._workspaces: Memo[ConvolutionWork | AttentionWork, int] = Memo()
-        self._works: Memo[Hashable, ConvolutionWork | AttentionWork] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
         if op.kind in training.WORKING:
             return False
-        work = self._work(op)
+        work = derived(op, _work_of)
         if not work.is_for_cudnn:
             return False
         cudnn = self.library
@@ -76,7 +75,7 @@ class DnnLibrary(FamilyState[Cudnn]):
             return 0
         if op.kind in training.WORKING:
             return training.scratch_nbytes(op)
-        work = self._work(op)
+        work = derived(op, _work_of)
         if not work.is_for_cudnn:
             return 0
         workspace = self._workspaces.get(work)
@@ -84,7 +83,7 @@ class DnnLibrary(FamilyState[Cudnn]):
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        self._measured(self._work(op))
+        self._measured(derived(op, _work_of))
 
     def nbytes(self, work: ConvolutionWork | AttentionWork, addresses: Sequence[int]) -> int:
         """Return the bytes that a work needs whose operands and result begin at these addresses. May block."""
@@ -107,13 +106,6 @@ class DnnLibrary(FamilyState[Cudnn]):
         enqueue = attend_backward if work.form == "attention_grad" else attend
         enqueue(stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
 
-    def _work(self, op: Any) -> ConvolutionWork | AttentionWork:
-        signature = _signature(op)
-        work = self._works.get(signature)
-        if work is None:
-            work = self._works[signature] = ConvolutionWork.of(op) if op.kind in _CONVOLUTIONS else AttentionWork.of(op)
-        return work
-
     def _measured(self, work: ConvolutionWork | AttentionWork) -> int:
         workspace = self._workspaces.get(work)
         if workspace is None:
@@ -132,19 +124,31 @@ class DnnLibrary(FamilyState[Cudnn]):
 
     def _convolve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x, w, *bias = inputs
-        work = cast("ConvolutionWork", self._work(op))
+        work = cast("ConvolutionWork", derived(op, _work_of))
         self.convolve(lane.stream, work, x, w, bias[0] if bias else 0, outputs[0], outputs[1])
         if op.kind not in GRADS and op.activation:
             # cuDNN's relu is 0 for NaN in some of its engines.
             lane.compute.unary(UnaryOp.RELU, outputs[0], outputs[0], math.prod(work.output), dtype=work.dtype)
 
     def _attend(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        work, (*made, scratch) = cast("AttentionWork", self._work(op)), outputs
+        work, (*made, scratch) = cast("AttentionWork", derived(op, _work_of)), outputs
         self.attend(lane.stream, work, dict(zip(_tensors(op), (*inputs, *made), strict=True)), scratch)
 
 
+_WORKS: Memo[Hashable, ConvolutionWork | AttentionWork] = Memo()
+
+
+def _work_of(op: Any) -> ConvolutionWork | AttentionWork:
+    """Return what an op is to cuDNN; ops that are alike have one."""
+    signature = _signature(op)
+    work = _WORKS.get(signature)
+    if work is None:
+        work = _WORKS[signature] = ConvolutionWork.of(op) if op.kind in _CONVOLUTIONS else AttentionWork.of(op)
+    return work
+
+
 def _signature(op: Any) -> Hashable:
-    """Return all that decides how an op is made: quick to tell, for an op of a model is asked about several times each time it runs."""
+    """Return all that decides how an op is made."""
     kind = op.kind
     if kind in _CONVOLUTIONS:
         steps = op.stride, op.padding, op.dilation, op.groups
@@ -188,12 +192,12 @@ def _activation_program(op: Any) -> str:
 
 def _attention_program(op: Any) -> str:
     # What is for cuDNN needs it where cuDNN refuses, or is given lengths: its first use loads it then, beside the loop.
-    work = AttentionWork.of(op)
+    work = cast("AttentionWork", derived(op, _work_of))
     return "" if work.is_for_cudnn and not any(work.lengths) else f"attention_{CODES[op.q.dtype]}"
 
 
 def _backward_program(op: Any) -> str:
-    return "" if AttentionWork.of(op).is_for_cudnn else f"backward_{CODES[op.q.dtype]}"
+    return "" if derived(op, _work_of).is_for_cudnn else f"backward_{CODES[op.q.dtype]}"
 
 
 def _attention_source(code: str) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ our b, its rows are our columns, and the bias has an element for each of our col
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel.enums import CAPABILITIES
-from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
 from accel_cuda.core.memo import Memo
 from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.kernels import CODES
@@ -104,14 +105,13 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
     def __init__(self, context: CudaContext) -> None:
         super().__init__(context, MatmulPlans)
         self.kernels = {"matmul": self._matmul}
-        self._specs: Memo[Any, MatmulSpec] = Memo()
         self._ran: Memo[MatmulSpec, None] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, asks it for an algorithm, loads a kernel, or tries several."""
         if _is_plain(op) or op.a.dtype in _INTEGERS:
             return False
-        spec = self._spec(op)
+        spec = derived(op, _spec_of)
         if _is_blas(spec):
             return spec not in self._ran or not lane.compute.has_blas
         return self.library is None or not self.library.is_ready(spec)
@@ -120,7 +120,7 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
         """Return how many bytes an op works in, or ``None`` if its algorithm is not known; see :class:`accel.backend.TakesScratch`."""
         if _is_plain(op) or op.a.dtype in _INTEGERS:
             return 0
-        if _is_blas(spec := self._spec(op)):
+        if _is_blas(spec := derived(op, _spec_of)):
             return 0
         if self.library is None or (nbytes := self.library.workspaces.get(spec)) is None:
             return None
@@ -131,30 +131,11 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
         if _is_plain(op):
             return 2
         # A product whose sums are split over blocks takes two launches.
-        return 2 * len(self._spec(op).starts) + (_bias_room(op) > 0)
+        return 2 * len(derived(op, _spec_of).starts) + (_bias_room(op) > 0)
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        self.loaded().measure(self._spec(op))
-
-    def _spec(self, op: Any) -> MatmulSpec:
-        """Return what op is to the library; ops that are alike have one."""
-        a, b, bias, aux = op.a, op.b, op.bias, op.aux
-        at_a, at_b, at_results = a.offset | a.alignment, b.offset | b.alignment, 0
-        for ref in (op.out, aux):
-            if ref is not None:
-                at_results |= ref.offset | ref.alignment
-        key = (
-            *(a.shape, b.shape, a.dtype, b.dtype, op.out_dtype, op.transpose_a, op.transpose_b, op.activation, op.allow_tf32, op.autotune),
-            *(bias is None, aux is None, op.amax is None, op.scale_a is None, op.scale_b is None, op.scale_out is None),
-            # The lowest bits alone count: there are other kernels for what begins between two vectors.
-            *(at_a & -at_a & _BELOW, at_b & -at_b & _BELOW, at_results & -at_results & _BELOW),
-        )
-        found = self._specs.get(key)
-        if found is None:
-            with self._lock:  # plans are found by the identity of a spec
-                found = self._specs[key] = self._specs.get(key) or _spec_of(op)
-        return found
+        self.loaded().measure(derived(op, _spec_of))
 
     def _matmul(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue one product, or as many strided batches as broadcasting needs."""
@@ -167,9 +148,9 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
                 stream.fill(memory.out, bytes(op.result_type().itemsize), math.prod(batch) * m * n)
                 return
             if op.a.dtype in _INTEGERS:
-                _multiply_integers(stream, self._spec(op), memory)
+                _multiply_integers(stream, derived(op, _spec_of), memory)
                 return
-            if _is_blas(spec := self._spec(op)):
+            if _is_blas(spec := derived(op, _spec_of)):
                 _multiply_stacks(lane.compute, spec, memory)
                 self._ran[spec] = None
                 return
@@ -245,7 +226,31 @@ def _bias_room(op: Any) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
+_SPECS: Memo[Any, MatmulSpec] = Memo()
+_MAKING = threading.Lock()
+
+
 def _spec_of(op: Any) -> MatmulSpec:
+    """Return what op is to the library; ops that are alike have one."""
+    a, b, bias, aux = op.a, op.b, op.bias, op.aux
+    at_a, at_b, at_results = a.offset | a.alignment, b.offset | b.alignment, 0
+    for ref in (op.out, aux):
+        if ref is not None:
+            at_results |= ref.offset | ref.alignment
+    key = (
+        *(a.shape, b.shape, a.dtype, b.dtype, op.out_dtype, op.transpose_a, op.transpose_b, op.activation, op.allow_tf32, op.autotune),
+        *(bias is None, aux is None, op.amax is None, op.scale_a is None, op.scale_b is None, op.scale_out is None),
+        # The lowest bits alone count: there are other kernels for what begins between two vectors.
+        *(at_a & -at_a & _BELOW, at_b & -at_b & _BELOW, at_results & -at_results & _BELOW),
+    )
+    found = _SPECS.get(key)
+    if found is None:
+        with _MAKING:  # plans are found by the identity of a spec
+            found = _SPECS[key] = _SPECS.get(key) or _new_spec(op)
+    return found
+
+
+def _new_spec(op: Any) -> MatmulSpec:
     batch, m, n, k = op.sizes()
     a, b = op.a, op.b
     turn_a, turn_b = _operation(a, op.transpose_a), _operation(b, op.transpose_b)

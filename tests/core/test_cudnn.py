@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import json
 import math
+import pickle
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import pytest
 
 from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnaryOp, UnsupportedError, ops
 from accel.ops import RaggedAttention
+from accel_cuda.core.family import derived
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.families import cudnn as module
 from accel_cuda.families.attention import AttentionWork
@@ -344,3 +347,21 @@ def test_heads_and_types_that_cudnn_takes() -> None:
     assert not works(ops.Attention(q, q, q, scale=0.0)), "-infinity times 0 is NaN"
     assert not works(ops.Attention(q, q, q, scale=-1.0))
     assert not works(ops.Attention(q, ref(1, 2, 0, 64), ref(1, 2, 0, 64)))
+
+
+def test_what_is_worked_out_of_an_op_is_worked_out_once_and_stays_with_it() -> None:
+    op = ops.Empty((2, 3), DType.FLOAT32)
+    asked: list[object] = []
+
+    def work_out(given: object) -> int:
+        asked.append(given)
+        return len(asked)
+
+    def other(given: object) -> str:
+        return "other"
+
+    assert [derived(op, work_out) for _ in range(3)] == [1, 1, 1]
+    assert asked == [op]
+    assert (derived(op, other), derived(op, work_out)) == ("other", 2)
+    for copy in (dataclasses.replace(op), pickle.loads(pickle.dumps(op))):
+        assert not hasattr(copy, "derived")
