@@ -8,6 +8,7 @@ from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
 from accel.device.system import System
+from accel.engine.hosts import InlineHost, ProcessHost
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
@@ -25,11 +26,13 @@ __all__ = [
     "DeviceState",
     "FaultSource",
     "Graph",
+    "InlineHost",
     "KernelLibrary",
     "Launches",
     "MemoryInfo",
     "Operand",
     "PinnedInfo",
+    "ProcessHost",
     "SpareInfo",
     "System",
     "kernel",

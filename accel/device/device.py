@@ -400,7 +400,8 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         Never waits, sends nothing to the device; other threads of the process may ask too.
 
         A device that is READY but stalled does not: its oldest op in flight does not end
-        (``stall_after``), or its child does not answer (``heartbeat_interval``).
+        (:attr:`InlineHost.stall_after`), or its child does not answer
+        (:attr:`ProcessHost.heartbeat_interval`).
 
         Raises
         ------

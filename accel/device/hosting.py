@@ -6,27 +6,27 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
-from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from accel.engine.hosts import InlineHost, ProcessHost
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.values import check_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accel.backend import AccelBackend
+    from accel.engine.hosts import HostOption
 
 __all__ = ["check_hosting", "check_not_importing", "check_shareable"]
 
+_HOSTS: Mapping[str, InlineHost | ProcessHost] = {
+    "auto": ProcessHost(after_fault=True),
+    "inline": InlineHost(),
+    "process": ProcessHost(),
+}
 
-def check_hosting(
-    host: str,
-    standby: str,
-    spares: int,
-    hang_timeout: float | None,
-    busy_timeout: float,
-    heartbeat_interval: float,
-    heartbeat_timeout: float,
-    stall_after: float | None,
-) -> dict[str, Any]:
-    """Return the options but ``host`` by name, if they are what :meth:`accel.System.open_device` says and fit together.
+
+def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: float | None) -> tuple[str, dict[str, Any]]:
+    """Return ``"inline"``, ``"process"`` or ``"auto"``, and the options of :class:`DeviceOptions`, if they are what they must be and fit together.
 
     Raises
     ------
@@ -35,7 +35,11 @@ def check_hosting(
     UnsupportedError
         If the host has no use for one.
     """
-    check_choice("host", host, "auto", "inline", "process")
+    chosen = _HOSTS.get(host) if isinstance(host, str) else host
+    if not isinstance(chosen, (InlineHost, ProcessHost)):
+        raise InvalidArgumentError(
+            f"host is {host!r}", remedy=f"Use one of {', '.join(map(repr, _HOSTS))}, an accel.InlineHost or an accel.ProcessHost."
+        )
     check_choice("standby", standby, "none", "imports", "context", "model")
     if type(spares) is not int or spares < 1:
         raise InvalidArgumentError(
@@ -46,55 +50,22 @@ def check_hosting(
             f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."
         )
     if hang_timeout is not None:
-        _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
-    if stall_after is not None:
-        _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
-    _check_above_zero("busy_timeout", busy_timeout)
-    _check_above_zero("heartbeat_interval", heartbeat_interval)
-    _check_above_zero("heartbeat_timeout", heartbeat_timeout)
-    if heartbeat_timeout < heartbeat_interval:
-        raise InvalidArgumentError(
-            f"heartbeat_timeout is {heartbeat_timeout!r} and heartbeat_interval {heartbeat_interval!r}",
-            remedy="Allow at least one interval of silence.",
-        )
-    if host == "inline":
-        _check_inline(standby, hang_timeout, busy_timeout, heartbeat=(heartbeat_interval, heartbeat_timeout))
-    return {
-        "standby": standby,
-        "spares": spares,
-        "hang_timeout": hang_timeout,
-        "busy_timeout": busy_timeout,
-        "heartbeat_interval": heartbeat_interval,
-        "heartbeat_timeout": heartbeat_timeout,
-        "stall_after": stall_after,
-    }
-
-
-def _check_above_zero(name: str, seconds: float, remedy: str = "Give seconds above 0.") -> None:
-    check_seconds(name, seconds)
-    if seconds <= 0:
-        raise InvalidArgumentError(f"{name} is {seconds!r}", remedy=remedy)
-
-
-def _check_inline(standby: str, hang_timeout: float | None, busy_timeout: float, heartbeat: tuple[float, float]) -> None:
-    """Refuse what there is no child for."""
+        check_seconds("hang_timeout", hang_timeout)
+        if hang_timeout <= 0:
+            raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
+    found = {"standby": standby, "spares": spares, "hang_timeout": hang_timeout}
+    if isinstance(chosen, ProcessHost):
+        return "auto" if chosen.after_fault else "process", {**found, "limits": chosen}
     if standby != "none":
         raise UnsupportedError(
-            f"standby={standby!r} with host='inline': an inline device never goes on in a child", remedy="Use host='auto' or 'process'."
+            f"standby={standby!r} with an inline host: an inline device never goes on in a child", remedy="Use host='auto' or 'process'."
         )
     if hang_timeout is not None:
         raise UnsupportedError(
-            "hang_timeout with host='inline': only a process host can end a hang", remedy="Use host='process', and timeout= to end a wait."
+            "hang_timeout with an inline host: only a process host can end a hang",
+            remedy="Use host='process', and timeout= to end a wait.",
         )
-    if busy_timeout != BUSY_TIMEOUT:
-        raise UnsupportedError(
-            "busy_timeout with host='inline': only a process host can end what hangs", remedy="Use host='process', or leave it out."
-        )
-    if heartbeat != (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT):
-        raise UnsupportedError(
-            "heartbeat_interval or heartbeat_timeout with host='inline': there is no child to ask",
-            remedy="Use host='process', or leave them out.",
-        )
+    return "inline", {**found, "limits": ProcessHost(stall_after=chosen.stall_after)}
 
 
 def check_not_importing() -> None:

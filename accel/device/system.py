@@ -19,7 +19,7 @@ from accel.engine.device_actor import DeviceActor
 from accel.engine.host import Host
 from accel.engine.kernel_actor import NEVER_ENDS
 from accel.engine.lifecycle import DeviceState
-from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, FaultSource, check_options
+from accel.engine.options import FaultSource, check_options
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from accel.completion import CompletionName, CompletionStrategy
+    from accel.engine.hosts import HostOption
     from accel.engine.options import Library
 
 __all__ = ["System"]
@@ -92,7 +93,7 @@ class System(ActorSystem):
         self,
         spec: str = "auto",
         *,
-        host: Literal["auto", "inline", "process"] = "auto",
+        host: HostOption = "auto",
         completion: CompletionName | CompletionStrategy = "adaptive",
         streams: int = 8,
         libraries: Library | Iterable[Library] = (),
@@ -105,10 +106,6 @@ class System(ActorSystem):
         standby: Literal["none", "imports", "context", "model"] = "none",
         spares: int = 1,
         hang_timeout: float | None = None,
-        busy_timeout: float = BUSY_TIMEOUT,
-        heartbeat_interval: float = HEARTBEAT_INTERVAL,
-        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-        stall_after: float | None = 2.0,
         faults: FaultSource | None = None,
         debug: bool = False,
     ) -> Device:
@@ -121,7 +118,8 @@ class System(ActorSystem):
         host
             Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own, which a fault takes with it while the service goes
             on; another child, a forkserver, has made its imports. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of
-            several GPUs, which one fault would take all together, the first is inline and the others are in children from the beginning.
+            several GPUs, which one fault would take all together, the first is inline and the others are in children from the beginning. An
+            :class:`accel.InlineHost` or an :class:`accel.ProcessHost` sets the finer limits of the place.
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
@@ -152,21 +150,10 @@ class System(ActorSystem):
             How many such children there are, and how many a :meth:`Device.quarantine` has. Each costs as much. A second one is ready where the next fault
             comes before the first one is replaced.
         hang_timeout
-            Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and
-            compiling do not count, up to ``busy_timeout``. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by
-            ``"inline"``.
-        busy_timeout
-            Seconds that a child may take for what is no op: to take over durable memory, to open a registered library, to compile a kernel; and seconds of
-            loading and compiling that do not count as a hang of one op. After that it is killed, and another one goes on. Not for ``host="inline"``.
-        heartbeat_interval
-            Seconds between two questions to a child whether it is there. :meth:`Device.health` is not ready while one is unanswered for longer. Not for
-            ``host="inline"``.
-        heartbeat_timeout
-            Seconds without an answer after which the child is killed, and another one goes on; six times as many while it loads or compiles. Not for
-            ``host="inline"``.
-        stall_after
-            Seconds. :meth:`Device.health` is not ready while the oldest op in flight has been so for longer than ops of its kind usually take and this
-            besides. The first op of a kind, loading and compiling do not count. ``None``: it looks at no op.
+            Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is
+            killed, and another one goes on. Loading and compiling do not count, up to
+            :attr:`ProcessHost.busy_timeout`. ``None``: never. Honoured in a child only: by ``host="auto"`` once the
+            device has moved, not by ``"inline"``.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
@@ -189,7 +176,7 @@ class System(ActorSystem):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
         check_not_importing()
-        hosting = check_hosting(host, standby, spares, hang_timeout, busy_timeout, heartbeat_interval, heartbeat_timeout, stall_after)
+        place, hosting = check_hosting(host, standby, spares, hang_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
@@ -198,7 +185,7 @@ class System(ActorSystem):
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared)
-            device = await self._bring_up(core, self._place(host, core))
+            device = await self._bring_up(core, self._place(place, core))
         except Exception as error:
             if not isinstance(error, AccelError):
                 raise_shortage(error, f"device {spec!r} cannot be opened")

@@ -75,7 +75,7 @@ class ContextBase(ABC):
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
         self._rooms: list[asyncio.Future[None]] = []
-        after, allowance = core.options.stall_after, core.options.busy_timeout
+        after, allowance = core.options.limits.stall_after, core.options.limits.busy_timeout
         self.stalls = (
             None
             if after is None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
+from accel.engine.hosts import ProcessHost
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
@@ -19,15 +20,7 @@ if TYPE_CHECKING:
     from accel.completion import CompletionName
     from accel.errors import AccelError
 
-__all__ = ["BUSY_TIMEOUT", "HEARTBEAT_INTERVAL", "HEARTBEAT_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
-
-BUSY_TIMEOUT = 120.0
-"""Seconds for which a child may be busy with something else than ops, unless it is told otherwise: a large library loads in tens of them."""
-
-HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 1.0, 10.0
-"""Seconds between two questions to a child whether it is there, and seconds of silence after which it is given up: one call of a library that keeps the GIL
-may take some."""
-
+__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options"]
 
 Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
@@ -61,10 +54,7 @@ class DeviceOptions:
     standby: Literal["none", "imports", "context", "model"] = "none"
     spares: int = 1
     hang_timeout: float | None = None
-    busy_timeout: float = BUSY_TIMEOUT
-    heartbeat_interval: float = HEARTBEAT_INTERVAL
-    heartbeat_timeout: float = HEARTBEAT_TIMEOUT
-    stall_after: float | None = 2.0
+    limits: ProcessHost = field(default_factory=ProcessHost)  # of contexts in this process, ``stall_after`` alone
 
 
 def check_options(

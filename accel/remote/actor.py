@@ -136,10 +136,10 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
                 await self._last_is_gone()
-            watchdog.begin(core.options.busy_timeout)
+            watchdog.begin(core.options.limits.busy_timeout)
             await made.bind()
             for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
-                watchdog.begin(core.options.busy_timeout)
+                watchdog.begin(core.options.limits.busy_timeout)
                 await made.open_ahead(registration)
             watchdog.end()
             made.check_alive()  # it may have ended right after it was ready

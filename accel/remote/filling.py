@@ -47,7 +47,7 @@ class Filling:
             Whether the child is one still: it may be promoted, or die, at any moment.
         """
         while is_spare():
-            link.watchdog.begin(self._core.options.busy_timeout)
+            link.watchdog.begin(self._core.options.limits.busy_timeout)
             if not await self._step(link, is_spare):
                 return
 

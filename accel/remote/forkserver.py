@@ -123,7 +123,7 @@ class ForkserverActor(KeptProcess):
             imported("", repr(error))
         else:
             self._source.importing()
-            forks.prepare(data, core.options.busy_timeout, imported)
+            forks.prepare(data, core.options.limits.busy_timeout, imported)
 
     def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
         self._source.settled()  # children are started meanwhile; those that it has forked live on

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accel._log import get_logger
 from accel.actors import RestartStrategy
+from accel.engine.hosts import ProcessHost
 from accel.errors import ClosedError, UnsupportedError
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
@@ -267,7 +268,7 @@ def _config(core: DeviceCore, ahead: Literal["imports", "context", "model"]) -> 
         backend_name(core),
         core.description.uuid,
         core.name,
-        dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", stall_after=None),
+        dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", limits=ProcessHost(stall_after=None)),
         "imports" if ahead == "imports" else "context",
         logging.getLogger("accel").getEffectiveLevel(),
     )

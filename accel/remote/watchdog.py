@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
+    from accel.engine.options import DeviceOptions
+
 __all__ = ["Watchdog"]
 
 _PERIOD = 0.5
@@ -36,22 +38,6 @@ class _Child(Protocol):
     def ping(self) -> None: ...
 
 
-class _Bounds(Protocol):
-    """What the watchdog needs of a device's options."""
-
-    @property
-    def hang_timeout(self) -> float | None: ...
-
-    @property
-    def busy_timeout(self) -> float: ...
-
-    @property
-    def heartbeat_interval(self) -> float: ...
-
-    @property
-    def heartbeat_timeout(self) -> float: ...
-
-
 class Watchdog:
     """Bounds every step of one child: its start, its answer to the oldest request, and its silence.
 
@@ -64,8 +50,8 @@ class Watchdog:
         On which the watchdog ticks.
     child
         Says whether it is busy, and is pinged each ``heartbeat_interval``.
-    bounds
-        Seconds. ``hang_timeout``: for the answer of the oldest op, without up to ``busy_timeout`` of loading and compiling. ``busy_timeout``: for the
+    options
+        Of the device. ``hang_timeout``: for the answer of the oldest op, without up to ``busy_timeout`` of loading and compiling. ``busy_timeout``: for the
         answer of the oldest question. ``heartbeat_timeout``: for the answer to a ping.
     expired
         Called once, with what the child has not done in time. The watchdog has stopped then.
@@ -76,11 +62,12 @@ class Watchdog:
         Set when the child has sent something.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, bounds: _Bounds, expired: Callable[[str], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, options: DeviceOptions, expired: Callable[[str], object]) -> None:
         self._child = child
-        self._bounds = bounds
+        limits, hang = options.limits, options.hang_timeout
+        self._limits, self._hang_timeout = limits, hang
         self._expired = expired
-        shortest = min(4 * bounds.heartbeat_interval, bounds.busy_timeout, bounds.hang_timeout or bounds.busy_timeout)
+        shortest = min(4 * limits.heartbeat_interval, limits.busy_timeout, hang or limits.busy_timeout)
         self._period = min(shortest / 4, _PERIOD)
         self._clock = LoopClock(loop)
         self._step: _Step | None = None
@@ -116,14 +103,14 @@ class Watchdog:
 
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
         """Bound the answers to what is in flight, by number in the order of sending: ops, and questions that take no place in the order of ops."""
-        bounds = self._bounds
+        allowance, hang = self._limits.busy_timeout, self._hang_timeout
         asked = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
-        what = f"hung: it has not compiled or opened for {bounds.busy_timeout:g} s what it was asked to"
-        self._oldest = [(asked, bounds.busy_timeout, what)]
-        if bounds.hang_timeout is not None:
-            oldest = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, bounds.busy_timeout)
-            what = f"hung: its oldest op has not ended for {bounds.hang_timeout:g} s"
-            self._oldest.append((oldest, bounds.hang_timeout, what))
+        what = f"hung: it has not compiled or opened for {allowance:g} s what it was asked to"
+        self._oldest = [(asked, allowance, what)]
+        if hang is not None:
+            oldest = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, allowance)
+            what = f"hung: its oldest op has not ended for {hang:g} s"
+            self._oldest.append((oldest, hang, what))
 
     def stop(self) -> None:
         """Stop ticking. Idempotent."""
@@ -133,7 +120,7 @@ class Watchdog:
         """Return that the child does not answer pings, or nothing. Any thread may ask."""
         asked = self._asked
         seconds = 0.0 if asked is None else self._clock.seconds - asked
-        is_silent = seconds >= self._bounds.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)
+        is_silent = seconds >= self._limits.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)
         return f"the child has not answered for {seconds:.1f} s" if is_silent else ""
 
     # -- the tick
@@ -168,13 +155,13 @@ class Watchdog:
         is_stopped = may_be_busy and _is_stopped(self._child.pid)
         if self.is_heard or (self.is_starting and not is_stopped):
             self._asked = None
-        limit = self._bounds.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
+        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
         is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
         return f"has not answered for {limit:g} s" if is_silent else ""
 
     def _ping(self) -> None:
         if self._clock.seconds >= self._next_ping:
-            self._next_ping = self._clock.seconds + self._bounds.heartbeat_interval
+            self._next_ping = self._clock.seconds + self._limits.heartbeat_interval
             self.is_heard = False
             if self._asked is None:
                 self._asked = self._clock.seconds

@@ -131,15 +131,14 @@ class Service:
         rejects = flags.get("rejects", False)
         device = await self._system.open_device(
             options.device,
-            host=host,
+            # Children that are stopped are found out within seconds.
+            host=accel.ProcessHost(after_fault=host == "auto", heartbeat_interval=options.silence / 10, heartbeat_timeout=options.silence),
             restart=restart,
             faults=plan,
             memory_limit=_MEMORY[options.device],
             standby=standby or options.standby,  # type: ignore[arg-type]
             pending_limit=48 if rejects else 1024,
             overload="reject" if rejects else "wait",
-            heartbeat_interval=options.silence / 10,  # children that are stopped are found out within seconds
-            heartbeat_timeout=options.silence,
             **more,
         )
         subject = Subject(label, device, plan, self._ledger.violation, **flags)

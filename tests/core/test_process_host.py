@@ -247,7 +247,7 @@ async def test_faults_of_every_scope_but_the_devices_are_survived() -> None:
 
 async def test_a_stopped_child_is_found_out() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", heartbeat_interval=0.05, heartbeat_timeout=0.2)
+        device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=0.2))
         x = await device.put(np.ones(4))
         pid = child_pid(device)
         os.kill(pid, signal.SIGSTOP)

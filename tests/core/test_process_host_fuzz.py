@@ -217,7 +217,7 @@ async def test_whatever_a_child_says_every_await_ends_and_the_next_child_serves(
     monkeypatch.setattr(Peer, "rng", random.Random(seed))
     # A header that announces more than comes is silence, which ends like that of a child that hangs.
     monkeypatch.setattr(actor, "STARTUP_TIMEOUT", 0.5)
-    quick: dict[str, Any] = {"busy_timeout": 0.5, "heartbeat_interval": 0.05, "heartbeat_timeout": 0.2}
+    quick = accel.ProcessHost(busy_timeout=0.5, heartbeat_interval=0.05, heartbeat_timeout=0.2)
     unexpected: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
     rng, began, answered, opened, uses = random.Random(seed + 1), time.monotonic(), 0, 0, 0
@@ -228,7 +228,7 @@ async def test_whatever_a_child_says_every_await_ends_and_the_next_child_serves(
     while goes_on():
         async with accel.System(close_timeout=1.0) as system:
             try:
-                device = await asyncio.wait_for(system.open_device("cpu", host="process", restart=OFTEN, **quick), HUNG)
+                device = await asyncio.wait_for(system.open_device("cpu", host=quick, restart=OFTEN), HUNG)
             except accel.AccelError:
                 continue
             opened += 1

@@ -52,7 +52,7 @@ async def works_again(device: accel.Device, generation: int) -> None:
 
 async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be_loading() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", heartbeat_interval=0.05, heartbeat_timeout=0.2)
+        device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=0.2))
         await device.register(Scaling)
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError, match="not answered"):

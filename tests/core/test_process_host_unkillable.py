@@ -109,7 +109,7 @@ async def test_durable_memory_is_not_given_to_another_one(caplog: pytest.LogCapt
 
 async def test_a_spare_that_was_given_up_and_does_not_end_is_not_promoted() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", standby="imports", heartbeat_interval=0.05, heartbeat_timeout=0.2)
+        device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=0.2), standby="imports")
         assert await device.spare_ready()
         (spare,) = workers() - {child_pid(device)}
         os.kill(spare, signal.SIGSTOP)

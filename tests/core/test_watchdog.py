@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import accel
 from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -53,24 +54,17 @@ class Clock:
         self.now += seconds
 
 
-@dataclass
-class Bounds:
-    hang_timeout: float | None = 1.0
-    busy_timeout: float = 4.0
-    heartbeat_interval: float = 1.0
-    heartbeat_timeout: float = 10.0
-
-
 class Child:
     """A child that answers pings if it is told to, and its watchdog."""
 
-    def __init__(self, **bounds: Any) -> None:
+    def __init__(self, hang_timeout: float | None = 1.0) -> None:
         self.clock, self.verdicts = Clock(), list[str]()
         self.pid, self.is_busy, self.busy, self.answers, self.pings = os.getpid(), False, 0.0, True, 0
         self.ops: dict[int, object] = {}
         self.questions: dict[int, object] = {}
         loop: Any = self.clock
-        self.watchdog = Watchdog(loop, self, Bounds(**bounds), self.verdicts.append)
+        options: Any = SimpleNamespace(hang_timeout=hang_timeout, limits=accel.ProcessHost(busy_timeout=4.0))
+        self.watchdog = Watchdog(loop, self, options, self.verdicts.append)
         self.watchdog.watch(self.ops, self.questions)
 
     def busy_seconds(self) -> float:

@@ -1,0 +1,82 @@
+"""Where a device's contexts live, with the limits that go with the place: ``host=`` of ``open_device``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+from accel.actors.checks import check_seconds
+from accel.errors import InvalidArgumentError
+
+__all__ = ["HostOption", "InlineHost", "ProcessHost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineHost:
+    """Contexts in this process; ``host="inline"`` is one with the defaults.
+
+    Parameters
+    ----------
+    stall_after
+        Seconds. :meth:`Device.health` is not ready while the oldest op in flight has been so for longer than ops of its kind
+        usually take and this besides. The first op of a kind, loading and compiling do not count. ``None``: it looks at no op.
+    """
+
+    stall_after: float | None = 2.0
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHost:
+    """Contexts in child processes of their own; ``host="process"`` is one with the defaults.
+
+    Parameters
+    ----------
+    after_fault
+        Whether the contexts are in this process until a fault has taken the device from it, and in children from then on, as
+        with ``host="auto"``.
+    stall_after
+        See :class:`InlineHost`.
+    busy_timeout
+        Seconds that a child may take for what is no op: to take over durable memory, to open a registered library, to compile a
+        kernel; and seconds of loading and compiling that do not count as a hang of one op. After that it is killed, and another
+        one goes on. A large library loads in tens of seconds.
+    heartbeat_interval
+        Seconds between two questions to a child whether it is there. :meth:`Device.health` is not ready while one is unanswered
+        for longer.
+    heartbeat_timeout
+        Seconds without an answer after which the child is killed, and another one goes on; six times as many while it loads or
+        compiles. One call of a library that keeps the GIL may take some.
+    """
+
+    after_fault: bool = False
+    stall_after: float | None = 2.0
+    busy_timeout: float = 120.0
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if type(self.after_fault) is not bool:
+            raise InvalidArgumentError(f"after_fault is {self.after_fault!r}", remedy="Give True or False.")
+        _check_times(self)
+        if self.heartbeat_timeout < self.heartbeat_interval:
+            raise InvalidArgumentError(
+                f"heartbeat_timeout is {self.heartbeat_timeout!r} and heartbeat_interval {self.heartbeat_interval!r}",
+                remedy="Allow at least one interval of silence.",
+            )
+
+
+HostOption: TypeAlias = Literal["auto", "inline", "process"] | InlineHost | ProcessHost
+"""What ``host=`` takes."""
+
+
+def _check_times(host: InlineHost | ProcessHost) -> None:
+    for field in fields(host):
+        seconds = getattr(host, field.name)
+        if field.name == "after_fault" or (seconds is None and field.name == "stall_after"):
+            continue
+        check_seconds(field.name, seconds)
+        if seconds <= 0:
+            raise InvalidArgumentError(f"{field.name} is {seconds!r}", remedy="Give seconds above 0.")
