@@ -29,7 +29,7 @@ from accel.engine.status import STATUS_COMMANDS, PendingStatus
 from accel.engine.stream_clock import EventPool
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError
-from accel.memory import Allocator, DurableUsage
+from accel.memory import Allocator
 from accel.ops import Free
 from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
@@ -196,7 +196,7 @@ class Context(ContextBase):
         lane.issued = seq = lane.issued + 1
         failures = self.failures
         if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
-            failures.enlist(lane, seq, plan, refs)
+            failures.enlist(lane, seq, plan)
         dependencies: list[Dependency] = []
         inputs: list[int] = []
         outputs: list[int] = []
@@ -450,18 +450,17 @@ class Context(ContextBase):
         """Give the memory of dropped refs back, of ``most`` at most."""
         self.buffers.apply_frees(most)
 
-    def unfinished(self) -> list[int]:
-        """Return the durable buffers that are being written: by work that was sent to a stream and is not known to have ended."""
-        blocks = self.buffers.blocks
-        return [buffer for buffer in self.durables.buffers if blocks[buffer].usage.pending_write() is not None]
-
     def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
-        """Take note that work ``first`` to ``last`` of a lane failed halfway: the durable buffers that it writes hold neither the old nor the new contents."""
-        blocks = self.buffers.blocks
-        usages = ((buffer, blocks[buffer].usage) for buffer in self.durables.buffers)
-        torn = [buffer for buffer, usage in usages if isinstance(usage, DurableUsage) and usage.was_written(lane, first, last)]
-        if torn:
-            self.core.keeper.torn(torn, why)
+        """Take note that work ``first`` to ``last`` of a lane, of one submission, failed halfway.
+
+        The durable buffers that it writes hold neither the old nor the new contents.
+        """
+        submission, index = self.failures.owner(lane, first)
+        if submission is not None:
+            written = [buffer for at, buffer, _ in submission.writes if index <= at <= index + last - first]
+            torn = self.durables.buffers.intersection(written)
+            if torn:
+                self.core.keeper.torn(torn, why)
 
     def is_out_of_memory(self, raised: BaseException) -> bool:
         """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""

@@ -7,7 +7,6 @@ made of it. Memory is tracked by whole buffers: one is sound again once all of i
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,14 +19,12 @@ from accel.memory import Block
 from accel.ref import RefView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from accel.engine.core import DeviceCore
     from accel.engine.lane import Lane
     from accel.engine.launches import Sendable
     from accel.engine.status import PendingStatus
     from accel.engine.submission import Submission
-    from accel.memory import Dependency, Timeline, Usage
+    from accel.memory import Dependency, Timeline
     from accel.ops import Plan
     from accel.ref import AccelRef
     from accel.storage.buffers import Buffers, Held
@@ -55,9 +52,7 @@ class _Uses:
     Attributes
     ----------
     reads : list of Dependency
-        Writes whose results it reads, and which were not known to be over at its dispatch.
-    keeps : list of Dependency
-        Such writes whose results stay, in part, in what it writes.
+        Writes whose results it reads, or keeps in part, and which were not known to be over at its dispatch.
     replaces : list of Dependency
         Such writes whose results it overwrites: they stay if it never runs.
     replaced : AccelError or None
@@ -66,11 +61,10 @@ class _Uses:
         What it ends with.
     """
 
-    __slots__ = ("error", "keeps", "reads", "replaced", "replaces")
+    __slots__ = ("error", "reads", "replaced", "replaces")
 
     def __init__(self) -> None:
         self.reads: list[Dependency] = []
-        self.keeps: list[Dependency] = []
         self.replaces: list[Dependency] = []
         self.replaced: AccelError | None = None
         self.error: AccelError | None = None
@@ -105,11 +99,8 @@ class Failures:
         self._is_listening = False
         self._statuses: dict[Lane, deque[tuple[int, PendingStatus]]] = {}  # those not known yet, oldest first
         self._dropped: list[Dependency] = []
-        # By usage and not by buffer, because the buffers of a graph share one.
-        self._unsound: weakref.WeakKeyDictionary[Usage, AccelError] = weakref.WeakKeyDictionary()
-        self._unsound_buffers: set[int] = set()
-        self._spared: set[int] = set()  # sound, although their usage is not: results of a graph's ops before the one that failed
-        self._spared_by: dict[Dependency, frozenset[int]] = {}
+        # By buffer: the failed write, and its error. It is unsound as long as that is the last write.
+        self._unsound: dict[int, tuple[Dependency, AccelError]] = {}
 
     def listen(self, lane: Lane) -> None:
         """Have a lane's stream report what its work raises, if it can."""
@@ -122,38 +113,35 @@ class Failures:
     # -- at the dispatch of an op
 
     def check(self, plan: Plan) -> None:
-        """Raise the error of the op that was to write what an op would read."""
-        for ref in plan.reads + plan.writes if plan.updates else plan.reads:
-            if ref.nbytes:
-                self._collect()
-                error = self._unsound.get(self._context.buffers.block(ref).usage)
-                if error is not None and ref.buffer not in self._spared:
-                    raise error.clone()
-        self._forget_unsound()
-
-    def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
-        """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
-
-        Where nothing is in flight and all memory is sound, there is nothing to take note of. What ops of one batch read of each other need not be known, only
-        what they overwrite: that stays if they are not launched.
-        """
+        """Raise the error of the op that was to write what an op would read, or keep in part."""
+        self._collect()
+        self._forget_sound()
         blocks = self._context.buffers.blocks
-        uses = _Uses()
+        kept = [ref for ref in plan.writes if plan.updates or _is_part(ref, blocks[ref.buffer])]
+        for ref in (*plan.reads, *kept):
+            if ref.buffer in self._unsound and ref.nbytes:
+                raise self._unsound[ref.buffer][1].clone()
+
+    def enlist(self, lane: Lane, seq: int, plan: Plan) -> None:
+        """Take note of what an op reads and overwrites. Called before its uses are recorded.
+
+        Where nothing is in flight and all memory is sound, there is nothing to take note of.
+        """
+        blocks, uses = self._context.buffers.blocks, _Uses()
         for ref in plan.reads:
             write = blocks[ref.buffer].usage.pending_write()
             if write is not None:
                 uses.reads.append(write)
         for ref in plan.writes:
-            block = blocks[ref.buffer]
+            block, is_replaced = blocks[ref.buffer], True
+            if plan.updates or _is_part(ref, block):
+                is_replaced = False
+            elif ref.buffer in self._unsound:
+                uses.replaced = self._unsound[ref.buffer][1]
             write = block.usage.pending_write()
             if write is not None:
-                (uses.reads if plan.updates else uses.keeps if _is_part(ref, block) else uses.replaces).append(write)
-        if self.has_unsound:
-            for ref in refs:  # what an op updates has been found to be sound: here are its other results
-                block = blocks[ref.buffer]  # a new buffer can have an old one's usage
-                if not _is_part(ref, block):
-                    uses.replaced = self._unsound.pop(block.usage, uses.replaced)
-        if uses.reads or uses.keeps or uses.replaces or uses.replaced is not None:
+                (uses.replaces if is_replaced else uses.reads).append(write)
+        if uses.reads or uses.replaces or uses.replaced is not None:
             self.uses[lane, seq] = uses
 
     def expect(self, lane: Lane, seq: int, status: PendingStatus) -> None:
@@ -178,7 +166,7 @@ class Failures:
         if self._dropped:
             self._forget_dropped()
         if not self.uses and not self._is_listening:
-            self._forget_unsound()
+            self._forget_sound()
             self.is_tracking = self.has_unsound
 
     def _read_statuses(self) -> None:
@@ -190,7 +178,6 @@ class Failures:
                     failure = status.failure()
                     if failure is not None:
                         self.raised.append(((lane, seq), failure))
-                        self._spared_by[lane, seq] = status.spared(failure)
                     status.close(lane)
             except AccelError as error:
                 self._context.report_fault(error)
@@ -210,7 +197,7 @@ class Failures:
         uses = self.uses.get((lane, seq))
         if uses is not None:
             self._dropped.append((lane, seq))
-            uses.reads, uses.keeps, uses.replaces = [], uses.keeps + uses.replaces, []
+            uses.reads = uses.replaces
             if uses.replaced is not None:
                 self._spread({(lane, seq)}, uses.replaced)
 
@@ -231,75 +218,67 @@ class Failures:
         while self.raised:
             key, raised = self.raised.popleft()
             uses = self.uses.setdefault(key, _Uses())
-            spared = self._spared_by.pop(key, frozenset())
             if uses.error is None:
                 uses.error = self._error(key, raised)
-                self._spread(self._with_group(key), uses.error.clone(op_index=None), spared)
+                self._spread(self._with_batch(key), uses.error.clone(op_index=None))
 
-    def _spread(self, failed: set[Dependency], error: AccelError, spared: frozenset[int] = frozenset()) -> None:
-        """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads.
+    def _spread(self, failed: set[Dependency], error: AccelError) -> None:
+        """Give the error of failed ops to those that read their results, and so on, and let nothing else read what they were to write.
 
-        Buffers that are ``spared`` were written soundly all the same.
+        No op was dispatched before one whose results it reads. What was written anew behind a failed op is sound.
         """
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
                 uses.error = error
-                failed |= self._with_group(key)
-            if not failed.isdisjoint(uses.keeps):
-                failed.add(key)
+                failed |= self._with_batch(key)
             if not failed.isdisjoint(uses.replaces):
                 uses.replaced = error
-        self._make_unsound(failed, error, spared)
-
-    def _with_group(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""
-        lane, seq = key
-        for submission in self._context.submissions:
-            places = submission.places if isinstance(submission, BatchSubmission) else []
-            if any(other is lane and first <= seq < first + count for other, first, _, count in places):
-                behind = [each for _, first, _, count in places for each in range(max(first, seq), first + count)]  # a batch is in one lane
-                return {key, *((lane, each) for each in behind if each <= lane.enqueued + 1 and each not in lane.dropped)}
-        return {key}
-
-    def _make_unsound(self, failed: set[Dependency], error: AccelError, spared: frozenset[int]) -> None:
-        """Let nothing read what failed ops were to write, unless it is written anew behind them."""
         context = self._context
-        written = {buffer: block.usage for buffer, block in context.buffers.blocks.items() if block.usage.last_write() in failed}
-        found = {buffer: usage for buffer, usage in written.items() if buffer not in spared}
-        self._spared = (self._spared - written.keys()) | (spared & written.keys())
-        for usage in found.values():
-            self._unsound[usage] = error
-        self._unsound_buffers.update(found)
-        self.has_unsound = bool(self._unsound_buffers)
+        found = {buffer: write for buffer, block in context.buffers.blocks.items() if (write := block.usage.last_write()) in failed}
+        self._unsound.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
+        self.has_unsound = bool(self._unsound)
         torn = context.durables.buffers.intersection(found)
         if torn:
             context.core.keeper.torn(torn, f"the work of the {error.op} op that wrote it failed")
 
-    def _forget_unsound(self) -> None:
-        """Forget unsound memory of buffers that are gone."""
+    def _with_batch(self, key: Dependency) -> set[Dependency]:
+        """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""
+        submission, index = self.owner(*key)
+        places = submission.places if isinstance(submission, BatchSubmission) else []
+        launched = 0 if submission is None else submission.launched
+        behind = [
+            (lane, first + at - start)
+            for lane, first, start, count in places
+            for at in range(max(start, index), min(start + count, launched))
+        ]
+        return {key, *behind}
+
+    def _forget_sound(self) -> None:
+        """Forget buffers that are gone, or were written anew."""
         blocks = self._context.buffers.blocks
-        self._unsound_buffers = {each for each in self._unsound_buffers if each in blocks and blocks[each].usage in self._unsound}
-        self.has_unsound = bool(self._unsound_buffers)
-        if not self.has_unsound:
-            self._unsound.clear()
-            self._spared.clear()
+        self._unsound = {
+            buffer: found for buffer, found in self._unsound.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
+        }
+        self.has_unsound = bool(self._unsound)
 
     def _error(self, key: Dependency, raised: BaseException) -> AccelError:
         core = self._context.core
-        library, kind = self._op(*key)
+        submission, index = self.owner(*key)
+        kind = None if submission is None else submission.kinds[index]
+        library = submission.libraries[index] if isinstance(submission, BatchSubmission) else getattr(submission, "library", None)
         error = op_error(raised, f"the work of {kind} of library {library!r}", core.loop, library=library)
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
-    def _op(self, lane: Timeline, seq: int) -> tuple[str | None, str | None]:
-        """Return the library and the kind of the op with a number. One whose work was just reported has not retired."""
+    def owner(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
+        """Return the submission of the op with a number, and which of its ops that is. One whose work was just reported has not retired."""
         for submission in self._context.submissions:
             if isinstance(submission, BatchSubmission):
                 for other, first, start, count in submission.places:
                     if other is lane and first <= seq < first + count:
-                        return submission.libraries[start + seq - first], submission.kinds[start + seq - first]
+                        return submission, start + seq - first
             elif isinstance(submission, OpSubmission) and submission.lane is lane and submission.seq == seq:
-                return submission.library, submission.name
-        return None, None
+                return submission, 0
+        return None, 0
 
 
 def _is_part(ref: AccelRef, block: Block | Held) -> bool:

@@ -12,7 +12,7 @@ from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLo
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
@@ -98,9 +98,9 @@ class ContextBase(ABC):
         """Return for how many seconds so far something was loaded or compiled that ops may wait for. Any thread may ask."""
         return 0.0
 
-    @abstractmethod
-    def unfinished(self) -> Iterable[int]:
-        """Return the durable buffers with a write that was sent to the device and is not known to have ended."""
+    def unfinished(self) -> list[int]:
+        """Return the buffers with a write that was sent to the device and is not known to have ended: a batch ends as a whole."""
+        return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
         """Note that ``count`` ops of a submission are over, which put ``commands`` into the device's queues; answer it if it ends here."""

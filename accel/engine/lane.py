@@ -276,7 +276,6 @@ class Lane(StreamClock):
             # Also for an op that is dropped: later ops of this lane rely on the waits of its sequence number.
             self._wait_for_all(launch.dependencies)
             if group.submission.is_dropped(launch.index) or self._context.fault is not None:
-                self.drop(launch.seq)
                 self._context.failures.dropped(self, launch.seq)
                 group.submission.void(launch.index)
                 return False

@@ -132,10 +132,7 @@ class Program:
         status = None
         if program._statuses:
             last = program._statuses[-1]
-            check = _GraphCheck(
-                program._statuses, [{ref.buffer for ref in (*each.writes, *mine)} for each, mine in zip(plans, outputs, strict=True)]
-            )
-            status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), check)
+            status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), partial(_first_error, program._statuses))
         program.plan = Plan(
             tuple(read.values()), (program.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status
         )
@@ -249,33 +246,14 @@ def _placed_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_P
     return tuple(found)
 
 
-class _GraphCheck:
-    """Checks the statuses of a graph's ops.
-
-    Parameters
-    ----------
-    statuses
-        The statuses.
-    written
-        Per op the buffers that it writes.
-    """
-
-    def __init__(self, statuses: Sequence[_PlacedStatus], written: Sequence[set[int]]) -> None:
-        self._statuses = statuses
-        self._written = written
-
-    def __call__(self, values: np.ndarray[Any, Any]) -> AccelError | None:
-        """Return the error of the first op that has one, given the bytes of all statuses."""
-        for place, op, status, start in self._statuses:
-            spec = status.spec
-            error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
-            if error is not None:
-                return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
-        return None
-
-    def spared(self, place: int) -> frozenset[int]:
-        """Return the buffers that only ops before the failed one write."""
-        return frozenset().union(*self._written[:place]).difference(*self._written[place:])
+def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of the first op of a graph that has one, given the bytes of all statuses."""
+    for place, op, status, start in statuses:
+        spec = status.spec
+        error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
+        if error is not None:
+            return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
+    return None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel.engine.lane import Lane
     from accel.ops import Status
 
-__all__ = ["STATUS_COMMANDS", "PendingStatus", "SparesResults"]
+__all__ = ["STATUS_COMMANDS", "PendingStatus"]
 
 STATUS_COMMANDS = 3
 """Commands that a status adds to an op's own: it is cleared and copied back, and a graph gathers those of its ops."""
@@ -35,14 +35,6 @@ class _ReadBack(KernelOp[None]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         return Plan((), (), ())
-
-
-@runtime_checkable
-class SparesResults(Protocol):
-    """What checks the status of an op that consists of several, such as a replay."""
-
-    def spared(self, place: int) -> frozenset[int]:
-        """Return the buffers that are written, and are sound although the op at ``place`` has failed."""
 
 
 class PendingStatus:
@@ -105,11 +97,6 @@ class PendingStatus:
         if error is None or isinstance(error, AccelError):
             return error
         return TypeError(f"the check of a status returned {error!r:.200}, which is no AccelError")
-
-    def spared(self, failure: BaseException) -> frozenset[int]:
-        """Return the buffers that the op writes, and that are sound in spite of its failure."""
-        check, place = self._status.check, failure.op_index if isinstance(failure, AccelError) else None
-        return check.spared(place) if place is not None and isinstance(check, SparesResults) else frozenset()
 
     def close(self, lane: Lane) -> None:
         """Give the event back: the stream has passed it, or it will never be recorded."""

@@ -13,7 +13,7 @@ from accel.memory.block import AllocatorStatistics, Block
 from accel.memory.external_block import ExternalBlock, ExternalWork, SharedUsage
 from accel.memory.machine import memory_left, memory_size
 from accel.memory.slab import MemfdSlab
-from accel.memory.usage import Dependency, DurableUsage, Timeline, Usage
+from accel.memory.usage import Dependency, Timeline, Usage
 
 __all__ = [
     "Allocator",
@@ -21,7 +21,6 @@ __all__ = [
     "ArenaStatistics",
     "Block",
     "Dependency",
-    "DurableUsage",
     "ExternalBlock",
     "ExternalWork",
     "HostArena",

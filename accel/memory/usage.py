@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Dependency", "DurableUsage", "Timeline", "Usage"]
-
-_MANY = 64
-"""Limit of recorded uses beyond which those that have ended are removed."""
+__all__ = ["Dependency", "Timeline", "Usage"]
 
 Dependency: TypeAlias = "tuple[Timeline, int]"
 """A point on a timeline that must be over first."""
@@ -43,8 +40,6 @@ class Timeline:
     waited : dict of Timeline to int
         Up to which number of other timelines the stream already waits. Set by the owner of the
         stream, once the wait is in the stream.
-    dropped : set of int
-        Numbers whose work will never reach the stream, and which have not ended.
 
     Notes
     -----
@@ -55,7 +50,7 @@ class Timeline:
     ``timeline.complete(timeline.issued)`` ends all it was said to do.
     """
 
-    __slots__ = ("completed", "dropped", "enqueued", "issued", "name", "waited")
+    __slots__ = ("completed", "enqueued", "issued", "name", "waited")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -63,7 +58,6 @@ class Timeline:
         self.enqueued = 0
         self.completed = 0
         self.waited: dict[Timeline, int] = {}
-        self.dropped: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name or hex(id(self))} completed {self.completed} of {self.issued}>"
@@ -80,15 +74,6 @@ class Timeline:
         """
         if seq > self.completed:
             self.completed = seq
-
-    def drop(self, seq: int) -> None:
-        """Note that the work of ``seq`` will not run.
-
-        The number is over when what comes before it is, all the same: see the notes.
-        """
-        if len(self.dropped) >= _MANY:
-            self.dropped = {dropped for dropped in self.dropped if dropped > self.completed}
-        self.dropped.add(seq)
 
     def is_idle(self) -> bool:
         """Return whether every number given out has ended."""
@@ -246,51 +231,3 @@ class Usage:
                 return
             others = self._others = {}
         others[timeline] = max(seq, others.get(timeline, 0))
-
-
-class DurableUsage(Usage):
-    """The uses of memory of which it must be known whether work that was not dropped is writing it.
-
-    Parameters
-    ----------
-    before
-        Uses of the memory's earlier blocks.
-    """
-
-    __slots__ = ("_most", "_writes")
-
-    def __init__(self, before: Usage | None = None) -> None:
-        super().__init__()
-        self._writes: list[Dependency] = []
-        self._most = _MANY
-        if before is not None:
-            self.merge(before)
-
-    def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
-        """See :meth:`Usage.write`."""
-        super().write(timeline, seq, dependencies)
-        writes = self._writes
-        writes.append((timeline, seq))
-        if len(writes) > self._most:
-            self._writes = writes = [pair for pair in writes if _runs(*pair)]
-            self._most = max(_MANY, 2 * len(writes))
-
-    def was_written(self, timeline: Timeline, first: int, last: int) -> bool:
-        """Return whether work ``first`` to ``last`` of a timeline, not over, writes the memory."""
-        return any(writer is timeline and first <= seq <= last for writer, seq in self._writes)
-
-    def pending_write(self) -> Dependency | None:
-        """Return the last write that was not dropped, if it is not over.
-
-        One that is over stands for those before it.
-        """
-        for timeline, seq in reversed(self._writes):
-            if seq <= timeline.completed:
-                return None
-            if seq not in timeline.dropped:
-                return timeline, seq
-        return None
-
-
-def _runs(timeline: Timeline, seq: int) -> bool:
-    return seq > timeline.completed and seq not in timeline.dropped

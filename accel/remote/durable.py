@@ -13,10 +13,9 @@ from accel.remote.messages import Kind
 from accel.storage.durable import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from accel.backend import HeldSlab
-    from accel.ops import Plan
     from accel.process.channel import Channel
     from accel.ref import AccelRef
     from accel.storage.durable import DurableBook
@@ -90,7 +89,7 @@ class Announcer:
 
 
 class DurableShare:
-    """The parent's half, for one child: what it makes, and what is being written there.
+    """The parent's half, for one child: which durable buffers it was asked to make, and where they are.
 
     Parameters
     ----------
@@ -101,34 +100,16 @@ class DurableShare:
     def __init__(self, book: DurableBook) -> None:
         self._book = book
         self._awaited: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
-        self._writes: dict[int, tuple[int, ...]] = {}
 
-    def sent(self, number: int, plans: Iterable[Plan], made: Iterable[AccelRef]) -> None:
-        """Take note of what submission ``number`` makes and writes."""
-        writes = []
-        for ref in made:
-            if ref.durable:
-                self._awaited[ref.buffer] = ref
-                writes.append(ref.buffer)
-        if self._book.buffers:
-            writes += [ref.buffer for plan in plans for ref in plan.writes if ref.durable]
-        if writes:
-            self._writes[number] = tuple(writes)
+    def expect(self, ref: AccelRef) -> None:
+        """Take note of a durable buffer that the child is asked to make."""
+        self._awaited[ref.buffer] = ref
 
     def dropped(self, buffer: int) -> None:
         """Take note that the last ref of a buffer was dropped."""
         self._awaited.pop(buffer, None)
         if self._book.buffers:
             self._book.dropped(buffer)
-
-    def ended(self, number: int) -> None:
-        """Take note that a submission is over."""
-        self._writes.pop(number, None)
-
-    def unfinished(self) -> Iterator[int]:
-        """Yield the buffers that are being written, as far as is known here."""
-        for writes in self._writes.values():
-            yield from writes
 
     def take(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
         """Take what the child says of its durable memory, and return how much is reserved for which new buffer.

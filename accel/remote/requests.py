@@ -25,7 +25,7 @@ from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, fitting, too_long
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
@@ -110,12 +110,7 @@ class RequestContext(ContextBase):
                 end, refused = index, error
                 break
         if end > start:
-            number = next(self._numbers)
-            try:
-                end, refused = self._send_ops(number, submission, start, ops[: end - start], arrays) or (end, refused)
-            except BaseException:
-                self._durable.ended(number)
-                raise
+            end, refused = self._send_ops(next(self._numbers), submission, start, ops[: end - start], arrays) or (end, refused)
         if refused is not None:
             try:
                 raise refused
@@ -144,7 +139,6 @@ class RequestContext(ContextBase):
             ids, written, cut = ids[:count], written[:count], (start + count, None)
             data = self._packed(number, ids, written)
         end = start + len(written)
-        self._note_durable(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
         used = [outgoing for index, outgoing in arrays.items() if index < end]
         landing = [outgoing for index, outgoing in arrays.items() if index < end and isinstance(ops[index - start], Get)]
         if self._faults is not None:
@@ -168,15 +162,11 @@ class RequestContext(ContextBase):
         self._live[program.handle.buffer] = 0
         self._live.update((ref.buffer, ref.nbytes) for ref in program.made)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
-        try:
-            data = pack(number, ids, written, handle=program.handle.buffer)
-            if len(data) > MAX_MESSAGE:
-                what = f"a graph of {len(program.ops)} ops"
-                raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")  # noqa: TRY301
-            self.tell(number, PendingRequest(submission, 0, 1), Kind.GRAPH, data)
-        except BaseException:
-            self._durable.ended(number)
-            raise
+        data = pack(number, ids, written, handle=program.handle.buffer)
+        if len(data) > MAX_MESSAGE:
+            what = f"a graph of {len(program.ops)} ops"
+            raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")
+        self.tell(number, PendingRequest(submission, 0, 1), Kind.GRAPH, data)
 
     def make(self, submission: Submission, index: int, plan: Plan) -> tuple[AccelRef, ...]:
         """Return refs of what an op is about to make; its operands are checked again, for it may have waited."""
@@ -192,6 +182,9 @@ class RequestContext(ContextBase):
             submission.result = result_of(submission.op, plan.writes + made, core.loop)
         for ref in made:
             live[ref.buffer] = ref.nbytes
+            if ref.durable:
+                self._has_durable = True
+                self._durable.expect(ref)
         return made
 
     def send_op(self, submission: OpSubmission, plan: Plan, outgoing: SharedArray | None) -> None:
@@ -200,23 +193,18 @@ class RequestContext(ContextBase):
         try:
             made = self.make(submission, 0, plan)
             wire = self._ops.write(op, None if outgoing is None else outgoing.place)
-            self._note_durable(number, (plan,), made)
             actions = None if self._faults is None else [self.action(submission.name)]
             request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
             self._post(number, request, self._packed(number, [list(map(_buffer_of, made))], [wire], actions))
         except BaseException:
-            self._durable.ended(number)
             close_all(arrays)
             raise
 
-    def begin(self, submission: Submission, plan: Plan, made: Sequence[AccelRef]) -> int:
-        """Count an op whose array moves piece by piece from here on; return its number, for :meth:`end_pieces`."""
-        number = next(self._numbers)
-        self._note_durable(number, (plan,), made)
+    def begin(self, submission: Submission) -> None:
+        """Count an op whose array moves piece by piece from here on."""
         submission.launched += 1
         submission.outstanding += 1
         self.sent(submission, 1, 1)
-        return number
 
     def send_piece(
         self, submission: Submission, ops: Sequence[KernelOp], ids: list[list[int]], outgoing: SharedArray, action: bytes | str | None
@@ -231,10 +219,6 @@ class RequestContext(ContextBase):
             outgoing.close()
             raise
         return request
-
-    def end_pieces(self, number: int) -> None:
-        """Have the book know that no piece of an array is to be written any more."""
-        self._durable.ended(number)
 
     async def until_answered(self, submission: Submission) -> None:
         """Wait until the child has answered the last message of a submission."""
@@ -279,22 +263,11 @@ class RequestContext(ContextBase):
         """Return what a fault plan does to an op, as the child takes it."""
         return None if self._faults is None else sent_action(self._faults.take(kind), self._link, self.core.loop)
 
-    def _note_durable(self, number: int, plans: Iterable[Plan], made: Sequence[AccelRef]) -> None:
-        """Have the book know which durable buffers a request makes and writes."""
-        for ref in made:
-            self._has_durable |= ref.durable
-        if self._has_durable:
-            self._durable.sent(number, plans, made)
-
     def _check(self, plan: Plan, own: Collection[int] = ()) -> None:
         live = self._live
         for ref in plan.reads + plan.writes:
             if ref.buffer not in live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
-
-    def unfinished(self) -> Iterable[int]:
-        """Return the durable buffers with a write that the child has not answered."""
-        return self._durable.unfinished()
 
     # -- memory
 
@@ -348,8 +321,6 @@ class RequestContext(ContextBase):
         request = self._sent.pop(number, None)
         if request is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
-        if self._has_durable:
-            self._durable.ended(number)
         request.is_answered = True
         if error is not None:
             self._failed(request, error, index)

@@ -203,7 +203,8 @@ class ArrayTransfers:
             return
         if isinstance(submission, BatchSubmission):
             submission.sent += 1
-        whole, number = (*plan.reads, *plan.writes, *made)[0], context.begin(submission, plan, made)
+        whole = (*plan.reads, *plan.writes, *made)[0]
+        context.begin(submission)
         action, first = context.action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in made]
         last: PendingRequest | None = None
         failed: AccelError | None = None
@@ -228,8 +229,6 @@ class ArrayTransfers:
             failed = op_error(error, f"sending {op.kind}", context.core.loop).with_traceback(None)  # its frames hold the array
             await context.until_over(last)  # after a fault every submission is told of that
             is_torn = count > 0
-        finally:
-            context.end_pieces(number)
         if failed is not None:
             if is_torn and is_put:
                 context.core.durable.torn((whole.buffer,), "a put of its contents in pieces failed halfway")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 from accel.actors.acquire import acquire
 from accel.backend import ImportsSlabs
 from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
-from accel.memory import DurableUsage
 
 if TYPE_CHECKING:
     import asyncio
@@ -110,7 +109,6 @@ class DurableSlabs:
     def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
         self.buffers.add(buffer)
         self._living[block.slab] += 1
-        block.usage = DurableUsage(block.usage)
         buffers.special[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
@@ -120,8 +118,6 @@ class DurableSlabs:
         """
         self.buffers.discard(buffer)
         slab = block.slab
-        if isinstance(block.usage, DurableUsage):  # the next user of the memory waits for the uses so far only
-            block.usage = block.usage.alone()
         buffers.allocator.free(block)
         self._keeper.dropped(buffer)
         self._living[slab] -= 1

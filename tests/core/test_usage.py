@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from accel.memory import Dependency, DurableUsage, Timeline, Usage
-
-if TYPE_CHECKING:
-    import numpy as np
+from accel.memory import Dependency, Timeline, Usage
 
 
 class Lane(Timeline):
@@ -240,73 +235,3 @@ def test_reads_of_many_timelines_are_all_kept(lanes: tuple[Lane, Lane, Lane]) ->
     assert dict(usage.pending()) == dict.fromkeys(many, 3)
     assert dict(write(usage, lanes[0])) == dict.fromkeys(many, 3)
     assert "pending" in repr(usage)
-
-
-def test_a_write_that_was_dropped_writes_nothing_and_the_one_before_it_may_still(lanes: tuple[Lane, Lane, Lane]) -> None:
-    a, b, _ = lanes
-    usage = DurableUsage()
-    assert usage.pending_write() is None
-    write(usage, a)
-    assert write(usage, b) == [(a, 1)]
-    assert usage.pending_write() == (b, 1)
-    b.drop(1)
-    assert usage.pending_write() == (a, 1)
-    a.complete(1)
-    assert usage.pending_write() is None
-    assert usage.pending() == [(b, 1)], "its place in line is not over"
-    b.complete(1)
-    assert usage.is_idle()
-    write(usage, b)
-    assert usage.pending_write() == (b, 2)
-
-
-def test_the_uses_before_are_waited_for_and_are_no_writes(lanes: tuple[Lane, Lane, Lane]) -> None:
-    a, b, _ = lanes
-    before = Usage()
-    write(before, a)
-    usage = DurableUsage(before)
-    assert usage.pending_write() is None
-    assert write(usage, b) == [(a, 1)]
-
-
-def test_many_writes_take_no_more_memory_than_those_that_run(lanes: tuple[Lane, Lane, Lane], rng: np.random.Generator) -> None:
-    """Compare with a model that remembers every write; drops and ends come in any order that streams allow."""
-    usage, known, running = DurableUsage(), list[Dependency](), list[Dependency]()
-    most_running = 0
-    for _ in range(1000):
-        lane = lanes[int(rng.integers(3))]
-        write(usage, lane)
-        known.append((lane, lane.issued))
-        running.append(known[-1])
-        most_running = max(most_running, len(running))
-        assert len(usage._writes) <= max(64, 2 * most_running)
-        if rng.random() < 0.3:
-            lane.drop(lane.issued)
-            running.pop()
-            assert len(lane.dropped) <= max(64, sum(seq > lane.completed for seq in lane.dropped))
-        if rng.random() < 0.2:
-            for other, seq in known[: int(rng.integers(len(known)))]:  # each write comes after those before it
-                other.complete(seq)
-        running = [pair for pair in running if pair[1] > pair[0].completed]
-        assert usage.pending_write() == (running[-1] if running else None)
-    for lane in lanes:
-        lane.complete(lane.issued)
-    for _ in range(2 * most_running + 64):  # the longest list that may have been kept is filtered once more
-        write(usage, lanes[0])
-        lanes[0].complete(lanes[0].issued)
-    assert len(usage._writes) <= 64
-
-
-def test_it_is_known_which_unfinished_work_writes(lanes: tuple[Lane, Lane, Lane]) -> None:
-    a, b, _ = lanes
-    usage = DurableUsage()
-    for _ in range(3):
-        read(usage, a)
-    write(usage, a)  # its 4th
-
-    assert usage.was_written(a, 4, 4)
-    assert usage.was_written(a, 1, 4)
-    assert usage.was_written(a, 4, 9)
-    assert not usage.was_written(a, 1, 3)
-    assert not usage.was_written(a, 5, 9)
-    assert not usage.was_written(b, 4, 4)

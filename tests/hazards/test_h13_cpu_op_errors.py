@@ -119,10 +119,10 @@ async def test_a_failed_output_stays_failed_until_it_is_wholly_rewritten() -> No
         x, y = await device.put(np.arange(4.0)), await device.put(np.ones(4))
         with pytest.raises(accel.LibraryError):
             await device.run(Work(x, "raise", y))
-        await device.put(np.zeros(2), out=y[:2])
-        for read in (device.get(y), device.get(y[2:]), device.blas.axpy(x, y), device.copy(y, x)):
+        part = device.put(np.zeros(2), out=y[:2])
+        for use in (part, device.get(y), device.get(y[2:]), device.blas.axpy(x, y), device.copy(y, x)):
             with pytest.raises(accel.LibraryError) as caught:
-                await read
+                await use
             assert is_of_the_op(caught.value)
         np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
         await device.run(Work(x, out=y))

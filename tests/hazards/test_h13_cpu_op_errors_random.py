@@ -60,9 +60,11 @@ class Program:
             self.send(device.put(np.full(4, float(number)), out=refs[target]), may_fail=False)
             self.may_hold[target] = {tuple(np.full(4, float(number)))}
         elif kind == "part":
-            self.send(device.put(np.full(2, float(number)), out=refs[target][:2]), may_fail=False)
-            part = (float(number), float(number))
-            self.may_hold[target] = {None if each is None else (*part, *each[2:]) for each in self.may_hold[target]}
+            part, before = (float(number), float(number)), self.may_hold[target]
+            put = device.put(np.full(2, float(number)), out=refs[target][:2])
+            self.send(put, may_fail=None in before, may_succeed=before != {None})  # it keeps the rest
+            after: Held = {None if each is None else (*part, *each[2:]) for each in before}
+            self.may_hold[target] = after | before if None in before else after
         elif kind == "get":
             self.send(device.get(refs[source]), may_fail=unsound, may_succeed=held != {None}, gives=set(held))
         elif kind == "batch":
