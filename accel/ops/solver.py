@@ -24,7 +24,20 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve", "MatrixPower", "Qr", "Slogdet", "Solve", "SolverOps"]
+__all__ = [
+    "ChoSolve",
+    "Cholesky",
+    "CholeskyInverse",
+    "Det",
+    "Inv",
+    "LuFactor",
+    "LuSolve",
+    "MatrixPower",
+    "Qr",
+    "Slogdet",
+    "Solve",
+    "SolverOps",
+]
 
 M = TypeVar("M")
 
@@ -105,6 +118,28 @@ class ChoSolve(_Sides):
     def plan(self) -> Plan:
         flag("upper", self.upper)
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
+
+
+@op("solver")
+class CholeskyInverse(FamilyOp):
+    """The inverse of Hermitian positive definite matrices, given their Cholesky factors: torch's ``cholesky_inverse``.
+
+    Parameters
+    ----------
+    c
+        (..., n, n): what ``cholesky`` returned. Its other triangle is not read.
+    upper
+        Whether ``c`` is the upper factor.
+    """
+
+    c: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+
+    def plan(self) -> Plan:
+        c = matrix(self, "c", self.c)
+        flag("upper", self.upper)
+        return Plan((c,), (), (Spec(c.shape, c.dtype),), dtype=c.dtype)
 
 
 @op("solver")
@@ -326,6 +361,7 @@ class SolverOps(OpNamespace[M]):
     aliases: ClassVar[Mapping[str, str]] = {
         "lu": ".lu_factor(a)",
         "cho_factor": ".cholesky(a)",
+        "potri": ".cholesky_inverse(c)",
         "cholesky_ex": ".cholesky(a, check=False)",
         "inv_ex": ".inv(a, check=False)",
         "solve_ex": ".solve(a, b, check=False)",
@@ -334,6 +370,7 @@ class SolverOps(OpNamespace[M]):
 
     cholesky = method(Cholesky)
     cho_solve = method(ChoSolve)
+    cholesky_inverse = method(CholeskyInverse)
     lu_factor = method(LuFactor)
     lu_solve = method(LuSolve)
     solve = method(Solve)

@@ -50,15 +50,27 @@ def _cho_solve(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: S
     stack, n, k = op.sizes()
     (c, b), out, dtype = inputs, outputs[0], op.c.dtype
     size, itemsize = n * k, dtype.itemsize
-    second = _CONJUGATE if dtype.is_complex else _TURNED
-    turns = (second, _NONE) if op.upper else (_NONE, second)
     if not size:
         return
     for i, (j, side) in enumerate(zip(sources(op.c, stack), _sides(op.b, stack), strict=True)):
         x = out + i * size * itemsize
         work.copy(x, b + side * size * itemsize, size * itemsize)
-        for turn in turns:
-            work.triangular(op.upper, turn, k, n, c + j * n * n * itemsize, x, dtype)
+        _substitute(work, op, k, n, c + j * n * n * itemsize, x)
+
+
+def _cholesky_inverse(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Solve for the unit matrix, which is its own transpose."""
+    n, count, dtype = op.c.shape[-1], math.prod(op.c.shape[:-2]), op.c.dtype
+    work.eye(outputs[0], count, n, n, dtype)
+    for place in range(0, count * n * n * dtype.itemsize, n * n * dtype.itemsize or 1):
+        _substitute(work, op, n, n, inputs[0] + place, outputs[0] + place)
+
+
+def _substitute(work: Work, op: Any, k: int, n: int, c: int, x: int) -> None:
+    """Solve for k right-hand sides in place, with one triangle and with its conjugate transpose."""
+    second = _CONJUGATE if op.c.dtype.is_complex else _TURNED
+    for turn in (second, _NONE) if op.upper else (_NONE, second):
+        work.triangular(op.upper, turn, k, n, c, x, op.c.dtype)
 
 
 def _sides(ref: Any, stack: tuple[int, ...]) -> list[int]:
@@ -254,6 +266,7 @@ def _matrix_power(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs
 STEPS: Mapping[str, Callable[[Work, Any, Any, Sequence[int], Sequence[int]], None]] = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
+    "cholesky_inverse": _cholesky_inverse,
     "lu_factor": _lu_factor,
     "lu_solve": _lu_solve,
     "solve": _solve,

@@ -84,6 +84,20 @@ async def test_factors_solve_many_right_hand_sides(rng: np.random.Generator) -> 
         np.testing.assert_allclose((await device.get(u) * (await device.get(s))[..., None, :]) @ await device.get(vh), a, atol=1e-12)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+async def test_a_stack_is_inverted_from_its_factors(rng: np.random.Generator, upper: bool) -> None:
+    a = rng.standard_normal((2, 3, 6, 6)) + 1j * rng.standard_normal((2, 3, 6, 6))
+    a = a @ a.conj().swapaxes(-1, -2) + np.eye(6)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        factor = await device.solver.cholesky(await device.put(a), upper=upper)
+        inverse = await device.get(await device.solver.cholesky_inverse(factor, upper=upper))
+        np.testing.assert_allclose(a @ inverse, np.broadcast_to(np.eye(6), a.shape), atol=1e-10)
+        np.testing.assert_allclose(inverse, inverse.conj().swapaxes(-1, -2), atol=1e-12)
+        with pytest.raises(accel.InvalidArgumentError, match="c has shape"):
+            await device.solver.cholesky_inverse(await device.zeros((2, 3)))
+
+
 async def test_least_squares_of_any_rank_are_numpy_s(rng: np.random.Generator) -> None:
     a = rng.standard_normal((7, 4))
     a[:, 3] = a[:, 0] - a[:, 1]

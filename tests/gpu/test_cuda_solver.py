@@ -47,6 +47,7 @@ async def test_large_matrices_are_solved_and_decomposed(device: accel.Device, rn
     for upper in (False, True):
         factor = await solver.cholesky(y, upper=upper)
         np.testing.assert_allclose(h @ await device.get(await solver.cho_solve(factor, z, upper=upper)), b, atol=1e-9)
+        np.testing.assert_allclose(h @ await device.get(await solver.cholesky_inverse(factor, upper=upper)), np.eye(n), atol=1e-9)
     sign, log = [await device.get(each) for each in await solver.slogdet(x)]
     np.testing.assert_allclose((sign, log), np.linalg.slogdet(a), rtol=1e-10)
     w, v = [await device.get(each) for each in await solver.eigh(y)]

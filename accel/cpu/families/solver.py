@@ -69,6 +69,12 @@ def _cho_solve(op: Any, reads: list[Array], made: list[Array]) -> None:
     _solved(c, b, made[0], lambda at, sides: solve(c[at], sides, lower=not op.upper)[0])
 
 
+def _cholesky_inverse(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (c,), (inverse,) = reads, made
+    solve, unit = _function("potrs", c.dtype), np.eye(c.shape[-1], dtype=c.dtype)
+    _solved(c, unit, inverse, lambda at, sides: solve(c[at], sides, lower=not op.upper)[0])
+
+
 def _lu_factor(op: Any, reads: list[Array], made: list[Array]) -> None:
     (a,), (lu, piv, info) = reads, made
     factor = _function("getrf", a.dtype)
@@ -310,6 +316,9 @@ def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) ->
             b,
             8 * error,
         )
+        inverted = np.linalg.inv((lower @ _turned(lower)).astype(np.result_type(dtype.numpy, np.float64)))
+        call = partial(_call, "cholesky_inverse", options)
+        yield Sample(f"cholesky_inverse {name} upper={upper}", call, (factor.astype(dtype.numpy),), inverted, 8 * error)
         one = _half(h, upper)
         yield Sample(f"eigvalsh {name} upper={upper}", partial(_call, "eigvalsh", options), (one,), values, 2 * error)
         seen = definite
@@ -457,6 +466,7 @@ def _of_columns(q: Array, r: Array) -> tuple[Array, ...]:
 _COMPUTED = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
+    "cholesky_inverse": _cholesky_inverse,
     "lu_factor": _lu_factor,
     "lu_solve": _lu_solve,
     "solve": _solve,
