@@ -20,6 +20,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "sparse-direct": {"cudss": "nvidia-cudss-cu13"},
     "torch": {"torch": "torch"},
     "onnx": {"onnxruntime": "onnxruntime"},
+    "notebook": {"cloudpickle": "cloudpickle"},
 }
 """Extra -> module -> distribution."""
 

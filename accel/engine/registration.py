@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel.dtype import DType
+from accel.engine.by_value import dumps
 from accel.engine.launches import OpSubmission
 from accel.errors import InvalidArgumentError
 from accel.ops import KernelOp, Plan
@@ -114,7 +115,7 @@ class Registration:
         return cls(name, (library, taken_args, taken_kwargs), is_eager=library.eager, refs=tuple(found))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Registration, (self.name, self._call if isinstance(self._call, bytes) else pickle.dumps(self._call))
+        return Registration, (self.name, self._call if isinstance(self._call, bytes) else dumps(self._call))
 
     def preload(self) -> None:
         """Import what making and opening an instance takes, and make none; see :meth:`KernelLibrary.preload`."""

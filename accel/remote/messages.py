@@ -223,14 +223,11 @@ def pickled_library(registration: Registration) -> bytes:
         If its class, or an argument, cannot be sent to another process.
     """
     try:
-        data = pickle.dumps(registration)
-        why: object = "what is in __main__ is not found in another process" if b"__main__" in data else None
+        return pickle.dumps(registration)
+    except UnsupportedError as error:
+        why, remedy = error.message, error.remedy
     except Exception as error:  # pickle raises what it likes, and so do the arguments
-        data, why = b"", error
-    if why is not None:
-        raise UnsupportedError(
-            f"library {registration.name!r} cannot be sent to the device's process: {why}",
-            library=registration.name,
-            remedy="Define its class, and what it is made with, at the top of a module that can be imported.",
-        )
-    return data
+        why, remedy = str(error), "Define its class, and what it is made with, at the top of a module that can be imported."
+    raise UnsupportedError(
+        f"library {registration.name!r} cannot be sent to the device's process: {why}", library=registration.name, remedy=remedy
+    )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from accel.dtype import DType
+from accel.engine.by_value import by_value
 from accel.engine.program import Program
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import CompiledKernel, KernelOp
@@ -34,7 +35,7 @@ _REF, _NAMED, _TUPLE, _ARRAY, _PROGRAM, _PICKLED = range(6)
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _DTYPES = {member.value: member for member in DType}
-_IMPORTABLE = "Define its class, and what its fields hold, at the top of a module that can be imported; what is in __main__ is not."
+_IMPORTABLE = "Define its class, and what its fields hold, at the top of a module that can be imported."
 _set = object.__setattr__
 
 
@@ -121,9 +122,6 @@ class OpWriter:
     def _number(self, key: Hashable, value: object) -> int:
         number = self._numbers.get(key)
         if number is None:
-            cls = value if isinstance(value, type) else type(value)
-            if cls.__module__ == "__main__":  # the child, which has another one, would refuse the whole message
-                raise UnsupportedError(f"{cls.__qualname__} is in __main__, which the device's process does not have", remedy=_IMPORTABLE)
             number = len(self._numbers) + 1
             self._announce(number, value)
             self._numbers[key] = number
@@ -295,7 +293,8 @@ class _Pickler(pickle.Pickler):
 def _pickled(value: object) -> bytes:
     file = io.BytesIO()
     _Pickler(file, 5).dump(value)
-    return file.getvalue()
+    data = file.getvalue()
+    return by_value(value) if b"__main__" in data else data
 
 
 def _loaded(data: bytes) -> Any:

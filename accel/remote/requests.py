@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-import pickle
 import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 from accel.actors.turns import EVERY, Turn
+from accel.engine.by_value import dumps
 from accel.engine.in_flight import ContextBase
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import result_of
@@ -74,7 +74,7 @@ class RequestContext(ContextBase):
         self.pid = link.pid
         self.device = None  # it is in the child
         self._arrays = SharedArrays(core.pinned, link.known, link.announce)
-        self._ops = OpWriter(lambda number, named: link.tell(Kind.NAMED, _NUMBER.pack(number) + pickle.dumps(named)))
+        self._ops = OpWriter(lambda number, named: link.tell(Kind.NAMED, _NUMBER.pack(number) + dumps(named)))
         self._numbers = link.numbers
         self._sent: dict[int, PendingRequest] = {}
         self._landing: dict[int, CopyBack] = {}  # of answered gets: what is still to be copied

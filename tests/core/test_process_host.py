@@ -70,6 +70,7 @@ async def test_ops_of_a_batch_before_one_that_cannot_be_sent_are_done(
         """Cannot be imported by name, or only here."""
 
     if is_in_main:
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
         Local.__module__, Local.__qualname__ = "__main__", "Local"
         monkeypatch.setattr(sys.modules["__main__"], "Local", Local, raising=False)
     x = await device.put(np.ones(8))
