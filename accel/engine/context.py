@@ -504,11 +504,12 @@ class Context(ContextBase):
         if self.fault is None:
             # From here on nothing that surfaces in a stream is news.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
-        self.fail_all(self.fault)
+            self.fail_all(self.fault)
         self.after_retire = None
-        tasks = [task for lane in self.lanes.all if (task := lane.stop()) is not None]
+        tasks = [lane.task for lane in self.lanes.all if lane.task is not None]
         try:
             for task in tasks:
+                task.cancel()
                 await asyncio.wait((task,))
             await self.libraries.aclose()
             await self.watcher.aclose(abandon=abandon)

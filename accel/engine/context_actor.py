@@ -19,6 +19,7 @@ from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
 from accel.engine.in_flight import fault_behind
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
+from accel.engine.lanes import make_streams
 from accel.engine.op_error import op_error
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
     from accel.engine.lane import Lane
+    from accel.engine.lanes import Streams
     from accel.errors import AccelError
 
 __all__ = ["ContextActor"]
@@ -62,7 +64,7 @@ class ContextActor(Actor[Never, None]):
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
         core = self._core
         began = time.perf_counter()
-        device = await acquire(core.system, partial(core.memory_back.retry_on_oom, core.backend.open, core.description.index), _abandon)
+        device, streams = await acquire(core.system, partial(_open, core), lambda opened: _abandon(opened[0]))
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:
@@ -70,8 +72,8 @@ class ContextActor(Actor[Never, None]):
             raise
         made = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
         try:
-            await made.lanes.open()
-            for library in dict.fromkeys(("memory", *core.options.libraries)):
+            made.lanes.adopt(streams)
+            for library in core.options.libraries:
                 await made.libraries.open(library)
             await core.pinned.attach(device)
             await bind_durable(made)
@@ -129,6 +131,19 @@ class ContextActor(Actor[Never, None]):
         if made is not None:
             self._owner.published(None)
             await made.close(abandon=abandon)
+
+
+def _open(core: DeviceCore) -> tuple[AccelDevice, Streams]:
+    """Make the backend's context and its streams; blocks."""
+    device = core.memory_back.retry_on_oom(core.backend.open, core.description.index)
+    try:
+        streams, raised = make_streams(device, core.options.streams)
+    except BaseException:
+        _abandon(device)
+        raise
+    if raised is not None:
+        logger.info("stream_not_added", device=core.name, streams=len(streams), error=raised)
+    return device, streams
 
 
 async def _open_library(owner: ActorContext, context: Context, library: str) -> ActorRef[Any, None]:

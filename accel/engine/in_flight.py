@@ -120,7 +120,8 @@ class ContextBase(ABC):
             submission.over()
         if self.core.refs.is_closing:
             self.core.workload.settled()
-        self.wake()
+        if self._rooms:
+            self.wake()
         if self.after_retire is not None:
             self.after_retire()
 

@@ -67,11 +67,12 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         await made.provide_workspaces(lane, library)
         if library in lanes.spread:
             for other in lanes.pool:
-                if not other.needs_workspace(library):
+                if not lanes.takes_workspaces or not other.needs_workspace(library):
                     other.provided.add(library)
         lanes.routes[library] = lane
-        for each in lanes.lanes_with(library):
-            await self._prepare(each)
+        if library in made.core.options.libraries:
+            for each in lanes.lanes_with(library):
+                await self._prepare(each)
 
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
         """Let one more lane take the library's ops, or close the instance of a library of the user's once its ops have ended."""
@@ -106,7 +107,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         try:
             lanes.equipping = lane
             await made.provide_workspaces(lane, self._library)
-            await self._prepare(lane)
+            if self._library in made.core.options.libraries:
+                await self._prepare(lane)
         except Exception as raised:
             lanes.stop_equipping()
             error = op_error(raised, "giving a stream its workspaces", made.core.loop)
@@ -118,9 +120,9 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lanes.on_equipped()
 
     async def _prepare(self, lane: Lane) -> None:
-        """Make kernels ready in a lane, if the library was named when the device was opened."""
+        """Make kernels ready in a lane: the library was named when the device was opened."""
         made = self._context
-        if isinstance(made.device, PreparesLibraries) and self._library in made.core.options.libraries:
+        if isinstance(made.device, PreparesLibraries):
             await made.core.system.run_blocking(made.offloaded.make, made.device.prepare, self._library, lane.compute)
 
     # -- libraries of the user's

@@ -12,6 +12,8 @@ from accel.ops import FamilyOp
 from accel.ops.families import FAMILIES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
     from accel.engine.kernel_library import OwnLibrary
@@ -35,6 +37,8 @@ class KernelTable:
 
     Attributes
     ----------
+    may_block : callable
+        Whether an op is enqueued on another thread, given its lane and the op.
     found : dict
         Class of ops -> kernel, as far as such ops were sent.
     own : dict of str to OwnLibrary
@@ -48,6 +52,7 @@ class KernelTable:
         self._device = device
         self._scratch = scratch
         self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
+        self.may_block: Callable[[Any, Any], bool] = device.may_block
         self.found: dict[type[KernelOp], Kernel] = {}
         self.own: dict[str, OwnLibrary] = {}
         self.leaving: set[str] = set()
@@ -72,6 +77,7 @@ class KernelTable:
             if name in LIBRARIES:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
             brought = self._parts[name] = family.part(backend) or BackendPart({})
+            self.may_block = self._may_block
             if brought.scratch is not None:
                 self._scratch.add(name, brought.scratch)
         is_leaving = name in self.leaving
@@ -101,15 +107,13 @@ class KernelTable:
             return False
         return True
 
-    def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether the op is enqueued on another thread."""
-        if self._parts:
-            # The backend is not asked about the ops of these: it may have some of the same kind, with other fields.
-            part = self._parts.get(op.library)
-            if part is not None:
-                return part.may_block
-            if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
-                return True
+    def _may_block(self, lane: Any, op: Any) -> bool:
+        """Return what a part says of its ops: the backend is not asked, which may have some of the same kind, with other fields."""
+        part = self._parts.get(op.library)
+        if part is not None:
+            return part.may_block
+        if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
+            return True
         return self._device.may_block(lane, op)
 
     def is_capturable(self, op: KernelOp) -> bool:
@@ -126,6 +130,7 @@ class KernelTable:
         """Take a registered library that was just made for this context."""
         name = library.name
         self.own[name], self._parts[name] = library, library.part
+        self.may_block = self._may_block
 
     def refuse_own(self, name: str) -> None:
         """Take no more ops of a registered library; those that were taken run."""

@@ -18,16 +18,16 @@ from accel._log import get_logger
 from accel.backend import Injection, TakesWorkspace
 from accel.engine.captures import captures_of
 from accel.engine.dropped import pass_over
-from accel.engine.launches import LaunchContext
+from accel.engine.launches import LaunchContext, OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Sequence, Sized
 
-    from accel.backend import AccelDevice, AccelStream
+    from accel.backend import AccelDevice, AccelEvent, AccelStream
     from accel.compute import ComputeBackend
     from accel.dtype import DType
     from accel.engine.core import DeviceCore
@@ -76,8 +76,9 @@ class _Failures(Protocol):
 class _Kernels(Protocol):
     """The kernels of a context: see :class:`accel.engine.kernel_table.KernelTable`."""
 
-    def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether the op is enqueued on another thread."""
+    @property
+    def may_block(self) -> Callable[[Any, Any], bool]:
+        """Whether an op is enqueued on another thread."""
 
 
 class LaneContext(LaunchContext, Protocol):
@@ -86,6 +87,7 @@ class LaneContext(LaunchContext, Protocol):
     core: DeviceCore
     device: AccelDevice
     generation: int
+    in_flight: int
     events: EventPool
     buffers: Buffers
     offloaded: OffloadedCalls
@@ -129,11 +131,13 @@ class Lane(StreamClock):
         Kept by kernels.
     provided : set of str
         Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
+    task : Task or None
+        Enqueues what is queued; to be cancelled when the context ends.
     owed : list
         What the stream should wait for already, and could not be made to: the next op is not enqueued before.
     """
 
-    __slots__ = ("_context", "_next", "_queue", "_task", "compute", "constants", "device", "owed", "provided")
+    __slots__ = ("_context", "_event", "_next", "_queue", "compute", "constants", "device", "owed", "provided", "task")
 
     def __init__(self, name: str, context: LaneContext, stream: AccelStream, compute: ComputeBackend) -> None:
         super().__init__(name, stream, context.events)
@@ -143,9 +147,10 @@ class Lane(StreamClock):
         self.provided: set[str] = set()
         self.owed: list[Dependency] = []
         self._context = context
+        self._event: AccelEvent | None = None  # that was passed when it was recorded
         self._queue: deque[Sendable] = deque()
         self._next = 0  # of the first group: the op that is to be enqueued next
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def needs_workspace(self, library: str) -> bool:
         """Return whether ops of a library need memory here that the lane does not have yet."""
@@ -156,15 +161,8 @@ class Lane(StreamClock):
         if not self._queue and self._enqueue(group):
             return
         self._queue.append(group)
-        if self._task is None:
-            self._task = self._context.core.loop.create_task(self._serve())
-
-    def stop(self) -> asyncio.Task[None] | None:
-        """Enqueue nothing more: the context has answered what is queued. Return the task that ends, if one runs."""
-        self._queue.clear()
-        if self._task is not None:
-            self._task.cancel()
-        return self._task
+        if self.task is None:
+            self.task = self._context.core.loop.create_task(self._serve())
 
     def close(self, *, abandon: bool) -> None:
         """Close the stream. May block unless ``abandon``."""
@@ -179,7 +177,8 @@ class Lane(StreamClock):
         """
         context = self._context
         try:
-            submission, launches = group.submission, group.launches
+            submission: Submission = group if isinstance(group, OpSubmission) else group.submission
+            launches: Sequence[Bound] = (group,) if isinstance(group, OpSubmission) else group.launches
             while self._next < len(launches):
                 launch = launches[self._next]
                 if (launch.dependencies and self._late(launch) is not None) or self._is_offloaded(launch):
@@ -191,7 +190,9 @@ class Lane(StreamClock):
                         submission.launched += 1
                 except BaseException as error:
                     self._raised(error, launch, group)
-                self.advance(launch.seq)
+                self.enqueued = launch.seq
+                if self._waiters:
+                    self._wake()
                 self._next += 1
             self._next = 0
             if context.fault is None:
@@ -221,7 +222,8 @@ class Lane(StreamClock):
                     self._next += 1
                 del group, launch
         finally:
-            self._task = None
+            self._queue.clear()  # of a context that ends, which has answered what is queued
+            self.task = None
 
     @staticmethod
     def _late(launch: Bound) -> Dependency | None:
@@ -344,14 +346,15 @@ class Lane(StreamClock):
             pass_over(context, group)
             context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
             return
-        event = self.events.take()
+        event = self._event or self.events.take()
+        self._event = None
         try:
             is_passed = self.stream.record(event)
         except AccelError as error:
             context.report_fault(error)
             return
         if is_passed:
-            self.events.give(event)
+            self._event = event
             group.complete()
         else:
             group.on_marked(event)
@@ -406,7 +409,7 @@ class Lane(StreamClock):
             op=error.op or _kind(launch, group),
             device=context.core.name,
             generation=context.generation,
-            op_index=None if group.is_op else launch.index,
+            op_index=None if isinstance(group, OpSubmission) else launch.index,
         )
         submission.reject_from(launch.index, own)
 

@@ -23,25 +23,28 @@ memory is short, idle lanes but the first give their workspaces back, and ask fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from accel._log import get_logger
+from accel.backend import TakesWorkspace
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lane import Lane
-from accel.engine.op_error import op_error
+from accel.errors import AccelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
+    from accel.backend import AccelDevice, AccelStream
+    from accel.compute import ComputeBackend
     from accel.engine.lane import LaneContext
     from accel.engine.submission import BatchSubmission
     from accel.memory import Block, Timeline
     from accel.ops import Plan
     from accel.storage.buffers import Held
 
-__all__ = ["Lanes"]
+    Streams: TypeAlias = list[tuple[str, AccelStream, ComputeBackend]]
+    """Name of a lane, its stream, and its compute interface."""
 
-logger = get_logger()
+__all__ = ["Lanes", "make_streams"]
 
 _OWN_LANES = frozenset({"graph", "capture", "compiler"})
 """Built-in libraries with a lane of their own.
@@ -81,6 +84,8 @@ class Lanes:
         ``"put"`` and ``"get"`` -> lane.
     equipping : Lane or None
         The lane that is being given workspaces.
+    takes_workspaces : bool
+        Whether libraries work in memory that stays theirs.
     """
 
     def __init__(self, context: LaneContext, count: int, equip: Callable[[Lane, str], object]) -> None:
@@ -91,6 +96,7 @@ class Lanes:
         self.lending: set[str] = set()
         self.transfers: dict[str, Lane] = {}
         self.equipping: Lane | None = None
+        self.takes_workspaces = False
         self._context = context
         self._count = count
         self._equip = equip
@@ -101,25 +107,21 @@ class Lanes:
 
     # -- making lanes
 
-    async def open(self) -> None:
-        """Make the pool and the lanes of transfers, in one call: making a stream on a busy device would hold up launches.
-
-        Where another stream cannot be had, the pool has fewer.
-        """
-        names = [("lane-1", _BATCH)]
-        if self._count > 1:
-            names += [("put", _MEMORY), ("get", _MEMORY), *((f"lane-{number}", _BATCH) for number in range(2, self._count + 1))]
-        core = self._context.core
-        made, raised = await core.system.run_blocking(self._context.offloaded.make, self._make_many, names)
-        self.all += made
-        if raised is not None:
-            error = op_error(raised, "adding a stream", core.loop)
-            if error.is_fault or not made:
-                raise raised
-            logger.info("stream_not_added", device=core.name, streams=len(made), error=error)
+    def adopt(self, streams: Streams) -> None:
+        """Use the streams that were made with the backend's context: the pool, and the lanes of transfers."""
+        made = [self._add(name, stream, compute) for name, stream, compute in streams]
         self.pool = [lane for lane in made if lane.name not in ("put", "get")]
-        by_name = {lane.name: lane for lane in made}
-        self.transfers = {name: by_name.get(name, self.pool[0]) for name in ("put", "get")}
+        self.transfers = {name: next((lane for lane in made if lane.name == name), self.pool[0]) for name in ("put", "get")}
+        self.takes_workspaces = isinstance(self.pool[0].compute, TakesWorkspace)
+        self.routes[_MEMORY] = self.pool[0]
+        for lane in self.pool:
+            lane.provided.add(_MEMORY)
+
+    def _add(self, name: str, stream: AccelStream, compute: ComputeBackend) -> Lane:
+        lane = Lane(name, self._context, stream, compute)
+        self._context.failures.listen(lane)
+        self.all.append(lane)
+        return lane
 
     async def named(self, library: str, *, is_own: bool = False, captures: bool = False) -> Lane:
         """Return the lane that a library has to itself; with one stream, that one, unless it ``captures``."""
@@ -132,8 +134,8 @@ class Lanes:
                 lane.name = library
             else:
                 context = self._context
-                lane = await context.core.system.run_blocking(context.offloaded.make, self._make, library, library)
-                self.all.append(lane)
+                stream, compute = await context.core.system.run_blocking(context.offloaded.make, _make, context.device, library)
+                lane = self._add(library, stream, compute)
             self._named[library] = lane
         return lane
 
@@ -147,23 +149,6 @@ class Lanes:
         for lane in self.all:
             lane.provided.discard(library)
 
-    def _make(self, name: str, library: str) -> Lane:
-        context, device = self._context, self._context.device
-        stream = device.create_stream()
-        lane = Lane(name, context, stream, device.create_compute(stream, library))
-        context.failures.listen(lane)
-        return lane
-
-    def _make_many(self, names: Sequence[tuple[str, str]]) -> tuple[list[Lane], Exception | None]:
-        """Return the lanes, up to the first that cannot be made, and why it cannot."""
-        lanes: list[Lane] = []
-        try:
-            for name, library in names:
-                lanes.append(self._make(name, library))
-        except Exception as raised:
-            return lanes, raised
-        return lanes, None
-
     # -- choosing one
 
     def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | Held]) -> Lane:
@@ -171,6 +156,8 @@ class Lanes:
 
         If no lane has the workspaces of them all, it is the first.
         """
+        if not self._context.in_flight:
+            return self.pool[0]
         newest: Lane | None = None
         most = 0
         for ref in plan.reads + plan.writes:
@@ -233,3 +220,28 @@ class Lanes:
     def idle_lanes(self) -> list[Lane]:
         """Return the lanes whose workspaces can be given back now."""
         return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]
+
+
+def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | None]:
+    """Make the streams of a context; blocks.
+
+    They are made together: to make one on a busy device would hold up launches. Where another stream cannot be had, there
+    are fewer; then what was raised is returned besides.
+    """
+    names = [("lane-1", _BATCH)]
+    if count > 1:
+        names += [("put", _MEMORY), ("get", _MEMORY)] + [(f"lane-{number}", _BATCH) for number in range(2, count + 1)]
+    streams: Streams = []
+    try:
+        for name, library in names:
+            streams.append((name, *_make(device, library)))
+    except Exception as raised:
+        if not streams or (isinstance(raised, AccelError) and raised.is_fault):
+            raise
+        return streams, raised
+    return streams, None
+
+
+def _make(device: AccelDevice, library: str) -> tuple[AccelStream, ComputeBackend]:
+    stream = device.create_stream()
+    return stream, device.create_compute(stream, library)

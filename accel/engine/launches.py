@@ -120,8 +120,6 @@ class LaunchGroup:
 
     __slots__ = ("_context", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
-    is_op: ClassVar[bool] = False
-
     def __init__(
         self, context: LaunchContext, submission: BatchSubmission, lane: StreamClock, launches: list[BatchedOp], *, is_last: bool
     ) -> None:
@@ -188,7 +186,6 @@ class OpSubmission(Submission):
 
     index: ClassVar[int] = 0
     is_last: ClassVar[bool] = True
-    is_op: ClassVar[bool] = True
 
     def __init__(self, op: KernelOp, plan: Plan, future: asyncio.Future[Any], generation: int) -> None:
         # Not by super(): this is on the way of every op.

@@ -139,6 +139,6 @@ class Libraries:
 
     async def aclose(self) -> None:
         """Close no more libraries: the context ends."""
-        for task in tuple(self._closings):
+        for task in (*self._closings, *self._openings.values()):
             task.cancel()
             await asyncio.wait((task,))

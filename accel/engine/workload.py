@@ -29,7 +29,8 @@ class Workload:
     def over(self) -> None:
         """Note that a caller waits no more."""
         self.pending -= 1
-        self.settled()
+        if self._idle is not None:
+            self.settled()
 
     def settled(self) -> None:
         """Wake :meth:`change`: something has ended."""

@@ -102,7 +102,7 @@ class FreeMemory:
         """
         rest = wanted.rest
         # Nearly always the newest one will do.
-        if rest and (chunk := rest[-1]).size == wanted.size and _usage(chunk).is_idle_for(timeline):
+        if rest and (chunk := rest[-1]).size == wanted.size and (usage := chunk.usage) and usage.is_idle_for(timeline):
             self.reuses += 1
             return rest.pop()
         found = self._reuse(wanted, timeline) or self.space.allocate(wanted)

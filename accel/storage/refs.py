@@ -107,7 +107,10 @@ class Refs:
     def make(self, specs: Iterable[Spec], generation: int) -> tuple[AccelRef, ...]:
         """Return refs to new buffers, which have no memory yet."""
         number = self.next_buffer
-        return tuple([AccelRef(self, number(), shape, dtype, generation, durable=durable) for shape, dtype, durable in specs])
+        made: tuple[AccelRef, ...] = ()
+        for shape, dtype, durable in specs:
+            made += (AccelRef(self, number(), shape, dtype, generation, durable=durable),)
+        return made
 
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:
         """Raise unless ``ref`` is of this device, valid, and of no other batch that is recording.

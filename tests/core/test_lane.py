@@ -137,12 +137,12 @@ class Bench:
     def take(self, group: Any) -> bool:
         """Send a group, and return whether it was enqueued in the call."""
         self.lane.send(group)
-        return self.lane._task is None
+        return self.lane.task is None
 
     async def wait_sent(self) -> None:
         """Wait until all that was sent is enqueued."""
-        while self.lane._task is not None:
-            await self.lane._task
+        while self.lane.task is not None:
+            await self.lane.task
 
 
 def fails(error: BaseException) -> Callable[..., None]:
@@ -262,8 +262,10 @@ async def test_a_lane_that_is_stopped_enqueues_nothing_more() -> None:
     op, other = bench.op(), bench.new_lane()
     op.dependencies = [(other, 1)]
     assert not bench.take(op)
-    stopped = bench.lane.stop()
-    await bounded(asyncio.wait((stopped,)))
+    enqueuing = bench.lane.task
+    assert enqueuing is not None
+    enqueuing.cancel()
+    await bounded(asyncio.wait((enqueuing,)))
     other.advance(1)
     await turns()
     assert bench.calls == []

@@ -15,7 +15,7 @@ from accel.ops import Empty, Plan, Spec
 @pytest.mark.parametrize("part", ["reads", "writes", "creates"])
 def test_ops_that_move_about_as_much_are_of_a_kind(part: str) -> None:
     def kind(nbytes: int) -> Any:
-        ref: Any = SimpleNamespace(nbytes=nbytes)
+        ref: Any = SimpleNamespace(nbytes=nbytes, buffer=1)
         spec = Spec((nbytes,), accel.DType.UINT8)
         plan = Plan((ref,) * (part == "reads"), (ref,) * (part == "writes"), (spec,) * (part == "creates"))
         future: Any = None
