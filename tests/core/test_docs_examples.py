@@ -22,6 +22,7 @@ import inspect
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
+RECORDS = sorted((ROOT / "benchmarks" / "records").glob("*.md"))
 WITH_REFERENCE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 COMMENT = re.compile(r"^ *<!-- *(given|not executed|output)(?:: *(.*?))? *-->$")
@@ -135,7 +136,8 @@ class PageRunner:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             if "asyncio.run(" in block.text:  # a script, which brings a loop of its own
-                eval(block.compiled(), vars(self.module))
+                with self._as_main():
+                    eval(block.compiled(), vars(self.module))
             else:
                 self._runner.run(self._evaluate(block))
         self.printed = out.getvalue()
@@ -145,6 +147,15 @@ class PageRunner:
         file = self.files.setdefault(str(block.title), folder / str(block.title))
         with file.open("a", encoding="utf-8") as end:
             end.write(f"\n\n{block.text}" if end.tell() else block.text)
+
+    @contextlib.contextmanager
+    def _as_main(self) -> Iterator[None]:
+        """Let the page be what ``if __name__ == "__main__"`` asks for inside the block."""
+        name, self.module.__name__ = self.module.__name__, "__main__"
+        try:
+            yield
+        finally:
+            self.module.__name__ = name
 
     async def _evaluate(self, block: Block) -> None:
         outcome: Any = eval(block.compiled(), vars(self.module))
@@ -238,6 +249,39 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
 def test_every_name_of_accel_on_a_page_exists(page: Path) -> None:
     names = set(NAME.findall(page.read_text(encoding="utf-8"))) - {ENTRY_POINT_GROUP, families.ENTRY_POINT_GROUP}
     assert sorted(name for name in names if not resolves(name)) == []
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of a console block, each with the lines that it prints."""
+    for part in ("\n" + text).split("\n$ ")[1:]:
+        command, *printed = part.splitlines()
+        yield command, printed
+
+
+def test_the_commands_of_the_readme_print_what_is_shown(tmp_path: Path) -> None:
+    """A server goes on while the commands below it ask it. Setting up, which `.ci/run` does, is left out."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    ran = 0
+    with contextlib.ExitStack() as stack:
+        for block in blocks(ROOT / "README.md"):
+            if block.title is not None:
+                (tmp_path / block.title).write_text(block.text)
+            for command, printed in commands(block.text) if block.language == "console" else ():
+                as_here = command.replace("python -m accel serve", f"exec {sys.executable} -m accel serve --port {port}").replace(
+                    "8000", port
+                )
+                process = stack.enter_context(
+                    subprocess.Popen(as_here, shell=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+                )
+                stack.callback(process.terminate)
+                assert process.stdout is not None
+                shown = "".join([process.stdout.readline() for _ in printed])
+                assert comparable(shown) == comparable("\n".join(printed)), command
+                ran += 1
+    assert ran == 2
 
 
 def test_the_files_that_the_readme_names_exist() -> None:
