@@ -43,4 +43,4 @@ async def verify(context: _Dispatcher, core: DeviceCore) -> None:
         context.check_alive()  # a context that has faulted ends no submission
         await context.dispatch(OpSubmission(op, op.plan(), future, context.generation))
         if int((await future)[0]) != seal.checksum:
-            book.mismatched(ref)
+            book.on_mismatch(ref)

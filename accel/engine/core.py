@@ -191,7 +191,7 @@ class DeviceCore:
             self.restarts += 1
             self.rebuild_seconds = time.perf_counter() - self._faulted_at
         self.refs.live_generation = generation = self.lifecycle.generation + 1
-        self.durable.entered(generation)
+        self.durable.on_generation(generation)
         self.lifecycle.ready()
         seconds = round(time.perf_counter() - began, 4)
         logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)

@@ -22,8 +22,8 @@ async def bind_durable(context: Context) -> None:
     """
     book = context.core.durable
     book.is_offered = context.durables.is_offered
-    kept = await book.to_bind()
+    kept = await book.slabs_to_bind()
     slabs = await context.durables.bind(context.buffers, kept)
     for each, slab in zip(kept, slabs, strict=True):
-        book.slab_mapped(each.number, slab.closed)
+        book.on_slab_mapped(each.number, slab.closed)
     await verify(context, context.core)

@@ -114,7 +114,7 @@ class ContextBase(ABC):
             if self.stalls is not None and submission.name not in self.stalls.ended:  # which no name of a batch is
                 self.stalls.ended.add(submission.work)
             if submission.tears and not submission.is_settled:
-                self.core.durable.rewritten(submission.writes, submission.tears)
+                self.core.durable.on_rewritten(submission.writes, submission.tears)
             submission.succeed()
         elif not submission.outstanding:
             submission.over()
@@ -183,7 +183,7 @@ class ContextBase(ABC):
         # handling when it surfaced in its turn.
         self.fault = error.with_traceback(None)
         error.__context__ = None
-        self.core.durable.faulted(self.unfinished())
+        self.core.durable.on_fault(self.unfinished())
         self.core.lost_context(error, follows=(lambda _: True) if is_survived else self._owner.faulted)
         self.fail_all(error)
         self.on_fault(error)

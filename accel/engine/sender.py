@@ -243,7 +243,7 @@ class Sender:
         if int(made[0]) == known:
             return True
         if book.sealed.get(ref.buffer) is seal:
-            book.mismatched(ref)
+            book.on_mismatch(ref)
         return False
 
     def deadline(self, timeout: float | None) -> float | None:

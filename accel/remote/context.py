@@ -161,7 +161,7 @@ class RemoteContext(RequestContext):
 
     async def bind(self) -> None:
         """Have the child bind what is durable of the generation before; no op was sent to it yet."""
-        kept = await self.core.durable.to_bind()
+        kept = await self.core.durable.slabs_to_bind()
         self.check_alive()  # after a fault no answer comes
         errors = await asyncio.gather(
             *[self._link.ask(Kind.HELD, kept_message(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
@@ -170,7 +170,7 @@ class RemoteContext(RequestContext):
         self._link.unmap(set(self._link.mapped).difference(slab.number for slab in kept))
         for slab, error in zip(kept, errors, strict=True):
             if isinstance(error, AccelError):  # this child may be honest, and the one that made the slab not
-                self.core.durable.slab_not_bound(slab.number, error)
+                self.core.durable.on_slab_lost(slab.number, error)
             else:
                 self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
                 self._has_durable = True

@@ -64,22 +64,22 @@ class Announcer:
         self.most_slabs = most_slabs
         self._numbers = itertools.count(generation * _PER_GENERATION)
 
-    def slab_made(self, slab: HeldSlab) -> int:
+    def add_slab(self, slab: HeldSlab) -> int:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         number = next(self._numbers)
         self._channel.send(Kind.SLAB, _SLAB.pack(number, slab.nbytes), fds=(slab.fd,))
         return number
 
-    def slab_gone(self, number: int) -> None:
+    def release_slab(self, number: int) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         with contextlib.suppress(ClosedError):
             self._channel.send(Kind.SLAB_GONE, _NUMBER.pack(number))
 
-    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+    def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         self._channel.send(Kind.PLACED, _PLACE.pack(ref.buffer, number, offset, size))
 
-    def dropped(self, buffer: int) -> None:
+    def remove_buffer(self, buffer: int) -> None:
         """Do nothing: the parent has said so."""
 
     def torn(self, buffers: Iterable[int], why: str) -> None:
@@ -109,7 +109,7 @@ class DurableShare:
         """Take note that the last ref of a buffer was dropped."""
         self._awaited.pop(buffer, None)
         if self._book.buffers:
-            self._book.dropped(buffer)
+            self._book.remove_buffer(buffer)
 
     def take(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
         """Take what the child says of its durable memory, and return how much is reserved for which new buffer.
@@ -123,14 +123,14 @@ class DurableShare:
             number, nbytes = _SLAB.unpack(data)
             if len(fds) != 1:
                 raise ValueError(f"slab {number} comes with {len(fds)} descriptors")
-            if self._book.slab_taken(number, nbytes, fds[0]):
+            if self._book.adopt_slab(number, nbytes, fds[0]):
                 fds.clear()
         elif kind == Kind.PLACED:
             buffer, number, offset, size = _PLACE.unpack(data)
             ref = self._awaited.pop(buffer, None)
             if ref is not None:  # else it was dropped, and the child is about to learn of it
-                self._book.placed(ref, number, offset, size)
+                self._book.add_buffer(ref, number, offset, size)
                 return {buffer: size}
         else:
-            self._book.slab_gone(*_NUMBER.unpack(data))
+            self._book.release_slab(*_NUMBER.unpack(data))
         return {}

@@ -30,8 +30,8 @@ class DurableMemory(Protocol):
 
     idle: set[SlabMemory]
 
-    def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
-        """Note a new buffer."""
+    def add_buffer(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
+        """Add a new buffer."""
 
     def trim(self, buffers: Buffers) -> None:
         """Close slabs that hold nothing any more."""
@@ -188,7 +188,7 @@ class Buffers:
             placed.append(ref.buffer)
             if ref.durable:
                 try:
-                    self.durables.placed(self, ref, block)
+                    self.durables.add_buffer(self, ref, block)
                 except BaseException:
                     for buffer in placed:
                         self.free(buffer)

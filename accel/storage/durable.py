@@ -1,8 +1,9 @@
-"""What outlives a device's contexts: durable buffers, and the descriptors by which this process keeps their memory.
+"""What outlives a device's contexts: durable buffers, and descriptors of their memory.
 
-The context of the day tells the book of each durable buffer, and of the slab that it is cut from, before the op that makes it is answered. The book
-holds a descriptor of each such slab, so that neither a fault nor the death of a child takes the memory away, and the next context maps it again before
-its generation begins.
+The present context adds each durable buffer to the book, and the slab that it is cut from, before
+the op that makes it is answered. The book holds a descriptor of each such slab, so that neither a
+fault nor the death of a child takes the memory away, and the next context maps it again before its
+generation begins.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ _DROP = "Drop it, and make another one: its memory is gone with its contents."
 
 
 class Kept(NamedTuple):
-    """A slab for the next context, with what lives in it.
+    """A slab for the next context, and the buffers in it.
 
     Attributes
     ----------
     number, nbytes, fd
         Its number in the book, its size, and the book's own descriptor.
     blocks
-        For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes reserved.
+        For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes
+        reserved.
     """
 
     number: int
@@ -60,30 +62,31 @@ class Kept(NamedTuple):
 
 
 class DurableKeeper(Protocol):
-    """Whom a context tells of its durable memory: the book, or in a child what tells the parent.
+    """Keeps the durable memory of a context: the book, or in a child what tells the parent.
 
     Attributes
     ----------
     most_slabs : int
-        How many slabs there may be at once. Each is a descriptor that this process, and the parent, keep.
+        How many slabs there may be at once. Each is a descriptor that this process, and the parent,
+        keep.
     """
 
     most_slabs: int
 
-    def slab_made(self, slab: HeldSlab) -> int:
-        """Take a descriptor of a new slab, and return the slab's number."""
+    def add_slab(self, slab: HeldSlab) -> int:
+        """Keep a descriptor of a new slab, and return the slab's number."""
 
-    def slab_gone(self, number: int) -> None:
-        """Let a slab go, in which nothing lives any more."""
+    def release_slab(self, number: int) -> None:
+        """Close the descriptor of a slab, in which there is no buffer any more."""
 
-    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
-        """Take note of where a buffer is, and how many bytes are reserved for it."""
+    def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Add a buffer: where it is, and how many bytes are reserved for it."""
 
-    def dropped(self, buffer: int) -> None:
+    def remove_buffer(self, buffer: int) -> None:
         """Forget a buffer."""
 
     def torn(self, buffers: Iterable[int], why: str) -> None:
-        """Take note that work which wrote buffers has failed halfway, in a context that goes on."""
+        """Note buffers that failed work has written in part, in a context that goes on."""
 
 
 class DurableBuffer:
@@ -116,7 +119,7 @@ class DurableBuffer:
 
 
 class Seal:
-    """What says that a buffer is written no more.
+    """The mark of a buffer that is written no more.
 
     Attributes
     ----------
@@ -131,12 +134,14 @@ class Seal:
 
 
 class _Slab:
-    """A slab that is held, and, where this process has it mapped, what tells when it has not any more.
+    """A slab whose descriptor the book holds.
 
     Attributes
     ----------
     file : tuple of int or None
-        What the descriptor is of, where that is memory which can be told from other memory.
+        Identity of the memory, where it has one.
+    mapped : Event or None
+        Set once this process has unmapped the slab; ``None`` if it is not mapped here.
     places : list of (int, int, int)
         Offset, size and number of each buffer in it, in order.
     """
@@ -150,8 +155,8 @@ class _Slab:
         self.file = file
         self.places: list[tuple[int, int, int]] = []
 
-    def take(self, offset: int, size: int, buffer: int) -> bool:
-        """Note a buffer, if it is within the slab, where blocks begin and end, and overlaps no other one."""
+    def add(self, offset: int, size: int, buffer: int) -> bool:
+        """Add a buffer, if it is aligned, within the slab, and overlaps no other one."""
         if offset < 0 or offset + size > self.nbytes or size < ALIGNMENT or offset % ALIGNMENT or size % ALIGNMENT:
             return False
         at = bisect.bisect_left(self.places, (offset,))
@@ -160,13 +165,13 @@ class _Slab:
         self.places.insert(at, (offset, size, buffer))
         return True
 
-    def leave(self, offset: int) -> None:
-        """Forget the buffer at ``offset``."""
+    def remove(self, offset: int) -> None:
+        """Remove the buffer at ``offset``."""
         del self.places[bisect.bisect_left(self.places, (offset,))]
 
 
 class _Refs(Protocol):
-    """What is needed of the device's refs: see :class:`accel.storage.refs.Refs`."""
+    """The part of the device's refs that is used here: see :class:`accel.storage.refs.Refs`."""
 
     name: str
     live_generation: int
@@ -198,7 +203,8 @@ class DurableBook:
     buffers : dict of int to DurableBuffer
         By the buffers' numbers.
     sealed : dict of int to Seal
-        By the buffers' numbers, of those that no op may write any more: they have a checksum, or are to have one.
+        By the buffers' numbers, of those that no op may write any more: they have a checksum, or
+        are to have one.
     most_slabs : int
         See :class:`DurableKeeper`.
     """
@@ -234,9 +240,9 @@ class DurableBook:
                 remedy="Leave durable out, and put the data on the device again after a rebuild (device.resident does).",
             )
 
-    # -- told by the context of the day; see DurableKeeper
+    # -- calls of the present context; see DurableKeeper
 
-    def slab_made(self, slab: HeldSlab) -> int:
+    def add_slab(self, slab: HeldSlab) -> int:
         """Keep a duplicate of the slab's descriptor."""
         self._check_open()
         try:
@@ -250,13 +256,14 @@ class DurableBook:
         self.reserved += slab.nbytes
         return number
 
-    def slab_taken(self, number: int, nbytes: int, fd: int) -> bool:
-        """Keep the descriptor of a slab that another process made, unless the book is closed; return whether it is the book's from here on.
+    def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
+        """Own the descriptor of a slab that another process made; ``False`` if the book is closed.
 
         Raises
         ------
         ValueError
-            If there is such a number, or there are too many, or it is not the memory that it is said to be.
+            If there is such a number, or there are too many, or it is not the memory that it is
+            said to be.
         """
         if self._is_closed:
             return False
@@ -269,7 +276,7 @@ class DurableBook:
         self.reserved += nbytes
         return True
 
-    def slab_gone(self, number: int) -> None:
+    def release_slab(self, number: int) -> None:
         """Close the descriptor.
 
         Raises
@@ -282,11 +289,14 @@ class DurableBook:
             return
         if slab is None or slab.places:
             raise ValueError(f"slab {number} is not there, or in use")
-        self._let_go(number)
+        self._remove_slab(number)
 
-    def slab_not_bound(self, number: int, error: AccelError) -> None:
-        """Let a slab go that the next context could not have; what was in it is gone."""
-        slab = self._let_go(number)
+    def on_slab_lost(self, number: int, error: AccelError) -> None:
+        """Close a slab that the next context could not map.
+
+        The contents of its buffers are lost.
+        """
+        slab = self._remove_slab(number)
         logger.error("durable_slab_lost", device=self._refs.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
         for _, size, buffer in slab.places:
             entry = self.buffers[buffer]
@@ -294,52 +304,52 @@ class DurableBook:
             self.used -= size
             self._tear(entry, f"the context that followed could not have its memory ({error.message})")
 
-    def _let_go(self, number: int) -> _Slab:
+    def _remove_slab(self, number: int) -> _Slab:
         slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
         self._disposal.close((slab.fd,))
         return slab
 
-    def slab_mapped(self, number: int, mapped: threading.Event) -> None:
-        """Take note that a context of this process has mapped a slab again."""
+    def on_slab_mapped(self, number: int, mapped: threading.Event) -> None:
+        """Note that a context of this process has mapped a slab again."""
         self._slabs[number].mapped = mapped
 
-    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
-        """Take note of where a buffer is.
+    def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Add a buffer, unless the book is closed.
 
         Raises
         ------
         ValueError
-            If it cannot be there.
+            If there can be no such buffer there.
         """
         if self._is_closed:
             return
         slab = self._slabs.get(number)
-        if slab is None or ref.buffer in self.buffers or ref.nbytes > size or not slab.take(offset, size, ref.buffer):
+        if slab is None or ref.buffer in self.buffers or ref.nbytes > size or not slab.add(offset, size, ref.buffer):
             raise ValueError(f"buffer {ref.buffer} cannot be at {offset} of slab {number}")
         self.buffers[ref.buffer] = DurableBuffer(ref, number, offset, size)
         self.used += size
 
-    def dropped(self, buffer: int) -> None:
-        """Forget a buffer; one that is not there is none of the book's."""
+    def remove_buffer(self, buffer: int) -> None:
+        """Remove a buffer; one that is not there is not of the book."""
         entry = self.buffers.pop(buffer, None)
         if entry is None:
             return
         if entry.slab is not None:
             self.used -= entry.size
-            self._slabs[entry.slab].leave(entry.offset)
+            self._slabs[entry.slab].remove(entry.offset)
         self.sealed.pop(buffer, None)
-        self._not_torn(buffer)
+        self._mend(buffer)
 
     # -- sound and torn
 
     def keeps(self, ref: AccelRef) -> bool:
-        """Return whether what ``ref`` names is there, now or in the generation that follows, and sound."""
+        """Return whether the buffer of ``ref`` is sound, now or in the generation that follows."""
         entry = self.buffers.get(ref.buffer)
         return entry is not None and not entry.torn
 
     def torn_error(self, ref: AccelRef) -> StaleRefError | None:
-        """Return the error for a buffer whose contents are not sound, or ``None`` where that is not what is wrong with it."""
+        """Return the error for a torn buffer; ``None`` for one that is not torn."""
         entry = self.buffers.get(ref.buffer)
         if entry is None or not entry.torn:
             return None
@@ -352,13 +362,13 @@ class DurableBook:
         )
 
     def may_write(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether an op may have a torn buffer as an operand: it writes it, and computes nothing from what is there."""
+        """Return whether an op may have a torn buffer as an operand: it writes it, without reading."""
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
-        return not ref.is_freed and not plan.updates and all(each.buffer != ref.buffer for each in plan.reads)
+        return not ref.is_freed and not plan.updates and all(read.buffer != ref.buffer for read in plan.reads)
 
-    def faulted(self, unfinished: Iterable[int]) -> None:
-        """Take note of a fault: what was being written is torn."""
+    def on_fault(self, unfinished: Iterable[int]) -> None:
+        """Tear what was being written when the context faulted."""
         found = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
         for entry in found:
             self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
@@ -366,14 +376,17 @@ class DurableBook:
             logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(found))
 
     def torn(self, buffers: Iterable[int], why: str) -> None:
-        """Take note of work that failed halfway: reads of what it wrote fail from now on. Buffers that are not there are none of the book's."""
+        """Tear buffers that failed work has written in part: reads of them fail from now on.
+
+        Buffers that are not there are not of the book.
+        """
         for buffer in buffers:
             entry = self.buffers.get(buffer)
             if entry is not None:
                 self._tear(entry, why)
 
     def has_torn(self, ref: AccelRef) -> bool:
-        """Return whether the contents of the buffer of ``ref`` are not sound, although its generation may live."""
+        """Return whether the buffer of ``ref`` is torn, although its generation may live."""
         return ref.buffer in self._torn
 
     def _tear(self, entry: DurableBuffer, why: str) -> None:
@@ -385,8 +398,10 @@ class DurableBook:
             self._torn.add(ref.buffer)
             self.any_torn = True
 
-    def rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
-        """Make torn buffers sound of which a submission that has ended well has written all; those that were torn after it was sent are not.
+    def on_rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
+        """Make torn buffers sound that a submission without error has wholly written.
+
+        Those that were torn after it was sent stay so.
 
         Parameters
         ----------
@@ -397,25 +412,28 @@ class DurableBook:
             entry = self.buffers.get(buffer) if buffer in self._torn else None
             if entry is not None and nbytes == entry.nbytes and entry.tears <= tears:
                 entry.torn = ""
-                self._not_torn(buffer)
+                self._mend(buffer)
                 ref = entry.ref()
                 if ref is not None:
                     ref.generation = self._refs.live_generation or ref.generation
 
-    def _not_torn(self, buffer: int) -> None:
+    def _mend(self, buffer: int) -> None:
         self._torn.discard(buffer)
         self.any_torn = bool(self._torn)
 
     # -- sealed
 
     def seal(self, ref: AccelRef) -> Seal:
-        """Let no op that is sent from now on write a buffer. One that is gone, or torn, is not sealed."""
+        """Refuse ops that write a buffer, from now on.
+
+        One that is freed or torn is not sealed.
+        """
         if self.keeps(ref):
             return self.sealed.setdefault(ref.buffer, Seal())
         return Seal()
 
     def unseal(self, ref: AccelRef, seal: Seal) -> None:
-        """Let ops write a buffer again whose checksum could not be made."""
+        """Allow writes of a buffer again whose checksum could not be made."""
         if self.sealed.get(ref.buffer) is seal and seal.checksum is None:
             del self.sealed[ref.buffer]
 
@@ -434,7 +452,7 @@ class DurableBook:
                     remedy="Write another buffer; or make this one without a checksum.",
                 )
 
-    def mismatched(self, ref: AccelRef) -> None:
+    def on_mismatch(self, ref: AccelRef) -> None:
         """Tear a sealed buffer that does not hold what its checksum was made of."""
         logger.error(
             "durable_checksum_differs",
@@ -447,8 +465,10 @@ class DurableBook:
 
     # -- from generation to generation
 
-    async def to_bind(self) -> list[Kept]:
-        """Return what the next context must bind before its generation begins, once nothing of the one before can reach it any more.
+    async def slabs_to_bind(self) -> list[Kept]:
+        """Return the slabs that the next context must bind before its generation begins.
+
+        It waits until the context before it can reach none of them any more.
 
         Raises
         ------
@@ -458,9 +478,9 @@ class DurableBook:
         self.apply_frees()
         for slab in list(self._slabs.values()):
             if slab.mapped is not None and not slab.mapped.is_set():
-                if not await self._system.run_blocking(slab.mapped.wait, _PATIENCE):
+                if not await self._system.run_blocking(slab.mapped.wait, _UNMAP_TIMEOUT):
                     raise DriverError(
-                        f"work that was abandoned still uses durable memory of {self._refs.name} after {_PATIENCE:g} s",
+                        f"work that was abandoned still uses durable memory of {self._refs.name} after {_UNMAP_TIMEOUT:g} s",
                         device=self._refs.name,
                         remedy="Open the device with host='process', where abandoned work ends with its process.",
                     )
@@ -474,21 +494,21 @@ class DurableBook:
             entry = self.buffers.get(buffer)
             if entry is not None and entry.slab is not None:
                 found.setdefault(entry.slab, []).append((buffer, entry.offset, entry.nbytes, entry.size))
-        return [Kept(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(each))) for number, each in found.items()]
+        return [Kept(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(blocks))) for number, blocks in found.items()]
 
     def apply_frees(self) -> None:
-        """Give back what belongs to refs that were dropped while there is no context."""
+        """Free the buffers of refs that were dropped while there is no context."""
         for buffer in list(self._refs.dropped):
-            self.dropped(buffer)
+            self.remove_buffer(buffer)
         for number in [number for number, slab in self._slabs.items() if not slab.places]:
-            self.slab_gone(number)
+            self.release_slab(number)
 
     def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
         for offset, size, buffer in slab.places:
             yield buffer, offset, self.buffers[buffer].nbytes, size
 
-    def entered(self, generation: int) -> None:
-        """Make sound refs those of the generation that has begun."""
+    def on_generation(self, generation: int) -> None:
+        """Let refs of sound buffers be of the generation that has begun."""
         for entry in self.buffers.values():
             ref = entry.ref()
             if ref is not None and not entry.torn:
@@ -499,7 +519,7 @@ class DurableBook:
         self.close()
 
     def close(self) -> None:
-        """Let everything go: the device is closed. Idempotent."""
+        """Close all descriptors: the device is closed. Idempotent."""
         self._is_closed = True
         self.buffers.clear()
         self.sealed.clear()
@@ -515,7 +535,7 @@ class DurableBook:
 
 
 def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
-    """Return what tells memory of the system's own (memfd) from other such memory; ``None`` where only mapping the descriptor can tell.
+    """Return the identity of a memfd; ``None`` for other memory, which has none without mapping it.
 
     Raises
     ------
@@ -526,20 +546,24 @@ def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
         return None
-    stat = os.fstat(fd)  # of what has seals, it never blocks
+    stat = os.fstat(fd)  # of a file with seals it never blocks
     if not seals & fcntl.F_SEAL_SHRINK or stat.st_size != nbytes:
         raise ValueError(f"a slab of {nbytes} bytes is memory of {stat.st_size} bytes, seals {seals:#x}")
     return stat.st_dev, stat.st_ino
 
 
 _MOST_SLABS = 1 << 14
+"""Slabs that are kept at most, where the process may have many descriptors."""
 
 
 def _most_slabs() -> int:
-    """Return how many slabs may be kept: half of the descriptors that this process may have are left to the service."""
+    """Return how many slabs may be kept.
+
+    Half of the descriptors that this process may have are left to the service.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(_MOST_SLABS, soft // 2) if soft > 0 else _MOST_SLABS
 
 
-_PATIENCE = 30.0
+_UNMAP_TIMEOUT = 30.0
 """Seconds that abandoned work may go on before the device is given up."""

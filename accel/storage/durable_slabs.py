@@ -72,7 +72,7 @@ class DurableSlabs:
         """Whether the backend's memory can outlive its context."""
         return isinstance(self._device, ImportsSlabs)
 
-    def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
+    def add_buffer(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
         """Tell the keeper of a new buffer, and before that of its slab, if that is new too.
 
         The op that makes the buffer is answered after that.
@@ -100,10 +100,10 @@ class DurableSlabs:
                     retryable=True,
                     remedy="Raise `ulimit -n`, half of which they may take, or drop durable buffers, or make fewer and larger ones.",
                 )
-            number = self._numbers[slab] = self._keeper.slab_made(slab)
+            number = self._numbers[slab] = self._keeper.add_slab(slab)
             self._living[slab] = 0
             self.idle.discard(slab)
-        self._keeper.placed(ref, number, block.offset, block.size)
+        self._keeper.add_buffer(ref, number, block.offset, block.size)
         self._adopt(buffers, ref.buffer, block)
 
     def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
@@ -119,11 +119,11 @@ class DurableSlabs:
         self.buffers.discard(buffer)
         slab = block.slab
         buffers.allocator.free(block)
-        self._keeper.dropped(buffer)
+        self._keeper.remove_buffer(buffer)
         self._living[slab] -= 1
         if not self._living[slab]:
             del self._living[slab]
-            self._keeper.slab_gone(self._numbers.pop(slab))
+            self._keeper.release_slab(self._numbers.pop(slab))
             self.idle.add(slab)
             self.trim(buffers)
             if self.idle:

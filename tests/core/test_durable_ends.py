@@ -197,7 +197,7 @@ async def test_durable_is_true_or_false(durable: Any) -> None:
 
 @pytest.mark.parametrize("checksum", [False, True])
 async def test_a_child_that_dies_before_it_has_bound_is_followed_by_another(checksum: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = "verify" if checksum else "to_bind"
+    step = "verify" if checksum else "slabs_to_bind"
     target = remote_context if checksum else DurableBook
     proceed: Any = getattr(target, step)
     killed: list[int] = []
