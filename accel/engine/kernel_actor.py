@@ -56,6 +56,13 @@ class KernelActor(Actor["Lane | Unregistration", None]):
 
     async def started(self, context: ActorContext) -> None:
         """Open the library, and let its ops come."""
+        try:
+            await self._open()
+        except AccelError as error:
+            # The actor's start keeps the error: no frame in its traceback may have the registration, and so what this was made with.
+            raise error.with_traceback(None)  # noqa: B904
+
+    async def _open(self) -> None:
         made, library, lanes = self._context, self._library, self._context.lanes
         registration = made.core.own.get(library)
         if registration is not None:

@@ -91,8 +91,11 @@ class Libraries:
         except AccelError as error:
             # Where this context has faulted meanwhile, there are no more actors of it.
             if context.fault is None and not error.is_fault:
-                raise
+                # A copy: the task and the actor keep the error that they ended with, and its traceback would keep the callers' frames.
+                raise error.clone() from error.__cause__
             context.report_fault(error)
+        finally:
+            opening = None
         context.check_alive()
 
     async def _open(self, library: str) -> None:
