@@ -69,13 +69,13 @@ class Batch(Recorder):
             Writable C-contiguous array of the same shape and dtype to fill and return.
         """
         op = ops.Get.into(operand("ref", ref), out)
-        found: np.ndarray[Any, Any] = self.run(ops.Get(self.run(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
+        found: np.ndarray[Any, Any] = self._record(ops.Get(self._record(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
         return found
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
         core, sent, is_over = self._core, self._ops, False
-        submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), self._generation)
+        submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), sent.generation)
         submission.name = self._name
         try:
             if error is not None:

@@ -100,7 +100,7 @@ class Graph(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
-        core, recorded, generation = self._core, self._ops, self._generation
+        core, recorded, generation = self._core, self._ops, self._ops.generation
         self._program: Program | None = None
         program = submission = None
         try:

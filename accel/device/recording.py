@@ -59,7 +59,6 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._timeout = timeout
         self._families = families
         self._ops = OpList(core, sender.check, 0)
-        self._generation = 0
         self._state = "new"
         # It refers to the recorder, which keeps it while it records only, so that one that is
         # dropped later is gone at once.
@@ -67,7 +66,10 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
         """See :meth:`BuiltInFamilies.family`."""
-        return namespace(self._submitter or Submitter(self._record, self._refuse, self.what))
+        submitter = self._submitter or Submitter(self._record, self._refuse, self.what)
+        if self._state == "recording":
+            self._submitter = submitter
+        return namespace(submitter)
 
     @property
     def compiler(self) -> Launches:
@@ -147,12 +149,10 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             deadline = self._sender.deadline(self._timeout)
             await self._sender.until_ready(self._timeout)
             self._timeout = self._sender.left(deadline)
-        self._generation = self._core.refs.live_generation
-        self._ops = OpList(self._core, self._sender.check, self._generation)
+        self._ops.generation = self._core.refs.live_generation
         self._state = "recording"
-        self._submitter = Submitter(self._record, self._refuse, self.what)
         for name, namespace in self._families.items():
-            setattr(self, name, namespace(self._submitter))
+            setattr(self, name, self.family(namespace))
         return self
 
     @property
@@ -177,17 +177,19 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         is_over
             Whether the device has no use for the refs any more.
         """
-        recording, turn, sent = self._core.refs.recording, Turn(), self._ops
+        recording, sent = self._core.refs.recording, self._ops
         ops, plans, outputs = sent.ops, sent.plans, sent.outputs
         sent.clear()
         left = iter(outputs)
         try:
-            for number, refs in enumerate(left, 1):
-                for ref in refs:
-                    recording.pop(ref.buffer, None)
-                if not number % EVERY and turn.is_over:
-                    await turn.next()
-            await release(ops, plans, outputs if is_over else [])
+            if len(ops) > EVERY:
+                turn = Turn()
+                for number, refs in enumerate(left, 1):
+                    for ref in refs:
+                        recording.pop(ref.buffer, None)
+                    if not number % EVERY and turn.is_over:
+                        await turn.next()
+                await release(ops, plans, outputs if is_over else [])
         finally:  # also where it is cancelled
             for refs in left:
                 for ref in refs:

@@ -65,6 +65,8 @@ class OpList:
 
     Attributes
     ----------
+    generation : int
+        Of the refs that are made from now on.
     ops, plans, outputs : list
         See :class:`~accel.engine.submission.BatchSubmission`.
     """
@@ -72,7 +74,7 @@ class OpList:
     def __init__(self, core: DeviceCore, check: Callable[[KernelOp, Recording | None], Plan], generation: int) -> None:
         self._core = core
         self._check = check
-        self._generation = generation
+        self.generation = generation
         self._given: list[int] = []  # for each op, how many were given before
         self._count = 0
         self.ops: list[KernelOp] = []
@@ -95,7 +97,7 @@ class OpList:
         if isinstance(op, Copy) and isinstance(plan, OnCopies):
             op = Part(op.source, ..., out=op.destination)
             plan = self._check(op, recording)
-        result = self._add_any(op, plan, recording)
+        result = self._add(op, plan, recording) if type(plan) is Plan else self._add_any(op, plan, recording)
         self._count += 1
         return result
 
@@ -107,7 +109,7 @@ class OpList:
     def _add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None, shown: tuple[AccelRef, ...] | None = None) -> Any:
         """Add an op and return its result; ``shown`` are the refs that the caller knows what it writes by."""
         core = self._core
-        made = core.refs.make(plan.creates, self._generation)
+        made = core.refs.make(plan.creates, self.generation)
         result = result_of(
             op, (plan.writes if shown is None else shown) + made, core.loop
         )  # of an op for which that fails, nothing is added

@@ -85,7 +85,7 @@ class Sender:
                     ref.owner is not refs
                     or ref.generation != live
                     or ref.is_freed
-                    or ref.buffer in recording
+                    or recording.get(ref.buffer, batch) is not batch
                     or (ref.durable and durable.any_torn)
                 ):
                     refs.check(ref, batch, plan)

@@ -193,7 +193,7 @@ class Model:
         check_finite
             Return a :class:`~accel.NonFiniteError` in the place of a result that has a NaN or an infinity.
         """
-        serving, kept = self._serving, self._versions.kept
+        serving, kept = self._versions.serving, self._versions.kept
         return self._rows(serving, items, check_finite) if kept is None else self._rows_of_either(serving, kept, items, check_finite)
 
     async def _rows_of_either(self, serving: Version, kept: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
@@ -234,8 +234,12 @@ class Model:
         bucket = buckets.bucket({BATCH: rows, **largest})
         with version:
             self._count(version, bucket)
-            arrays = await version.fetched(list(buckets.stacked(items, bucket).values()), bucket, rows, None)
-        results = version.relations.outputs.rows(arrays, sizes)
+            relations, inputs = version.relations, buckets.stacked(items, bucket)  # which have the bucket's size
+            known = await relations.known(bucket, None)
+            arrays = await version.runner.fetch([*inputs.values()], known.specs, relations.outputs.leading(rows), None)
+            if known.common:
+                relations.check_common(arrays, known)
+        results = relations.outputs.rows(arrays, sizes)
         return [self._checked(each) for each in results] if check_finite else results
 
     def item(self, given: Any, *, finite: bool = False) -> Item:
@@ -317,7 +321,7 @@ class Model:
         return version.outputs.cut(outputs, sizes)
 
     def _count(self, version: Version, bucket: Sizes) -> None:
-        self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
+        self._forwards[tuple(map(bucket.__getitem__, self._buckets.lengths))] += 1
         self._replays += version.relations.outputs.is_captured
 
     def _canaries(self, given: Iterable[Any]) -> list[Item]:

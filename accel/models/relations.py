@@ -131,7 +131,7 @@ class Relations:
 
     async def known(self, bucket: Sizes, timeout: float | None) -> Known:
         """Return what a run on inputs of a size must return. The sizes tell it, or the first use of them is a run on examples."""
-        key = tuple([bucket[dim] for dim in self._buckets.dims])
+        key = tuple(map(bucket.__getitem__, self._buckets.dims))
         known = self._known.get(key)
         if known is None:
             told = Known(self.outputs.specs(bucket), self._common) if self._is_told else None

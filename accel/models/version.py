@@ -103,19 +103,12 @@ class Version:
             The outputs are not what was established when the model was loaded.
         """
         deadline = deadline_of(timeout)
+        known = await self.relations.known(bucket, timeout)
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
-        if to_host:
-            return await self.fetched(operands, bucket, sizes.get(BATCH, 0), deadline)
-        known = await self.relations.known(bucket, left(deadline))
-        return await self.runner.run(operands, known.specs, left(deadline))
-
-    async def fetched(self, operands: Sequence[Operand], bucket: Sizes, rows: int, deadline: float | None) -> Sequence[Array]:
-        """Run inputs that have the size of a bucket, and return the outputs on the host, of which the first ``rows`` rows are wanted."""
-        relations = self.relations
-        known = await relations.known(bucket, left(deadline))
-        found = await self.runner.fetch(operands, known.specs, relations.outputs.leading(rows), left(deadline))
-        if known.common:
-            relations.check_common(found, known)
+        if not to_host:
+            return await self.runner.run(operands, known.specs, left(deadline))
+        found = await self.runner.fetch(operands, known.specs, self.outputs.leading(sizes.get(BATCH, 0)), left(deadline))
+        self.relations.check_common(found, known)
         return found
 
     async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:

@@ -134,6 +134,7 @@ class Isolation:
 
     Attributes
     ----------
+    memory : PoisonMemory
     suspects : dict
         Requests that wait for a trial, or are being tried, in the order in which they came.
     lines : dict
@@ -155,7 +156,7 @@ class Isolation:
         self._device = device
         self._quarantine = quarantine
         self._counters = counters
-        self._memory = memory
+        self.memory = memory
         self._options = options
         self._ended = ended
         self._interrupted = interrupted
@@ -223,14 +224,12 @@ class Isolation:
     async def sift(self, batch: list[Request]) -> list[Request]:
         """Return what may run on the device that serves: what is known to be poison is refused, and what is a suspect waits for what is found.
 
-        Items that were queued, or wait for a rebuild, may have been found since.
+        Items that were queued, or wait for a rebuild, may have been found since: where ``memory`` or ``lines`` has something.
         """
-        if not (self._memory.errors or self.lines):
-            return batch
         await self._make_keys([request for request in batch if request.key is None])
         left: list[Request] = []
         for request in batch:
-            found = self._memory.recall_by(request.key, request.item)
+            found = self.memory.recall_by(request.key, request.item)
             if found is not None and not request.future.done():
                 self._counters.failed += 1
                 request.future.set_exception(found)
@@ -251,12 +250,12 @@ class Isolation:
         return True
 
     async def _make_keys(self, batch: list[Request]) -> None:
-        if not (self._memory.limit and batch):
+        if not (self.memory.limit and batch):
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + _SLICE
         for request in batch:
-            request.key = self._memory.key(request.item)
+            request.key = self.memory.key(request.item)
             if loop.time() >= until:
                 await asyncio.sleep(0)
                 until = loop.time() + _SLICE
@@ -275,7 +274,7 @@ class Isolation:
 
     def _is_wanted(self, request: Request) -> bool:
         # Of one whose caller has left, only whether it is to be remembered is of interest.
-        return not request.future.done() or (self._memory.limit > 0 and not self._is_closing)
+        return not request.future.done() or (self.memory.limit > 0 and not self._is_closing)
 
     # -- the task
 
@@ -443,7 +442,7 @@ class Isolation:
         for request in group.requests:
             if request not in self.suspects:
                 continue
-            found = self._memory.recall_by(request.key, request.item)
+            found = self.memory.recall_by(request.key, request.item)
             if found is None and self._is_wanted(request):
                 left.append(request)
             else:
@@ -482,7 +481,7 @@ class Isolation:
 
     async def _while_wanted(self, requests: list[Request], handler: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> Any:
         """Return the outcome of a call; ``None`` if it has not ended soon after the last caller has left."""
-        loop, patience = asyncio.get_running_loop(), _UNWANTED if self._memory.limit else 0.0
+        loop, patience = asyncio.get_running_loop(), _UNWANTED if self.memory.limit else 0.0
         is_over = False
 
         def left(_: object) -> None:
@@ -519,7 +518,7 @@ class Isolation:
             op=fault.op,
         )
         error.__cause__ = fault
-        self._memory.remember(error)
+        self.memory.remember(error)
         key = request.key.hex() if isinstance(request.key, bytes) else request.key
         told = {"model": self._options.name(), "request": request.number, "fingerprint": key, "device": device, "op": fault.op}
         logger.warning("poisoned_item", **told, code=fault.code, kind=kind, error=fault)
@@ -567,7 +566,7 @@ class Isolation:
         group: list[Request] = []
         groups: list[_Group] = []
         for request in followers:
-            found = self._memory.recall_by(request.key, request.item) if is_poison else None
+            found = self.memory.recall_by(request.key, request.item) if is_poison else None
             if found is not None:
                 self._settle(request, found)
                 continue

@@ -76,8 +76,9 @@ class BatchRunner:
     async def _attempt(self, batch: list[Request], attribution: Attribution | None) -> list[Request]:
         """Call the handler, answer the callers, and return the requests to retry."""
         wanted = [request for request in batch if not request.future.done()]
-        if self._isolation is not None:
-            wanted = await self._isolation.sift(wanted)
+        isolation = self._isolation
+        if isolation is not None and (isolation.memory.errors or isolation.lines):
+            wanted = await isolation.sift(wanted)
         if not wanted:
             return []
         counters, items = self._counters, 0
