@@ -52,6 +52,7 @@ else:
         System,
         kernel,
         kernel_op,
+        open_device,
     )
     from accel.dtype import DType
     from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
@@ -164,6 +165,7 @@ __all__ = [
     "evaluate",
     "kernel",
     "kernel_op",
+    "open_device",
     "patterns",
     "serve",
     "testing",

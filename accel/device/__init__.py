@@ -7,7 +7,7 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
-from accel.device.system import System
+from accel.device.system import System, open_device
 from accel.engine.hosts import InlineHost, ProcessHost
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
@@ -37,4 +37,5 @@ __all__ = [
     "System",
     "kernel",
     "kernel_op",
+    "open_device",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
+    from accel.actors import ActorSystem
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
@@ -79,6 +82,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None
+        self._owned: ActorSystem | None = None
 
     def __repr__(self) -> str:
         return f"<Device {self.name} {self.state.value} generation {self.generation}>"
@@ -465,6 +469,14 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
             return
         core.check_home()
         self._sender.check_timeout(timeout)
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            atexit.unregister(self.close_at_exit)
+            try:
+                await self.aclose(timeout=timeout)
+            finally:
+                await owned.aclose()
+            return
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
@@ -485,6 +497,21 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
                 if not core.home.is_inherited:
                     await core.pinned.aclose()
                 await core.disposal.aclose()
+
+    def own(self, system: ActorSystem) -> None:
+        """End a system, in which nothing else lives, with the device. See :func:`accel.open_device`."""
+        self._owned = system
+        atexit.register(self.close_at_exit)
+
+    def close_at_exit(self) -> None:
+        """Warn, when the program ends, that the device was not closed, and close it if its loop can still run."""
+        loop = self._core.loop
+        if self.state is DeviceState.CLOSED or self._core.home.is_inherited:
+            return
+        logger.warning("device_not_closed", device=self.name, remedy="End it: await device.aclose().")
+        if not (loop.is_running() or loop.is_closed()):
+            with contextlib.suppress(Exception):  # its children end with this process in any case
+                loop.run_until_complete(self.aclose())
 
     async def _wait_drained(self) -> None:
         """Wait, while closing, until no caller waits and nothing is in flight.

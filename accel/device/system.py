@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
 
 from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
@@ -34,13 +35,15 @@ from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from accel.completion import CompletionName, CompletionStrategy
     from accel.engine.hosts import HostOption
     from accel.engine.options import Library
 
-__all__ = ["System"]
+__all__ = ["System", "open_device"]
+
+P = ParamSpec("P")
 
 
 @hinted(SYSTEM_HINTS)
@@ -251,3 +254,35 @@ class System(ActorSystem):
         finally:
             for task in closing:
                 task.cancel()
+
+
+def _of_its_own(
+    opening: Callable[Concatenate[System, P], Coroutine[Any, Any, Device]],
+) -> Callable[P, Coroutine[Any, Any, Device]]:
+    """Return the function that opens a device in a system that the device owns, with the method's parameters."""
+
+    @wraps(opening)
+    async def open_device(*args: P.args, **kwargs: P.kwargs) -> Device:
+        system = System("of one device")
+        await system.__aenter__()
+        try:
+            device = await opening(system, *args, **kwargs)
+        except BaseException:
+            await system.aclose()
+            raise
+        device.own(system)
+        return device
+
+    signature = inspect.signature(opening)
+    open_device.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    open_device.__qualname__ = "open_device"
+    open_device.__doc__ = """Open a device for a notebook or a script: ``device = await accel.open_device("auto")``.
+
+    The device owns its system, and ``await device.aclose()`` ends both. A program that ends before warns in
+    the log. Parameters and errors are those of :meth:`System.open_device`; a service opens its devices in
+    ``async with accel.System() as system``, which closes them whatever happens.
+    """
+    return open_device
+
+
+open_device = _of_its_own(System.open_device)

@@ -46,6 +46,9 @@ Step: TypeAlias = Callable[..., Any]
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
+SHOWN = 1000
+"""The most elements whose values ``repr`` shows: as many as numpy's does without leaving some out."""
+
 _next_number = itertools.count().__next__
 
 
@@ -101,6 +104,9 @@ class Array:
         Larger than those of the arrays that it is computed from.
     running : Future or None
         Ends with the evaluation that computes it.
+    values : numpy.ndarray or None
+        Those of a small result that were copied to the host, for ``repr``: in an interactive session by
+        the evaluation, elsewhere by :meth:`numpy`.
 
     Notes
     -----
@@ -108,7 +114,7 @@ class Array:
     awaited itself. Conversions that would have to wait (``bool(x)``, ``float(x)``, ``np.asarray(x)``) raise :class:`LazyArrayError`.
     """
 
-    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "number", "result", "running", "shape", "signature", "step", "xp")
+    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "number", "result", "running", "shape", "signature", "step", "values", "xp")
 
     __hash__ = object.__hash__
     __array_priority__ = 1000
@@ -131,6 +137,7 @@ class Array:
         self.result: AccelRef | None = None
         self.signature: tuple[Any, ...] | None = None
         self.running: asyncio.Future[None] | None = None
+        self.values: np.ndarray[Any, Any] | None = None
 
     # -- what it is
 
@@ -181,6 +188,9 @@ class Array:
         return result
 
     def __repr__(self) -> str:
+        if self.values is not None:
+            text = np.array2string(self.values, separator=", ", prefix="Array(")
+            return f"Array({text}, {self.dtype.value}, {self.xp.device.name})"
         state = "computed" if self.result is not None else "not awaited"
         shape = ", ".join("?" if length is None else str(length) for length in self.shape)
         return f"<Array {self.dtype.value}[{shape}] {state} on {self.xp.device.name}>"
@@ -213,6 +223,8 @@ class Array:
         """Compute the array and copy it to the host."""
         await self
         result: np.ndarray[Any, Any] = await self.device.get(self.ref)
+        if result.size <= SHOWN and self.values is None:
+            self.values = result.copy()  # the caller may write into the other one
         return result
 
     def settle(self, ref: AccelRef) -> None:

@@ -6,14 +6,16 @@ Small expressions that are awaited again and again become recorded graphs: see :
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from accel.actors.turns import EVERY, Turn, release
 from accel.dtype import DType
 from accel.enums import CAPABILITIES, BinaryOp, UnaryOp
-from accel.errors import InvalidArgumentError, StaleRefError
-from accel.expressions.array import Array, Cut
+from accel.errors import AccelError, InvalidArgumentError, StaleRefError
+from accel.expressions.array import SHOWN, Array, Cut
 from accel.expressions.linear import product
 from accel.ops import Binary, Cast, Fused, Unary, Where
 from accel.ops.fused import CONVERSIONS, OPERANDS
@@ -71,11 +73,21 @@ async def evaluate(*arrays: Array) -> tuple[Array, ...]:
                 wanted.append(each)
                 running = running or each.running
         if not wanted:
+            if hasattr(sys, "ps1"):  # an interactive session, which shows what it gets
+                await _bring_values(arrays)
             return arrays
         if running is None:
             await _compute(wanted)
         else:  # by another task; if that fails, this one computes
             await asyncio.wait((running,))
+
+
+async def _bring_values(arrays: tuple[Array, ...]) -> None:
+    """Copy the values of small results to the host, where ``repr`` finds them: it cannot wait."""
+    for array in arrays:
+        if array.values is None and (array.size or 0) <= SHOWN and isinstance(array.result, AccelRef):
+            with contextlib.suppress(AccelError):  # it says what became of the array when that is used
+                await array.numpy()
 
 
 async def _compute(roots: list[Array]) -> None:
