@@ -18,6 +18,7 @@ from accel.ops.blas import (
     Axpy as Axpy,
     BlasOps as BlasOps,
     Dot as Dot,
+    Dotc as Dotc,
     Gemm as Gemm,
     GemmBatched as GemmBatched,
     Gemv as Gemv,

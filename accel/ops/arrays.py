@@ -57,8 +57,7 @@ class _Joined(Copying):
     def plan(self) -> Plan:
         refs = _checked(self.arrays)
         not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
-        return Plan(tuple(refs.values()), writes, creates)
+        return Plan(tuple(refs.values()), *result_in(self.out, self._shape()[0], same_dtype(**refs)))
 
 
 @op()
@@ -201,8 +200,7 @@ class Eye(Copying):
         set_fields(self, n=rows, m=columns, k=integer("k", self.k, INTEGERS), dtype=DType.of(self.dtype))
 
     def plan(self) -> Plan:
-        writes, creates = result_in(self.out, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype))
-        return Plan((), writes, creates)
+        return Plan((), *result_in(self.out, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype)))
 
     def filled(self) -> bytes:
         return np.zeros((), DType.of(self.dtype).numpy).tobytes()
@@ -278,8 +276,7 @@ class _Triangle(FamilyOp):
         if x.ndim < 2:
             raise InvalidArgumentError(f"x has shape {x.shape}; a matrix has two dimensions at least", remedy="Reshape it.")
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
 
 
 @op()
@@ -351,8 +348,7 @@ class Arange(_Ramp):
         dtype = DType.of(self.dtype)
         if dtype.is_integer and count:
             element("start", start, dtype), element("the last number", start + (count - 1) * step, dtype)
-        writes, creates = result_in(self.out, (count,), dtype)
-        return Plan((), writes, creates)
+        return Plan((), *result_in(self.out, (count,), dtype))
 
 
 @op()
@@ -382,8 +378,7 @@ class Linspace(_Ramp):
         return self.num, self.start, step, self.stop if self.endpoint and self.num > 1 else None
 
     def plan(self) -> Plan:
-        writes, creates = result_in(self.out, (self.num,), DType.of(self.dtype))
-        return Plan((), writes, creates)
+        return Plan((), *result_in(self.out, (self.num,), DType.of(self.dtype)))
 
 
 class ArraysOps(OpNamespace[M]):

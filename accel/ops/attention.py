@@ -64,8 +64,7 @@ class AttentionForm(FamilyOp):
         """Return the plan of an op that reads ``others`` besides q, k and v."""
         refs = {"q": self.q, "k": self.k, "v": self.v, **others}
         not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, (*self.q.shape[:-1], self.v.shape[-1]), dtype)
-        return Plan(tuple(refs.values()), writes, creates, "attention", dtype)
+        return Plan(tuple(refs.values()), *result_in(self.out, (*self.q.shape[:-1], self.v.shape[-1]), dtype), "attention", dtype)
 
 
 def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:

@@ -27,7 +27,7 @@ from accel.ops.blas_operands import (
     transpose_of,
 )
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
-from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
+from accel.ops.blas_vectors import Asum, Iamax, Iamin, Rot, Swap
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from accel.dtype import DType
 
 __all__ = [
-    "FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "GemmGrouped", "Gemv", "Nrm2", "Product", "Scal", "TransposeField", "apart", "products_of",
-    "stored", "transpose_of",
+    "FAMILY", "Axpy", "BlasOps", "Dot", "Dotc", "Gemm", "GemmBatched", "GemmGrouped", "Gemv", "Nrm2", "Product", "Scal", "TransposeField", "apart",
+    "products_of", "stored", "transpose_of",
 ]  # fmt: skip
 
 M = TypeVar("M")
@@ -181,8 +181,7 @@ class GemmBatched(FamilyOp):
             raise no_out()
         not_aliased(self.out, a=a, b=b)
         shape = (self.batch_count, *_product(a.shape, b.shape, transpose_of(self.transpose_a), transpose_of(self.transpose_b)))
-        writes, creates = result_in(self.out, shape, dtype)
-        return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
+        return Plan((a, b), *result_in(self.out, shape, dtype), "batched_gemm", dtype, bool(self.beta))
 
 
 @op("blas")
@@ -213,8 +212,7 @@ class Gemv(FamilyOp):
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, a=a, x=x)
-        writes, creates = result_in(self.out, (m,), dtype)
-        return Plan((a, x), writes, creates, "gemm", dtype, bool(self.beta))
+        return Plan((a, x), *result_in(self.out, (m,), dtype), "gemm", dtype, bool(self.beta))
 
 
 @op("blas")
@@ -254,8 +252,12 @@ class Dot(FamilyOp):
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
         not_aliased(self.out, x=x, y=y)
-        writes, creates = result_in(self.out, (), dtype)
-        return Plan((x, y), writes, creates, "gemm", dtype)
+        return Plan((x, y), *result_in(self.out, (), dtype), "gemm", dtype)
+
+
+@op()
+class Dotc(Dot):
+    """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
 
 
 @op("blas")
@@ -274,8 +276,7 @@ class Nrm2(FamilyOp):
                 remedy="Put the array as real numbers: array.view('float32') of complex64, or 'float64' of complex128, has the same norm.",
             )
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, (), x.dtype)
-        return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
+        return Plan((x,), *result_in(self.out, (), x.dtype), "unary.sqrt", x.dtype)
 
 
 @op("blas")

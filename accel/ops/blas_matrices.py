@@ -71,8 +71,7 @@ class Ger(FamilyOp):
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, x=x, y=y)
-        writes, creates = result_in(self.out, (x.shape[0], y.shape[0]), dtype)
-        return Plan((x, y), writes, creates, "gemm", dtype, bool(self.beta))
+        return Plan((x, y), *result_in(self.out, (x.shape[0], y.shape[0]), dtype), "gemm", dtype, bool(self.beta))
 
 
 @op("blas")
@@ -136,8 +135,7 @@ class Symmetric(FamilyOp):
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, a=a, b=b)
-        writes, creates = result_in(self.out, (*batch, *b.shape[-2:]), dtype)
-        return Plan((a, b), writes, creates, dtype=dtype, updates=bool(self.beta))
+        return Plan((a, b), *result_in(self.out, (*batch, *b.shape[-2:]), dtype), dtype=dtype, updates=bool(self.beta))
 
 
 @op()
@@ -216,9 +214,7 @@ class Update(FamilyOp):
             raise no_out()
         not_aliased(self.out, a=a)
         n = applied(a.shape, transpose_of(self.trans))[0]
-        writes, creates = result_in(self.out, (*batch, n, n), a.dtype)
-        # The other triangle of out is left as it is.
-        return Plan((a,), writes, creates, dtype=a.dtype, updates=True)
+        return Plan((a,), *result_in(self.out, (*batch, n, n), a.dtype), dtype=a.dtype, updates=True)
 
     def _check_factors(self) -> None:
         check_factors(self.a.dtype, alpha=self.alpha, beta=self.beta)
@@ -301,5 +297,4 @@ class Geam(FamilyOp):
         for name, ref, transpose in (("a", a, self.transpose_a), ("b", b, self.transpose_b)):
             check = in_place_or_apart if transpose_of(transpose) is _NONE else not_aliased
             check(self.out, **{name: ref})
-        writes, creates = result_in(self.out, shape, dtype)
-        return Plan((a, b), writes, creates, dtype=dtype)
+        return Plan((a, b), *result_in(self.out, shape, dtype), dtype=dtype)

@@ -86,8 +86,7 @@ class TriangularVector(FamilyOp):
             raise InvalidArgumentError(f"a has shape {a.shape} and x has {x.shape[0]} elements", remedy="Give as many elements as rows.")
         not_aliased(self.out, a=a)
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, dtype)
-        return Plan((a, x), writes, creates, dtype=dtype)
+        return Plan((a, x), *result_in(self.out, x.shape, dtype), dtype=dtype)
 
 
 @op()
@@ -168,8 +167,7 @@ class TriangularMatrix(FamilyOp):
         shape = (*batch, *b.shape[-2:])
         not_aliased(self.out, a=a)
         in_place_or_apart(self.out, b=b)
-        writes, creates = result_in(self.out, shape, dtype)
-        return Plan((a, b), writes, creates, dtype=dtype)
+        return Plan((a, b), *result_in(self.out, shape, dtype), dtype=dtype)
 
 
 @op()

@@ -12,7 +12,7 @@ from accel.ops.blas_operands import check_factors, check_vendor_dtype, same_shap
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef, overlap
 
-__all__ = ["Asum", "Dotc", "Iamax", "Iamin", "Rot", "Swap"]
+__all__ = ["Asum", "Iamax", "Iamin", "Rot", "Swap"]
 
 _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
@@ -44,26 +44,7 @@ class Asum(FamilyOp):
         x = operand("x", self.x)
         check_vendor_dtype(self, x.dtype)
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, (), _REAL.get(x.dtype, x.dtype))
-        return Plan((x,), writes, creates, dtype=x.dtype)
-
-
-@op("blas")
-class Dotc(FamilyOp):
-    """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
-
-    x: AccelRef
-    y: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def plan(self) -> Plan:
-        x, y = operand("x", self.x), operand("y", self.y)
-        dtype = same_dtype(x=x, y=y)
-        same_shape(x, y)
-        not_aliased(self.out, x=x, y=y)
-        writes, creates = result_in(self.out, (), dtype)
-        return Plan((x, y), writes, creates, "gemm", dtype)
+        return Plan((x,), *result_in(self.out, (), _REAL.get(x.dtype, x.dtype)), dtype=x.dtype)
 
 
 @op("blas")
@@ -95,8 +76,7 @@ class Extreme(FamilyOp):
         if not x.size:
             raise InvalidArgumentError(f"{self.kind} of no elements", remedy="Leave empty buffers out.")
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, (), DType.INT64)
-        return Plan((x,), writes, creates, dtype=x.dtype)
+        return Plan((x,), *result_in(self.out, (), DType.INT64), dtype=x.dtype)
 
 
 @op()

@@ -86,8 +86,7 @@ class ConvolutionForm(FamilyOp):
         if self.allow_tf32 and dtype is not DType.FLOAT32:
             raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is computed in TF32.")
         not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, self.in_memory(shape), dtype)
-        return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
+        return Plan(tuple(refs.values()), *result_in(self.out, self.in_memory(shape), dtype), "conv2d_forward", dtype)
 
 
 @op()

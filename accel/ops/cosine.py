@@ -86,8 +86,7 @@ class CosineTransform(FamilyOp):
         if length < least:
             raise InvalidArgumentError(f"{self.kind} of type {self.type} along {length} elements", remedy=f"Give {least} or more.")
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates, "", x.dtype)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "", x.dtype)
 
 
 @op()

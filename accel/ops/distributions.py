@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import Plan, as_shape, number, op
-from accel.ops.draws import Draw, Floats, at_least_zero, real, whole
+from accel.ops.draws import Floats, Shaped, at_least_zero, real, whole
 from accel.ops.fields import set_fields
 
 __all__ = ["Bernoulli", "Beta", "Binomial", "Exponential", "Gamma", "Poisson", "TruncatedNormal"]
@@ -174,22 +173,16 @@ class Beta(Floats):
 
 
 @op()
-class Bernoulli(Draw):
+class Bernoulli(Shaped):
     """``True`` with probability ``p``, rounded to a multiple of 2**-32, and else ``False``. See :class:`Draw` for the other parameters."""
 
     dtype: ClassVar[DType] = DType.BOOL
 
-    shape: int | Iterable[int]
     p: float = 0.5
 
     def __post_init__(self) -> None:
         self._shaped(self.shape)
         set_fields(self, p=_probability(self.p))
-
-    @property
-    def size(self) -> int:
-        """How many numbers are drawn."""
-        return math.prod(as_shape(self.shape))
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""
@@ -204,7 +197,7 @@ class Bernoulli(Draw):
 
 
 @op()
-class Counts(Draw):
+class Counts(Shaped):
     """What distributions of counts share."""
 
     dtype: ClassVar[DType] = DType.INT64
@@ -212,13 +205,6 @@ class Counts(Draw):
         [math.lgamma(k + 1) - ((k + 0.5) * math.log(k) - k + 0.5 * math.log(2 * math.pi)) if k else 0.0 for k in range(16)]
     )
     """What Stirling's formula lacks of the logarithm of k!, for k below 16; for 0, where it has no value, 0."""
-
-    shape: int | Iterable[int]
-
-    @property
-    def size(self) -> int:
-        """How many numbers are drawn."""
-        return math.prod(as_shape(self.shape))
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""

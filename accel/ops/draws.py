@@ -18,7 +18,7 @@ from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, op, 
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
-__all__ = ["Draw", "Floats", "Generator", "VendorFloats", "at_least_zero", "key_of", "real", "whole"]
+__all__ = ["Draw", "Floats", "Generator", "Shaped", "VendorFloats", "at_least_zero", "key_of", "real", "whole"]
 
 Generator = Literal["philox", "curand_philox", "curand_mrg32k3a"]
 """Name of a generator: accel's own, see :mod:`accel.ops.rng`; or one of cuRAND's, for numbers that are cuRAND's bit by bit."""
@@ -120,21 +120,26 @@ class Draw(FamilyOp):
         return found
 
     def _planned(self, shape: Shape, dtype: DType, reads: tuple[AccelRef, ...] = (), status: Status | None = None) -> Plan:
-        writes, creates = result_in(self.out, shape, dtype)
-        return Plan(reads, writes, creates, "", dtype, status=status)
+        return Plan(reads, *result_in(self.out, shape, dtype), "", dtype, status=status)
 
 
 @op()
-class Floats(Draw):
-    """What the distributions of floats share."""
+class Shaped(Draw):
+    """What the distributions share whose numbers are each drawn by itself."""
 
     shape: int | Iterable[int]
-    dtype: DTypeLike = DType.FLOAT32
 
     @property
     def size(self) -> int:
         """How many numbers are drawn."""
         return math.prod(as_shape(self.shape))
+
+
+@op()
+class Floats(Shaped):
+    """What the distributions of floats share."""
+
+    dtype: DTypeLike = DType.FLOAT32
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""

@@ -306,8 +306,7 @@ class Fftfreq(FamilyOp):
         dtype = DType.of(self.dtype)
         if dtype not in _COMPLEX:
             raise UnsupportedError(f"there are no frequencies of {dtype.value}", remedy="Use float32 or float64.")
-        writes, creates = result_in(self.out, (self.counts()[0],), dtype)
-        return Plan((), writes, creates, "", dtype)
+        return Plan((), *result_in(self.out, (self.counts()[0],), dtype), "", dtype)
 
 
 @op()

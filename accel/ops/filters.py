@@ -136,8 +136,7 @@ class Convolve(FamilyOp):
         extent = self.extent()
         not_aliased(self.out, a=a, b=b)
         batch = (a if extent.batch_a == extent.batch else b).shape[: a.ndim - len(extent.a)]
-        writes, creates = result_in(self.out, (*batch, *extent.result), dtype)
-        return Plan((a, b), writes, creates, "", dtype)
+        return Plan((a, b), *result_in(self.out, (*batch, *extent.result), dtype), "", dtype)
 
 
 @op()

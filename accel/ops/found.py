@@ -200,8 +200,7 @@ class Bincount(FamilyOp):
                     remedy="Give float32 or float64, one for each element of x.",
                 )
         not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, (self.length,), dtype)
-        return Plan(tuple(refs.values()), writes, creates, status=_STATUS)
+        return Plan(tuple(refs.values()), *result_in(self.out, (self.length,), dtype), status=_STATUS)
 
 
 def _has_room(low: float, high: float, bins: int) -> bool:
@@ -254,5 +253,4 @@ class Histogram(FamilyOp):
                 f"range {self.range} has no {self.bins} parts in float64", remedy="Give fewer bins, or a wider range."
             )
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, (self.bins,), DType.INT64)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, (self.bins,), DType.INT64))

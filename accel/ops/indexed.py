@@ -176,8 +176,11 @@ class Take(Indexed):
         if not shape[axis] and indices.size and self.mode != "raise":
             raise InvalidArgumentError("x has no elements to wrap around or clip to", remedy="Leave empty buffers out.")
         not_aliased(self.out, x=x, indices=indices)
-        writes, creates = result_in(self.out, (*shape[:axis], *indices.shape, *shape[axis + 1 :]), x.dtype)
-        return Plan((x, indices), writes, creates, status=_STATUS if self.mode == "raise" else None)
+        return Plan(
+            (x, indices),
+            *result_in(self.out, (*shape[:axis], *indices.shape, *shape[axis + 1 :]), x.dtype),
+            status=_STATUS if self.mode == "raise" else None,
+        )
 
 
 @op()
@@ -215,8 +218,7 @@ class TakeAlongAxis(Indexed):
     def plan(self) -> Plan:
         x, indices = self.operands()
         not_aliased(self.out, x=x, indices=indices)
-        writes, creates = result_in(self.out, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype)
-        return Plan((x, indices), writes, creates, status=_STATUS)
+        return Plan((x, indices), *result_in(self.out, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype), status=_STATUS)
 
 
 @op()

@@ -53,8 +53,7 @@ class CrossEntropy(FamilyOp):
         logits, labels = operand("logits", self.logits), operand("labels", self.labels)
         _check_labels(logits, labels)
         not_aliased(self.out, logits=logits, labels=labels)
-        writes, creates = result_in(self.out, labels.shape, logits.dtype)
-        return Plan((logits, labels), writes, creates, "normalize", logits.dtype)
+        return Plan((logits, labels), *result_in(self.out, labels.shape, logits.dtype), "normalize", logits.dtype)
 
 
 @op("dnn")
@@ -89,5 +88,6 @@ class CrossEntropyGrad(FamilyOp):
             raise InvalidArgumentError(f"grad has shape {grad.shape}, and labels {labels.shape}", remedy="Give one number for each row.")
         in_place_or_apart(self.out, logits=logits)
         not_aliased(self.out, grad=grad, labels=labels)
-        writes, creates = result_in(self.out, logits.shape, same_dtype(grad=grad, logits=logits))
-        return Plan((grad, logits, labels), writes, creates, "normalize", logits.dtype)
+        return Plan(
+            (grad, logits, labels), *result_in(self.out, logits.shape, same_dtype(grad=grad, logits=logits)), "normalize", logits.dtype
+        )

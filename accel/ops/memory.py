@@ -39,8 +39,7 @@ class Put(KernelOp):
         source, out = self.source, self.out
         if type(out) is AccelRef and source.dtype is out.dtype.numpy and source.shape == out.shape and self.durable is False:
             return plan_of(((), (out,), (), "", DType.UINT8, False, None))
-        writes, creates = result_in(out, source.shape, DType.of(source.dtype), durable=self.durable)
-        return Plan((), writes, creates)
+        return Plan((), *result_in(out, source.shape, DType.of(source.dtype), durable=self.durable))
 
 
 @op("memory")
@@ -126,8 +125,7 @@ class Fill(KernelOp):
     def plan(self) -> Plan:
         shape, dtype, _ = checked_spec(self.shape, self.dtype, self.durable)
         self.pattern()
-        writes, creates = result_in(self.out, shape, dtype, durable=self.durable)
-        return Plan((), writes, creates)
+        return Plan((), *result_in(self.out, shape, dtype, durable=self.durable))
 
     def pattern(self) -> bytes:
         """Return the bytes of one element.

@@ -73,8 +73,7 @@ class _AlongAxis(FamilyOp):
         x = operand("x", self.x)
         self.middle()
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates, "normalize", x.dtype)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "normalize", x.dtype)
 
 
 @op()
@@ -130,8 +129,7 @@ class Norm(FamilyOp):
             given[name] = ref
         in_place_or_apart(self.out, x=x)
         not_aliased(self.out, **given)
-        writes, creates = result_in(self.out, x.shape, same_dtype(x=x, **given))
-        return Plan((x, *given.values()), writes, creates, "normalize", x.dtype)
+        return Plan((x, *given.values()), *result_in(self.out, x.shape, same_dtype(x=x, **given)), "normalize", x.dtype)
 
 
 class RowNorm(Norm):

@@ -119,5 +119,4 @@ class OfOne(Copying):
     def plan(self) -> Plan:
         x = operand("x", self.x)
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, self.shape(), x.dtype)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, self.shape(), x.dtype))

@@ -112,8 +112,7 @@ class PoolForm(FamilyOp):
         """Return the plan of an op that reads ``refs`` and makes an array of a shape."""
         dtype = same_dtype(**refs)
         not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, shape, dtype)
-        return Plan(tuple(refs.values()), writes, creates, "pool", dtype)
+        return Plan(tuple(refs.values()), *result_in(self.out, shape, dtype), "pool", dtype)
 
     def _grad(self, grad: object) -> AccelRef:
         """Return the gradient of the result, if it has its shape."""

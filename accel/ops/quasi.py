@@ -134,5 +134,4 @@ class Sobol(FamilyOp):
                 remedy="Put accel.ops.sobol_directions(d) on the device.",
             )
         not_aliased(self.out, directions=directions)
-        writes, creates = result_in(self.out, (self.n, directions.shape[0]), dtype)
-        return Plan((directions,), writes, creates, "", dtype)
+        return Plan((directions,), *result_in(self.out, (self.n, directions.shape[0]), dtype), "", dtype)

@@ -162,8 +162,7 @@ class Reduce(FamilyOp):
             raise InvalidArgumentError(f"{reduction.value} over no elements has no value", remedy="Leave empty buffers out.")
         not_aliased(self.out, x=x)
         result = tuple([1 if axis in axes else length for axis, length in enumerate(x.shape) if self.keepdims or axis not in axes])
-        writes, creates = result_in(self.out, result, result_dtype(reduction, x.dtype))
-        return Plan((x,), writes, creates, _CAPABILITY[reduction], x.dtype)
+        return Plan((x,), *result_in(self.out, result, result_dtype(reduction, x.dtype)), _CAPABILITY[reduction], x.dtype)
 
 
 class ReduceOps(OpNamespace[M]):

@@ -38,10 +38,8 @@ truncated normal are computed in float64, and rounded to float32.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -50,11 +48,14 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, as_shape, op
 from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
-from accel.ops.draws import Draw, Floats, VendorFloats, at_least_zero, real, whole
+from accel.ops.draws import Floats, Shaped, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.quasi import Sobol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Integers", "Lognormal", "Normal", "RngOps", "Uniform"]
 
@@ -123,10 +124,9 @@ class Lognormal(Floats):
 
 
 @op()
-class Integers(Draw):
+class Integers(Shaped):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
 
-    shape: int | Iterable[int]
     low: int
     high: int
     dtype: DTypeLike = DType.INT64
@@ -138,11 +138,6 @@ class Integers(Draw):
         bounds = np.iinfo(dtype.numpy)
         low = whole("low", self.low, int(bounds.min), int(bounds.max) + 1)
         set_fields(self, low=low, high=whole("high", self.high, low + 1, int(bounds.max) + 2))
-
-    @property
-    def size(self) -> int:
-        """How many numbers are drawn."""
-        return math.prod(as_shape(self.shape))
 
     def span(self) -> int:
         """Return how many values there are."""

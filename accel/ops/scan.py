@@ -94,8 +94,7 @@ class Scan(FamilyOp):
         if self.kind != "cumsum" or x.dtype not in _PARTS:
             _check_dtype(self, x)
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates, dtype=x.dtype)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype), dtype=x.dtype)
 
 
 @op()
@@ -207,8 +206,7 @@ class SegmentReduce(FamilyOp):
             )
         _check_dtype(self, x)
         not_aliased(self.out, x=x, offsets=offsets)
-        writes, creates = result_in(self.out, (offsets.size - 1, *x.shape[1:]), x.dtype)
-        return Plan((x, offsets), writes, creates, dtype=x.dtype, status=_STATUS)
+        return Plan((x, offsets), *result_in(self.out, (offsets.size - 1, *x.shape[1:]), x.dtype), dtype=x.dtype, status=_STATUS)
 
 
 _STATUS = Status(Spec((2,), DType.INT64), _failure)

@@ -86,8 +86,7 @@ class Sort(_Rising):
     def plan(self) -> Plan:
         x = self._checked()
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
 
 
 def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
@@ -139,8 +138,7 @@ class SegmentSort(FamilyOp):
             raise InvalidArgumentError(f"descending is {self.descending!r}", remedy="Give True or False.")
         in_place_or_apart(self.out, x=x)
         not_aliased(self.out, offsets=offsets)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x, offsets), writes, creates, status=_SEGMENTS)
+        return Plan((x, offsets), *result_in(self.out, x.shape, x.dtype), status=_SEGMENTS)
 
 
 @op()
@@ -158,8 +156,7 @@ class Argsort(_Rising):
     def plan(self) -> Plan:
         x = self._checked()
         not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, DType.INT64)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, x.shape, DType.INT64))
 
 
 @op("sort")
@@ -200,8 +197,7 @@ class Partition(FamilyOp):
         if not -length <= self.kth < length:
             raise InvalidArgumentError(f"kth is {self.kth}, and the axis has {length} elements", remedy="Give an index along the axis.")
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
 
 
 @op("sort")
@@ -279,8 +275,7 @@ class Searchsorted(FamilyOp):
         if self.side not in ("left", "right"):
             raise InvalidArgumentError(f"side is {self.side!r}", remedy="Use 'left' or 'right'.")
         not_aliased(self.out, a=a, v=v)
-        writes, creates = result_in(self.out, v.shape, DType.INT64)
-        return Plan((a, v), writes, creates)
+        return Plan((a, v), *result_in(self.out, v.shape, DType.INT64))
 
 
 class SortOps(OpNamespace[M]):

@@ -67,8 +67,7 @@ class Spmv(FamilyOp):
             raise no_product((m, n), x.shape)
         check_factors(dtype, self.out, self.alpha, self.beta)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, x=x)
-        writes, creates = result_in(self.out, (m,), dtype)
-        return Plan((*a.refs, x), writes, creates, updates=bool(self.beta), status=STRUCTURE)
+        return Plan((*a.refs, x), *result_in(self.out, (m,), dtype), updates=bool(self.beta), status=STRUCTURE)
 
 
 @op("sparse")
@@ -110,8 +109,7 @@ class Spmm(FamilyOp):
             raise no_product((m, k), (k_b, n))
         check_factors(dtype, self.out, self.alpha, self.beta)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, b=b)
-        writes, creates = result_in(self.out, (m, n), dtype)
-        return Plan((*a.refs, b), writes, creates, updates=bool(self.beta), status=STRUCTURE)
+        return Plan((*a.refs, b), *result_in(self.out, (m, n), dtype), updates=bool(self.beta), status=STRUCTURE)
 
 
 @op("sparse")

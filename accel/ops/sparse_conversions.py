@@ -106,8 +106,7 @@ class Todense(FamilyOp):
     def plan(self) -> Plan:
         a = sparse_of("a", self.a)
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
-        writes, creates = result_in(self.out, a.shape, a.dtype)
-        return Plan(a.refs, writes, creates, status=STRUCTURE)
+        return Plan(a.refs, *result_in(self.out, a.shape, a.dtype), status=STRUCTURE)
 
 
 @op("sparse")
@@ -135,8 +134,7 @@ class Diagonal(FamilyOp):
         if a.format == "bsr":
             raise not_of_blocks()
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
-        writes, creates = result_in(self.out, (min(a.shape),), a.dtype)
-        return Plan(a.refs, writes, creates, status=STRUCTURE)
+        return Plan(a.refs, *result_in(self.out, (min(a.shape),), a.dtype), status=STRUCTURE)
 
 
 @op("sparse")

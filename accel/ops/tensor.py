@@ -67,8 +67,7 @@ class _Contracted(ComposedOp):
                 f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32."
             )
         not_aliased(mine.out, **refs)
-        writes, creates = result_in(mine.out, self.contraction().shape, dtype)
-        return self.composed(tuple(refs.values()), writes, creates)
+        return self.composed(tuple(refs.values()), *result_in(mine.out, self.contraction().shape, dtype))
 
     def compose(self, run: Run) -> AccelRef:
         mine: Any = self

@@ -319,8 +319,7 @@ class _OfSoftmax(FamilyOp):
         _check_grad(self.grad, y=y)
         self.middle()
         in_place_or_apart(self.out, grad=self.grad, y=y)
-        writes, creates = result_in(self.out, y.shape, y.dtype)
-        return Plan((self.grad, y), writes, creates, "normalize", y.dtype)
+        return Plan((self.grad, y), *result_in(self.out, y.shape, y.dtype), "normalize", y.dtype)
 
 
 @op()
@@ -387,5 +386,4 @@ class Dropout(FamilyOp):
                 f"seed is {self.seed} and offset {self.offset}", remedy="Give a seed from 0 to 2**64 - 1, and an offset from 0."
             )
         in_place_or_apart(self.out, x=x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x,), writes, creates, "normalize", x.dtype)
+        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "normalize", x.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from accel import UnsupportedError
 from accel.ops import ArraysOps
 from accel.ops.pieces import kinds_of_pieces
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +26,6 @@ Shape = tuple[int, ...]
 
 # As in arrays.cu.
 _DIMS, _OPERANDS, _BLOCK, _WIDEST = 8, 2, 256, 16
-_DOUBLE = struct.Struct("d")
 _ALL = 1 << 64
 _PADDINGS = {"edge": 0, "reflect": 1, "symmetric": 2, "wrap": 3}
 _MODES = {"raise": 0, "wrap": 1, "clip": 2}
@@ -158,8 +156,8 @@ def _ramp(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     if count:
         stream = lane.stream
         stream.ready()
-        words = (int(start) % _ALL, int(step) % _ALL) if op.dtype.is_integer else (_bits(start), _bits(step))
-        end = 0 if last is None else _bits(last)
+        words = (int(start) % _ALL, int(step) % _ALL) if op.dtype.is_integer else (bits(start), bits(step))
+        end = 0 if last is None else bits(last)
         function = stream.functions[f"ramp_{CODES[op.dtype]}"]
         stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, *words, end, int(last is not None))
 
@@ -239,10 +237,6 @@ def _scatter(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     dtype = op.x.dtype
     name = f"scatter_{CODES[dtype] if dtype.is_floating else f'u{8 * dtype.itemsize}'}"
     _at_indices(lane, op, name, op.walk(), outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
-
-
-def _bits(value: float) -> int:
-    return int.from_bytes(_DOUBLE.pack(value), "little")
 
 
 def count_pieces(op: Any) -> int:

@@ -111,10 +111,6 @@ def _lacks_handle(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas
 
 
-def _prepare(compute: Any) -> None:
-    compute.prepare_blas()
-
-
 _TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
 
 
@@ -157,5 +153,5 @@ PART = CudaPart(
         "gemm_grouped": lambda op: 2 * len(op.a),
     },
     workspaces=1,
-    prepare=_prepare,
+    prepare=lambda compute: compute.prepare_blas(),
 )

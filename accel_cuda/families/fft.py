@@ -14,7 +14,8 @@ from accel_cuda.families.arrays import copy_pieces, count_pieces
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 from accel_cuda.families.fft_plans import CUFFT, FftPlans
-from accel_cuda.families.fft_steps import CONVOLUTIONS, COSINES, STEPS, bits, layouts_of
+from accel_cuda.families.fft_steps import CONVOLUTIONS, COSINES, STEPS, layouts_of
+from accel_cuda.families.kernels import bits
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
 from accel_cuda.families.fft_layout import Layout
+from accel_cuda.families.kernels import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel_cuda.families.fft_memory import WorkMemory
 
-__all__ = ["CONVOLUTIONS", "COSINES", "STEPS", "bits", "layouts_of"]
+__all__ = ["CONVOLUTIONS", "COSINES", "STEPS", "layouts_of"]
 
 COSINES = ("dct", "idct", "dst", "idst")
 CONVOLUTIONS = ("convolve", "correlate")
 
 _BLOCK = 256
-_DOUBLE = struct.Struct("d")
 # As in spectra.cu.
 _FLIP_IN, _SIGN_IN, _FLIP_OUT, _SIGN_OUT, _SINE = 1, 2, 4, 8, 16
 _FLAGS = {1: 0, 2: _SIGN_IN | _FLIP_OUT, 3: _FLIP_IN | _SIGN_OUT, 4: _FLIP_IN | _SIGN_OUT}
 _ODD_FOUR = 5
 _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64", DType.COMPLEX64: "c64", DType.COMPLEX128: "c128"}
-
-
-def bits(value: float) -> int:
-    """Return a float64 as a kernel's argument."""
-    return int.from_bytes(_DOUBLE.pack(value), "little")
 
 
 def _blocks(size: int) -> int:

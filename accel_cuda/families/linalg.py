@@ -179,10 +179,6 @@ def _multiply_stacks(compute: Any, spec: MatmulSpec, memory: MatmulMemory) -> No
         )  # fmt: skip
 
 
-def _prepare(compute: Any) -> None:
-    compute.prepare_blas()
-
-
 def _multiply_integers(stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory) -> None:
     a, b, out = spec.a, spec.b, spec.out
     n, m, k = out.rows, out.columns, a.rows
@@ -291,5 +287,5 @@ PART = CudaPart(
     programs=(Source("linalg", _source, functions=("matmul",), on_demand=True),),
     program={"matmul": _program},
     workspaces=1,
-    prepare=_prepare,
+    prepare=lambda compute: compute.prepare_blas(),
 )

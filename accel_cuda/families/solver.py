@@ -83,15 +83,11 @@ def _signature(op: Any) -> Hashable:
     return op.kind, *[None if ref is None else (ref.shape, ref.dtype) for ref in refs], *[getattr(op, name, None) for name in _OPTIONS]
 
 
-def _prepare(compute: Any) -> None:
-    compute.prepare_blas()
-
-
 PART = CudaPart(
     open=SolverLibrary,
     libraries=(CUSOLVER, CUBLAS),
     programs=(Source("solver", lambda code: ("solver.cu", "")),),
     program="solver",
     workspaces=1,
-    prepare=_prepare,
+    prepare=lambda compute: compute.prepare_blas(),
 )

@@ -7,14 +7,13 @@ places are sorted by the elements and then, as the sort is stable, by the lines.
 from __future__ import annotations
 
 import ctypes
-import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RadixSort, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, aligned, bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["PART", "SortLibrary"]
 
 _BLOCK = 256
-_ALIGNED = 256
 _LIMIT = 2**31 - 1
 # As in sort.cu.
 _JOINED, _FALLING, _LINES = 1, 2, 4
@@ -37,7 +35,6 @@ _SORTS = tuple(RadixSort(keys, has_values) for keys in (DType.UINT32, DType.UINT
 _ORDERED = frozenset({"sort", "argsort", "topk", "partition", "segment_sort"})
 _UNIQUE = frozenset({"unique", "unique_all"})
 _SORT_COMMANDS, _OTHER_COMMANDS = 26, 16
-_DOUBLE = struct.Struct("d")
 # Of how many elements the first k are selected, one block a line, and not sorted.
 _LEAST_SELECTED, _MOST_SELECTED, _LONG, _LINES_OF_LONG = 128, 1024, 1 << 16, 32
 _KEPT = 32768
@@ -163,15 +160,11 @@ def _work(kind: str, dtype: DType, lines: tuple[int, int, int], segments: int, k
         needs.append((_SUM, marked, 0))
     offsets = [0]
     for nbytes in (keys, keys, places, places, numbers):
-        offsets.append(offsets[-1] + _aligned(nbytes))
+        offsets.append(offsets[-1] + aligned(nbytes))
     return _Work(order, marked, size, tuple(needs) if size <= _LIMIT else (), tuple(offsets))
 
 
 _NOTHING = _Work(None, 0, 0, (), (0,) * 6)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 def _selects(k: int, length: int, lines: int) -> bool:
@@ -240,7 +233,7 @@ class SortLibrary(FamilyState[Cub]):
             if nbytes is None:
                 return None
             most = max(most, nbytes)
-        return work.offsets[-1] + _aligned(most) if work.needs else 0
+        return work.offsets[-1] + aligned(most) if work.needs else 0
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
@@ -443,7 +436,7 @@ def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Se
         return
     is_shared = bins <= _SHARED_BINS
     shared = 4 * bins if is_shared else 0
-    limits = [int.from_bytes(_DOUBLE.pack(value), "little") for value in (low, high, (high - low) / bins)]
+    limits = map(bits, (low, high, (high - low) / bins))
     function = stream.functions[f"sort_bins_{CODES[op.x.dtype]}"]
     stream.launch_wide(function, (_grid(stream, size), 1), (_BLOCK, 1), shared, inputs[0], outputs[0], size, bins, *limits, int(is_shared))
 

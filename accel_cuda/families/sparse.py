@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, aligned
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "SparseLibrary"]
 
-_BLOCK, _ALIGNED = 256, 256
+_BLOCK = 256
 _COMMANDS = 64
 """Commands of an op at most: the library sorts in some of its calls, and does not say in how many steps."""
 
@@ -182,7 +182,7 @@ class SparseLibrary(FamilyState[SparsePlans]):
                 return
             made = data, indices
             if room < most:  # the library writes as many as there are
-                made = scratch, scratch + _aligned(most * itemsize)
+                made = scratch, scratch + aligned(most * itemsize)
                 _clear(stream, (scratch, _room(op)))
             matrices = *inputs[:6], *made, indptr, count
             self.loaded().run(stream, spec, matrices, (), scratch + _room(op), op.alpha, op.beta)
@@ -360,14 +360,10 @@ def _room(op: Any) -> int:
     """Return the bytes of what is neither given nor a result: an indptr between csc and coo, or a sum that is larger than its room."""
     if op.kind == "add":
         a, most = _matrix_of(op), op.a[1].size + op.b[1].size
-        return _aligned(most * a.dtype.itemsize) + _aligned(most * 4) if op.room(most) < most else 0
+        return aligned(most * a.dtype.itemsize) + aligned(most * 4) if op.room(most) < most else 0
     if op.kind not in _CONVERSIONS or {op.target, op.a[0]} != {"csc", "coo"}:
         return 0
-    return _aligned(4 * (_matrix_of(op).shape[0] + 1))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED
+    return aligned(4 * (_matrix_of(op).shape[0] + 1))
 
 
 def _clear(stream: CudaStream, *parts: tuple[int, int]) -> None:

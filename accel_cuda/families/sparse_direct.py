@@ -16,6 +16,7 @@ from accel import DType, Transpose, UnsupportedError
 from accel.sparse_ref import sparse_of
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.families.kernels import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ __all__ = ["CUDSS", "DirectSolver", "solve_scratch"]
 
 CUDSS = VendorLibrary("cudss", "nvidia-cudss-cu13", "nvmath.bindings.cudss", "cuDSSError", extra="sparse-direct")
 
-_ALIGNED = 256
 _DATA = {DType.FLOAT32: "R_32F", DType.FLOAT64: "R_64F", DType.COMPLEX64: "C_32F", DType.COMPLEX128: "C_64F"}
 _INDICES = {DType.INT32: "R_32I", DType.INT64: "R_64I"}
 _GEAM = {DType.FLOAT32: "sgeam_64", DType.FLOAT64: "dgeam_64", DType.COMPLEX64: "cgeam_64", DType.COMPLEX128: "zgeam_64"}
@@ -39,7 +39,7 @@ _REFINED = 2
 
 def solve_scratch(op: Any) -> int:
     """Return how many bytes an op works in: several right-hand sides, and solutions, lie by columns meanwhile."""
-    return 2 * _aligned(op.b.nbytes) if _columns(op) > 1 else 0
+    return 2 * aligned(op.b.nbytes) if _columns(op) > 1 else 0
 
 
 class DirectSolver:
@@ -68,7 +68,7 @@ class DirectSolver:
         if n and count:
             b, x = inputs[3], out
             if count > 1:
-                b, x = scratch, scratch + _aligned(op.b.nbytes)
+                b, x = scratch, scratch + aligned(op.b.nbytes)
                 _turn(lane, op.b.dtype, n, count, inputs[3], b)
             bad = self._solved(stream, op, (*inputs[:3], b, x)) if a.nnz else n
             if bad:
@@ -166,7 +166,3 @@ def _turn(lane: Any, dtype: DType, rows: int, columns: int, source: int, destina
     one, zero = blas.factors(dtype, 1.0, 0.0)
     # The second matrix, which is multiplied by 0, is not read.
     blas.call(_GEAM[dtype], trans, trans, rows, columns, one, source, columns, zero, source, columns, destination, rows)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED

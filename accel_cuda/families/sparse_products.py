@@ -13,6 +13,7 @@ import numpy as np
 
 from accel import DType, InvalidArgumentError, SparseRef, UnsupportedError
 from accel.sparse_ref import sparse_of
+from accel_cuda.families.kernels import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +26,6 @@ __all__ = ["PRODUCTS", "enqueue_spgemm", "enqueue_spgemm_size", "spgemm_scratch"
 PRODUCTS = ("spgemm", "spgemm_size")
 """Kinds of the ops."""
 
-_ALIGNED = 256
 _INDEX, _BASE, _DEFAULT, _NONE = 2, 0, 0, 0  # int32, from 0 on; the algorithm that the library chooses; no transpose
 
 
@@ -34,7 +34,7 @@ def spgemm_scratch(op: Any) -> int:
     first, _ = _factors(op)
     if op.kind == "spgemm":
         return int(op.workspace)
-    return _aligned(4 * (first[1][0] + 1)) + int(op.workspace)
+    return aligned(4 * (first[1][0] + 1)) + int(op.workspace)
 
 
 def enqueue_spgemm_size(plans: SparsePlans, stream: CudaStream, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -43,9 +43,9 @@ def enqueue_spgemm_size(plans: SparsePlans, stream: CudaStream, op: Any, inputs:
     _check(stream, op)
     needed, products, offsets = 0, 0, outputs[1]
     if a.nnz and b.nnz:
-        work = offsets + _aligned(4 * (shape[0] + 1))
+        work = offsets + aligned(4 * (shape[0] + 1))
         with _call(plans, stream, op, inputs, offsets) as (sparse, call, descriptor):
-            needed, products = _aligned(sparse.sp_gemm_work_estimation(*call, 0)), -1
+            needed, products = aligned(int(sparse.sp_gemm_work_estimation(*call, 0))), -1
             if op.workspace >= needed:
                 sparse.sp_gemm_work_estimation(*call, work)
                 needed += _asked(sparse, call)
@@ -62,7 +62,7 @@ def enqueue_spgemm(plans: SparsePlans, stream: CudaStream, op: Any, inputs: Sequ
     room, itemsize, found, written = op.room(rows * columns), a.dtype.itemsize, 0, 0
     if a.nnz and b.nnz:
         with _call(plans, stream, op, inputs, indptr) as (sparse, call, _):
-            first = _aligned(sparse.sp_gemm_work_estimation(*call, 0))
+            first = aligned(int(sparse.sp_gemm_work_estimation(*call, 0)))
             _check_workspace(op, first)
             sparse.sp_gemm_work_estimation(*call, scratch)
             size = np.array([_asked(sparse, call)], np.uint64)
@@ -147,7 +147,3 @@ def _asked(sparse: Any, call: tuple[int, ...]) -> int:
     size = np.zeros(1, np.uint64)
     sparse.sp_gemm_compute(*call, size.ctypes.data, 0)
     return int(size[0])
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-int(nbytes) // _ALIGNED) * _ALIGNED

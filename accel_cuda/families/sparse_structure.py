@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel.ops.sparse_operands import index_out_of_range
+from accel_cuda.families.kernels import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_structure", "is_sound", "structure_nbytes"]
 
-_BLOCK, _MOST_BLOCKS, _ALIGNED = 256, 4096, 256
+_BLOCK, _MOST_BLOCKS = 256, 4096
 _SORTED = ("add", "solve")
 """Ops whose libraries rely on the order of indices in each row: ``csrgeam2``, and cuDSS."""
 _INFO = 16
@@ -26,7 +27,7 @@ _INFO = 16
 
 def structure_nbytes(op: Any) -> int:
     """Return the bytes of the copies."""
-    return sum(_aligned(numbers.nbytes) for _, (_, _, indices, indptr, _) in _matrices(op) for numbers in (indices, indptr))
+    return sum(aligned(numbers.nbytes) for _, (_, _, indices, indptr, _) in _matrices(op) for numbers in (indices, indptr))
 
 
 def copy_structure(stream: CudaStream, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -51,8 +52,8 @@ def copy_structure(stream: CudaStream, op: Any, inputs: Sequence[int], outputs: 
             major, minor = major // data.shape[1], minor // data.shape[2]
         if count and (not major or not minor or count >> (8 * width - 1)):
             raise index_out_of_range(0)
-        copies = scratch, scratch + _aligned(indices.nbytes)
-        scratch = copies[1] + _aligned(indptr.nbytes)
+        copies = scratch, scratch + aligned(indices.nbytes)
+        scratch = copies[1] + aligned(indptr.nbytes)
         if max(count, marks):
             blocks, sizes = min(-(-max(count, marks) // _BLOCK), _MOST_BLOCKS), (count, marks, major, minor, int(is_coo))
             is_sorted = int(op.kind in _SORTED)
@@ -81,7 +82,3 @@ def _matrices(op: Any) -> Iterator[tuple[int, tuple[Any, ...]]]:
     yield 0, op.a
     if op.kind in ("add", "spgemm", "spgemm_size"):
         yield 3, op.b
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED

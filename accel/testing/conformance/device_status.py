@@ -52,8 +52,7 @@ class Guarded(FamilyOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, info = operand("x", self.x), operand("info", self.info, ndim=1)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
-        return Plan((x, info), writes, creates, status=Status(Spec(info.shape, DType.INT32), _error_of))
+        return Plan((x, info), *result_in(self.out, x.shape, x.dtype), status=Status(Spec(info.shape, DType.INT32), _error_of))
 
 
 class ConformanceOps(OpNamespace[M]):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel import BinaryOp, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "bits", "instances"]
+__all__ = ["CODES", "aligned", "bits", "instances"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -41,6 +41,11 @@ _DOUBLE = struct.Struct("d")
 def bits(value: float) -> int:
     """Return the bits of a float64, as an argument of a kernel."""
     return int.from_bytes(_DOUBLE.pack(value), "little")
+
+
+def aligned(nbytes: int) -> int:
+    """Return how many bytes a part of the memory that an op works in takes, so that the next one begins at a multiple of 256."""
+    return -(-nbytes // 256) * 256
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
