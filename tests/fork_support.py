@@ -92,9 +92,7 @@ async def parent(target: str) -> None:
 
     async with ActorSystem() as system:
         forks = await Forks.start(system, "tests.fork_support:prepare", lambda status: None, close_all)
-        done = asyncio.Event()
-        forks.prepare(b"tests.child_programs", 60.0, lambda *_: done.set())
-        await done.wait()
+        await forks.prepare(b"tests.child_programs", 60.0)
         child = await forks.fork(f"tests.child_programs:{target}", uvloop=False, on_exit=lambda status: None)
         assert child is not None
         assert await asyncio.get_running_loop().sock_recv(child.sock, 100)

@@ -47,7 +47,7 @@ class Forks:
         self._system = system
         self._loop = asyncio.get_running_loop()
         self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
-        self._importing = 0
+        self._is_importing = False
         self.refused = ""
         self._channel = Channel(
             child.sock, self._loop, on_message=self._received, on_lost=self._lost, max_received=_MAX_ANSWER, dispose=dispose
@@ -81,31 +81,27 @@ class Forks:
     def is_ready(self) -> bool:
         """Whether it can fork now: it is there, does not import, and has not refused."""
         # Its death may be known before its connection ends: a fork that has just begun still has a copy of the socket.
-        return self.child.exit is None and not (self._importing or self.refused or self._channel.is_closed)
+        return self.child.exit is None and not (self._is_importing or self.refused or self._channel.is_closed)
 
-    def prepare(self, data: bytes, timeout: float, then: Callable[[str, str], object]) -> None:
-        """Have it import what ``data`` says; it forks nothing meanwhile.
+    async def prepare(self, data: bytes, timeout: float) -> tuple[str, str]:
+        """Have it import what ``data`` says, which the function is called with; it forks nothing meanwhile.
 
-        Parameters
-        ----------
-        data
-            What the function is called with.
-        timeout
-            Seconds after which the forkserver is killed.
-        then
-            ``then(refused, failed)``, once it has answered: why it must not be forked since, or ``""``, and what was raised, or ``""``. Not called if it
-            ends before.
+        Returns why it must not be forked since, or ``""``, and what was raised, or ``""``.
+
+        Raises
+        ------
+        HostDiedError
+            It has ended, or was killed because it did not answer within ``timeout`` seconds.
         """
-
-        def answered(future: asyncio.Future[dict[str, Any]]) -> None:
-            self._importing -= 1
-            timer.cancel()
-            if not future.cancelled() and future.exception() is None:
-                then(str(future.result().get("refused", "")), str(future.result().get("failed", "")))
-
-        self._importing += 1
-        timer = self._loop.call_later(timeout, self.child.kill)
-        self._ask(ForkKind.PREPARE, data).add_done_callback(answered)
+        self._is_importing = True
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._ask(ForkKind.PREPARE, data)
+        except TimeoutError:
+            self.child.kill()
+            raise HostDiedError(f"the forkserver has not imported what it was asked to within {timeout:g} s", hung=True) from None
+        self._is_importing = False
+        return str(answer.get("refused", "")), str(answer.get("failed", ""))
 
     async def fork(self, target: str, *, uvloop: bool, on_exit: Callable[[ExitStatus], None]) -> ChildProcess | None:
         """Fork a child, and return it; ``None`` if the forkserver cannot, so that the child is to be started.
@@ -175,7 +171,7 @@ class Forks:
 
     async def aclose(self) -> None:
         """End the forkserver: at once if it imports, else after the last child that it has forked, for a second at most."""
-        grace = 0.0 if self._importing else 1.0
+        grace = 0.0 if self._is_importing else 1.0
         self._channel.close()
         self._give_up(ClosedError("the forkserver is closed"))
         with contextlib.suppress(HostDiedError):  # it sits in the kernel

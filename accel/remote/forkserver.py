@@ -46,87 +46,76 @@ class ForkserverActor(KeptProcess):
         self._source = source
         self._is_first = is_first
         self._ending: Forks | None = None
-        self._is_given_up = False
+        self._is_given_up = self._is_news = False
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
         self._left_out: weakref.WeakSet[Registration] = weakref.WeakSet()
         source.importing()
 
     async def _keep(self) -> None:
         """Start the forkserver, unless it is there, and have it import what is registered."""
-        core = self._core
-        if self._is_given_up:
-            await self._end()
-            return
-        if not (core.is_ready or self._is_first):
+        core, source = self._core, self._source
+        if self._is_given_up or not (core.is_ready or self._is_first):
             return
         self._is_first = False
-        if self._source.forks is not None and self._source.forks.refused:  # another one is started, without what it cannot have
-            await self._end()
-        if self._source.forks is None:
-            self._source.importing()
-            await self._start()
-        # Without spares the child that serves imports them, and the forkserver would do it once more beside it.
-        for registration in core.own.values() if core.options.standby != "none" else ():
-            if registration not in self._imported and registration not in self._left_out:
-                self._imported.add(registration)
-                self._import(registration)
+        source.importing()
+        try:
+            if source.forks is None:
+                await self._start()
+            # Without spares the child that serves imports them, and the forkserver would do it once more beside it.
+            for registration in tuple(core.own.values()) if core.options.standby != "none" else ():
+                if source.forks is not None and registration not in self._imported and registration not in self._left_out:
+                    self._imported.add(registration)
+                    await self._import(source.forks, registration)
+            if source.forks is not None and source.forks.is_ready and self._is_news:
+                self._is_news = False
+                logger.info("forkserver_ready", device=core.name, pid=source.forks.child.pid)
+        finally:
+            source.settled()
 
     async def _start(self) -> None:
-        core = self._core
+        core, source = self._core, self._source
         self._imported.clear()
 
         def exited(status: ExitStatus) -> None:
-            if self._source.forks is forks:  # else it was to end
-                self._source.forks = None
+            if source.forks is forks:  # else it was to end
+                source.forks = None
                 self._failed(status.error(device=core.name, scope=FaultScope.OP))
 
-        self._source.forks = forks = await Forks.start(core.system, _PREPARE, exited, core.disposal.close)
+        source.forks = forks = await Forks.start(core.system, _PREPARE, exited, core.disposal.close)
         modules = [TARGET.partition(":")[0]]
         if is_uvloop(core.loop):
             modules.append("uvloop")
         if logging.getLogger("accel").isEnabledFor(logging.INFO):  # then each child logs that its context is ready
             modules.append("structlog")
+        wanted = Preload(backend_name(core), core.options.libraries, tuple(modules))
+        self._is_news = True
+        refused, failed = await forks.prepare(pickle.dumps(wanted), STARTUP_TIMEOUT)
+        if failed:
+            logger.warning("forkserver_import_failed", device=core.name, error=failed)
+        if refused:  # all further children are started
+            self._is_given_up = True
+            logger.warning("forkserver_given_up", device=core.name, reason=refused, remedy=_REMEDY)
+            await self._end()
 
-        def imported(refused: str, failed: str) -> None:
-            if failed:
-                logger.warning("forkserver_import_failed", device=core.name, error=failed)
-            if refused:
-                self._give_up(refused)
-            else:
-                self._imports_done(forks)
-
-        forks.prepare(pickle.dumps(Preload(backend_name(core), core.options.libraries, tuple(modules))), STARTUP_TIMEOUT, imported)
-
-    def _imports_done(self, forks: Forks) -> None:
-        """Say that the forkserver is ready, if it is."""
-        if forks.is_ready:
-            logger.info("forkserver_ready", device=self._core.name, pid=forks.child.pid)
-            self._source.settled()
-
-    def _import(self, registration: Registration) -> None:
-        core, forks = self._core, self._source.forks
-        assert forks is not None, "it was started"
-
-        def imported(refused: str, failed: str) -> None:
-            if failed:  # the child that opens it says it as its own error
-                logger.info("forkserver_import_failed", device=core.name, library=registration.name, error=failed)
-            if refused:
-                self._left_out.add(registration)
-                logger.warning("forkserver_without_library", device=core.name, library=registration.name, reason=refused, remedy=_REMEDY)
-                self._look()
-            else:
-                self._imports_done(forks)
-
+    async def _import(self, forks: Forks, registration: Registration) -> None:
+        core, name = self._core, registration.name
         try:
             data = pickle.dumps(Preload(backend_name(core), registration=registration))
         except Exception as error:  # pickle raises what it likes; the child that is to open it cannot be sent it either
-            imported("", repr(error))
+            refused, failed = "", repr(error)
         else:
-            self._source.importing()
-            forks.prepare(data, core.options.limits.busy_timeout, imported)
+            self._is_news = True
+            refused, failed = await forks.prepare(data, core.options.limits.busy_timeout)
+        if failed:  # the child that opens it says it as its own error
+            logger.info("forkserver_import_failed", device=core.name, library=name, error=failed)
+        if refused:  # another one is started, without what it cannot have
+            self._left_out.add(registration)
+            logger.warning("forkserver_without_library", device=core.name, library=name, reason=refused, remedy=_REMEDY)
+            await self._end()
+            self._look()
 
     def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        self._source.settled()  # children are started meanwhile; those that it has forked live on
+        # Children are started meanwhile; those that it has forked live on.
         logger.warning("forkserver_lost", device=self._core.name, seconds=round(pause, 3), error=error)
 
     def _give_up(self, reason: str) -> None:
@@ -137,9 +126,6 @@ class ForkserverActor(KeptProcess):
 
     async def _end(self) -> None:
         self._ending, self._source.forks = self._source.forks or self._ending, None
-        try:
-            if self._ending is not None:
-                await self._ending.aclose()  # if this is cancelled, `stopped` waits for it
-                self._ending = None
-        finally:
-            self._source.settled()
+        if self._ending is not None:
+            await self._ending.aclose()  # if this is cancelled, `stopped` waits for it
+            self._ending = None

@@ -93,7 +93,7 @@ class KeptProcess(Actor[None, None]):
 
     def _failed(self, error: AccelError) -> None:
         """Replace a process that has died by itself, after a while."""
-        if self._core.refs.is_closing:
+        if self._core.refs.is_closing or self._retry is not None:
             return
         delay = self._budget.request()
         pause = _PAUSE if delay is None else max(delay, _BUDGET.backoff[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import AccelError, InvalidArgumentError
@@ -14,15 +13,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from accel.engine.submission import BatchSubmission, Submission
+    from accel.engine.submission import Submission
     from accel.ops import KernelOp
     from accel.remote.arrays import SharedArray
 
-__all__ = ["PendingRequest", "array_of", "fitting", "too_long"]
-
-
-_HEAD = 64 << 10
-"""Bytes of a message that are kept for what comes with the ops: numbers, and what a fault plan does to some of them."""
+__all__ = ["PendingRequest", "array_of", "too_long"]
 
 
 class PendingRequest:
@@ -61,31 +56,6 @@ class PendingRequest:
         self.landing = landing
         self.is_answered = self.is_over = False
         self.error: AccelError | None = None
-
-
-def fitting(submission: BatchSubmission, start: int, ids: Sequence[Sequence[int]], written: Sequence[Any]) -> int:
-    """Return how many of the ops from ``start`` on, as they are written, go into one message.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the first alone does not.
-    """
-    room = MAX_MESSAGE - _HEAD
-    for count, (made, op) in enumerate(zip(ids, written, strict=True)):
-        nbytes = len(marshal.dumps([list(made), op]))
-        room -= nbytes
-        if room < 0:
-            if count:
-                return count
-            error = too_long(
-                f"{submission.kinds[start]}, op {start} of a batch,",
-                nbytes,
-                "Put what it holds on the device as an array, and give it the ref.",
-            )
-            error.op_index = start
-            raise error
-    return len(written)
 
 
 def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import operator
 import struct
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,7 +23,7 @@ from accel.remote.error_codec import decode_error
 from accel.remote.injected_faults import sent_action
 from accel.remote.messages import Failure, Kind, pack
 from accel.remote.op_codec import OpWriter
-from accel.remote.pending_request import PendingRequest, fitting, too_long
+from accel.remote.pending_request import PendingRequest, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +47,9 @@ Landed: TypeAlias = "Callable[[AccelError | None], None]"
 
 _NUMBER = struct.Struct("<Q")
 _buffer_of = operator.attrgetter("buffer")
+
+_HEAD = 64 << 10
+"""Bytes of a message that are kept for what comes with the ops: numbers, and what a fault plan does to some of them."""
 
 _BURST = 16
 """The parent flushes after this many ops of one loop iteration: the child runs them while the parent sends the next ones."""
@@ -100,17 +104,28 @@ class RequestContext(ContextBase):
         arrays
             The shared memory for their arrays, by the index of the op.
         """
-        start, refused = submission.sent, None
-        end = start + len(ops)
-        for index in range(start, end):  # in one go: refs may be dropped whenever others run
+        start, room = submission.sent, MAX_MESSAGE - _HEAD
+        ids: list[list[int]] = []
+        written: list[WireOp] = []
+        refused: AccelError | None = None
+        for index, op in enumerate(ops, start):  # in one go: refs may be dropped whenever others run
             try:
-                self.make(submission, index, submission.plans[index])
+                made = self.make(submission, index, submission.plans[index])
+                wire = self._ops.write(op, arrays[index].place if index in arrays else None)
+                room -= (nbytes := len(marshal.dumps(wire)))
+                if room < 0 and not written:
+                    what = f"{submission.kinds[index]}, op {index} of a batch,"
+                    raise too_long(what, nbytes, "Put what it holds on the device as an array, and give it the ref.")
             except AccelError as error:
                 error.op_index = index
-                end, refused = index, error
+                refused = error.with_traceback(None)  # its frames hold this one
                 break
-        if end > start:
-            end, refused = self._send_ops(next(self._numbers), submission, start, ops[: end - start], arrays) or (end, refused)
+            if room < 0:
+                break
+            ids.append([ref.buffer for ref in made])
+            written.append(wire)
+        if written:
+            self._send_ops(submission, start, ids, written, {index: arrays[index] for index in arrays if index < start + len(written)})
         if refused is not None:
             try:
                 raise refused
@@ -118,34 +133,20 @@ class RequestContext(ContextBase):
                 del refused  # its traceback holds this frame
 
     def _send_ops(
-        self, number: int, submission: BatchSubmission, start: int, ops: Sequence[KernelOp], arrays: Mapping[int, SharedArray]
-    ) -> tuple[int, AccelError | None] | None:
-        """Send ops of a batch as one message. Where not all of them can be sent, return before which it ends, and what is wrong with the next."""
-        written: list[WireOp] = []
-        cut: tuple[int, AccelError | None] | None = None
-        for index, op in enumerate(ops, start):
-            try:
-                written.append(self._ops.write(op, arrays[index].place if index in arrays else None))
-            except AccelError as error:
-                error.op_index = index
-                if index == start:
-                    raise
-                cut = index, error.with_traceback(None)  # its frames hold this one
-                break
-        ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(written)]]
-        data = self._packed(number, ids, written)
-        if len(data) > MAX_MESSAGE:
-            count = fitting(submission, start, ids, written)
-            ids, written, cut = ids[:count], written[:count], (start + count, None)
-            data = self._packed(number, ids, written)
-        end = start + len(written)
-        used = [outgoing for index, outgoing in arrays.items() if index < end]
-        landing = [outgoing for index, outgoing in arrays.items() if index < end and isinstance(ops[index - start], Get)]
-        if self._faults is not None:
-            data = self._packed(number, ids, written, [self.action(kind) for kind in submission.kinds[start:end]])
-        self._post(number, PendingRequest(submission, start, len(written), used, landing), data)
+        self,
+        submission: BatchSubmission,
+        start: int,
+        ids: list[list[int]],
+        written: list[WireOp],
+        arrays: Mapping[int, SharedArray],
+    ) -> None:
+        """Send ops of a batch as one message."""
+        number, end = next(self._numbers), start + len(written)
+        landing = [outgoing for index, outgoing in arrays.items() if isinstance(submission.ops[index], Get)]
+        actions = None if self._faults is None else [self.action(kind) for kind in submission.kinds[start:end]]
+        request = PendingRequest(submission, start, len(written), tuple(arrays.values()), landing)
+        self._post(number, request, self._packed(number, ids, written, actions))
         submission.sent = end
-        return cut
 
     async def send_graph(self, submission: GraphSubmission) -> None:
         """Send the ops of a graph, which the child captures. A long one is encoded in turns."""

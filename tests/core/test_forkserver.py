@@ -54,11 +54,8 @@ async def forks(system: ActorSystem, *imports: str, seen: list[ExitStatus] | Non
     """Start a forkserver, and have it import modules."""
     found = await Forks.start(system, PREPARE, (seen if seen is not None else []).append, close_all)
     try:
-        done = asyncio.Event()
         for each in imports or ("sys",):  # a fork is waited for as long as one takes, and no start of Python
-            done.clear()
-            found.prepare(each.encode(), 60.0, lambda *_: done.set())
-            await asyncio.wait_for(done.wait(), 60)
+            await found.prepare(each.encode(), 60.0)
         yield found
     finally:
         await found.aclose()
@@ -180,12 +177,16 @@ async def test_killing_a_fork_tells_the_signal_also_while_the_forkserver_imports
             assert await received(child) == b"ready\n"
         children[0].kill()
         assert (await ended(children[0])).signal == signal.SIGKILL
-        found.prepare(b"import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass", 60.0, lambda *_: None)
+        importing = asyncio.create_task(found.prepare(b"import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass", 60.0))
+        await asyncio.sleep(0)
         children[1].kill()
         assert (await ended(children[1], 2.0)).signal == signal.SIGKILL
         assert not found.is_ready
+        assert not importing.done()
         for child in children:
             await child.aclose()
+        importing.cancel()
+        await asyncio.wait({importing})
 
 
 async def test_forks_outlive_the_forkserver_and_their_end_is_seen_without_a_status() -> None:
@@ -288,13 +289,11 @@ async def test_the_thread_of_pyarrows_jemalloc_does_not_keep_it_from_forking(mon
 
 
 async def test_what_an_import_raises_is_told_and_is_no_reason_not_to_fork() -> None:
-    failed: list[str] = []
     async with ActorSystem() as system, forks(system) as found:
-        for code in (b"no_such_module_at_all", b"import sys; sys.exit(3)"):
-            found.prepare(code, 60.0, lambda _, error: failed.append(error))
-        await until_so(lambda: len(failed) == 2, "the answers")
-        assert "ModuleNotFoundError" in failed[0]
-        assert "SystemExit" in failed[1]
+        for code, error in ((b"no_such_module_at_all", "ModuleNotFoundError"), (b"import sys; sys.exit(3)", "SystemExit")):
+            refused, failed = await found.prepare(code, 60.0)
+            assert not refused
+            assert error in failed
         child = await forked(found, "until_end")  # one that returns at once may have ended before it is known
         assert (await child.aclose(grace=20.0)).code == 0
 
