@@ -239,7 +239,7 @@ class Server:
             self._free(freed)
         taken, generation = self._take(ids, wires), self.context.generation
         if taken.refused is not None and not taken.ops:
-            self._refuse(number, taken.refused)
+            self._refuse(number, taken.refused if len(wires) > 1 else taken.refused.clone(op_index=None))
             return None
         if actions:
             self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
