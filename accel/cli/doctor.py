@@ -6,15 +6,20 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import sys
+import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel import BackendUnavailableError, __version__
+from accel._log import one_line
 from accel.backend import Diagnosis
-from accel.cli.console import print_table, quiet_log
+from accel.cli.console import quiet_log
 from accel.cli.devices import list_devices, memory_text
-from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
+from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, installable, version_of
 from accel.cli.selftest import SelfTest, self_test
 from accel.completion.timer import TimerfdTimer
 from accel.ops.families import installed_families
@@ -22,9 +27,12 @@ from accel.registry import load_backend
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["add_arguments", "checks", "run"]
+
+_GROUPS = {"Works": ("ok", "limited"), "Optional, and not there": ("missing", "unused"), "Broken": ("failed",)}
+"""Heading -> the states of what stands under it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +51,35 @@ def run(arguments: argparse.Namespace) -> int:
     backends = [check for check in found if check.name.startswith("backend ")]
     usable = any(check.state == "ok" for check in backends) and test.is_ok
     if arguments.json:
-        document: dict[str, Any] = {"ok": usable, "checks": [asdict(check) for check in found], "self_test_ms": test.steps}
+        document: dict[str, Any] = {
+            "ok": usable,
+            "checks": [asdict(check) | {"remedy": installable(check.remedy)} for check in found],
+            "self_test_ms": test.steps,
+        }
         print(json.dumps(document, indent=2))
     else:
-        print_table("", ("what", "state", "detail"), [(check.name, check.state, check.detail) for check in found])
-        for check in found:
-            if check.remedy:
-                print(f"{check.name}: {check.remedy}")
+        _print(found)
         print("This machine can run accel." if usable else "This machine cannot run accel yet.")
     return 0 if usable else 1
+
+
+def _print(found: list[Diagnosis]) -> None:
+    """Print the checks in three groups, wrapped to the terminal or, without one, to 100 columns. Commands stay whole."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    column = min(max(len(check.name) for check in found), 24)
+    wrapped = partial(textwrap.wrap, width=max(width - column - 4, 30), break_long_words=False, break_on_hyphens=False)
+    for title, states in _GROUPS.items():
+        members = [check for check in found if check.state in states]
+        if members:
+            print(title)
+        for check in members:
+            remedy = installable(check.remedy)
+            is_command = "pip install" in remedy
+            lines = [*wrapped(one_line(check.detail)), *([remedy] if is_command else wrapped(one_line(remedy)))]
+            for name, line in zip_longest([check.name], lines or [""], fillvalue=""):
+                print(f"  {name:<{column}}  {line}".rstrip())
+        if members:
+            print()
 
 
 def checks() -> Iterator[Diagnosis]:
@@ -64,7 +92,7 @@ def checks() -> Iterator[Diagnosis]:
         yield (
             Diagnosis(distribution, "ok", version)
             if version
-            else Diagnosis(distribution, "failed", "not installed", f"pip install {distribution}")
+            else Diagnosis(distribution, "failed", "not installed", install_command(distribution))
         )
     yield from _kernel_features()
     for extra, modules in EXTRAS.items():
@@ -92,7 +120,7 @@ def _families() -> Iterator[Diagnosis]:
             missing = [wheel for wheel in part.wheels if not version_of(wheel)]
             if missing:
                 what = f"family {family.name} on {backend}"
-                yield Diagnosis(what, "missing", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+                yield Diagnosis(what, "missing", f"not installed: {', '.join(missing)}", install_command(*missing))
 
 
 def _python() -> Diagnosis:
@@ -128,18 +156,18 @@ def _kernel_features() -> Iterator[Diagnosis]:
     def pidfd() -> None:
         os.close(os.pidfd_open(os.getpid()))
 
-    uses = {
-        "memfd": (memfd, "device memory on the CPU backend and shared memory need it"),
-        "timerfd": (timerfd, "without it, completion sleeps at the loop's resolution of 1 ms"),
-        "pidfd": (pidfd, "process hosts need it"),
+    uses: dict[str, tuple[Callable[[], None], Literal["failed", "missing"], str]] = {
+        "memfd": (memfd, "failed", "device memory on the CPU backend and shared memory need it"),
+        "timerfd": (timerfd, "missing", "without it, completion sleeps at the loop's resolution of 1 ms"),
+        "pidfd": (pidfd, "failed", "process hosts need it"),
     }
-    for name, (probe, use) in uses.items():
+    for name, (probe, state, use) in uses.items():
         try:
             probe()
         except Exception as error:
             yield Diagnosis(
                 name,
-                "missing",
+                state,
                 f"{type(error).__name__}: {error}; {use}",
                 "Use Linux 5.4 or later, and allow the call in the sandbox's seccomp filter.",
             )
@@ -150,7 +178,8 @@ def _kernel_features() -> Iterator[Diagnosis]:
 def _backends() -> Iterator[Diagnosis]:
     for name, found in list_devices().items():
         if isinstance(found, BackendUnavailableError):
-            yield Diagnosis(f"backend {name}", "missing", found.message, found.remedy)
+            state: Literal["failed", "missing"] = "failed" if name == "cpu" else "missing"
+            yield Diagnosis(f"backend {name}", state, found.message, found.remedy)
         elif not found:
             yield Diagnosis(f"backend {name}", "missing", "no device")
         else:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
+import shlex
+import sys
 from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["CORE", "EXTRAS", "UNUSED", "extra_of", "install_command", "version_of"]
+__all__ = ["CORE", "EXTRAS", "UNUSED", "extra_of", "install_command", "installable", "version_of"]
 
 CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 """Distributions that accel cannot be without."""
@@ -27,6 +34,7 @@ EXTRAS: dict[str, dict[str, str]] = {
 UNUSED: tuple[str, ...] = ()
 """Extras that nothing in this release imports."""
 
+_DISTRIBUTION = "accel-actors"
 _ALONE = {"uvloop": "uvloop"}
 
 
@@ -38,9 +46,41 @@ def extra_of(module: str | None) -> str | None:
     return next((extra for extra, modules in EXTRAS.items() if top in modules), _ALONE.get(top))
 
 
-def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra of this distribution, which is on no index, or a distribution that stands alone."""
-    return f"pip install {extra}" if extra in _ALONE.values() else f"pip install '.[{extra}]'  # in a checkout"
+def install_command(*names: str) -> str:
+    """Return the shell command that installs an extra of accel, or other distributions, as accel was installed.
+
+    pip or uv; and for an extra the checkout, the folder or wheel that accel was installed from, or its name.
+    """
+    installer, origin = _installation()
+    if names[0] not in EXTRAS:
+        return f"{installer} {' '.join(names)}"
+    is_checkout = (Path(origin) / "pyproject.toml").is_file()
+    return f"{installer} {'-e ' if is_checkout else ''}{shlex.quote(f'{origin}[{names[0]}]')}"
+
+
+def installable(remedy: str) -> str:
+    """Return a remedy with the commands of :func:`install_command`: backends only know those of a checkout."""
+    command = r"(?:[Ii]n a checkout(?:, run)?: )?pip install '\.\[([\w-]+)\]'(?:  # in a checkout|, in a checkout)?"
+    return re.sub(command, lambda found: install_command(found[1]), remedy)
+
+
+@functools.cache
+def _installation() -> tuple[str, str]:
+    """Return the installer's command, and what an extra in brackets follows to be installed."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        found = metadata.distribution(_DISTRIBUTION)
+        installer, origin = found.read_text("INSTALLER") or "", json.loads(found.read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        installer, origin = "", {}
+    config = Path(sys.prefix) / "pyvenv.cfg"
+    is_uv = installer.strip() == "uv" or (config.is_file() and re.search(r"^uv\b", config.read_text(), re.MULTILINE))
+    command = "uv pip install" if is_uv else "pip install"
+    if (root / "pyproject.toml").is_file():
+        return command, str(root)
+    url = urlsplit(origin.get("url", ""))
+    path = unquote(url.path)
+    return command, path if url.scheme == "file" and Path(path).exists() else _DISTRIBUTION
 
 
 def version_of(distribution: str) -> str | None:

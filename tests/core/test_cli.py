@@ -4,11 +4,13 @@ import asyncio
 import io
 import json
 import logging
+import re
 import runpy
 import signal
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +115,9 @@ def test_an_error_of_accel_is_a_message_and_1(command: Callable[[Any], None], ca
 @pytest.mark.parametrize(
     ("missing", "install"),
     [
-        ("rich.console", "pip install '.[cli]'  # in a checkout"),
-        ("starlette", "pip install '.[web]'  # in a checkout"),
-        ("aiohttp.web", "pip install '.[web]'  # in a checkout"),
+        ("rich.console", f"pip install -e '{ROOT}[cli]'"),
+        ("starlette", f"pip install -e '{ROOT}[web]'"),
+        ("aiohttp.web", f"pip install -e '{ROOT}[web]'"),
         ("uvloop", "pip install uvloop"),
     ],
 )
@@ -256,12 +258,49 @@ def test_doctor_prints_the_command_that_fixes_what_is_missing(monkeypatch: pytes
     monkeypatch.setattr(doctor, "version_of", lambda distribution: None)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "extra web: pip install '.[web]'  # in a checkout\n" in out
-    assert "numpy: pip install numpy\n" in out
-    assert "uvloop: pip install uvloop\n" in out
-    for extra in extras.UNUSED:
-        assert f"extra {extra}: " not in out, "nothing is to be done for what is not used"
-    assert out.count("not used in this release") == len(extras.UNUSED)
+    works, optional, broken = re.split(r"^(?:Optional, and not there|Broken)$", out, flags=re.MULTILINE)
+    assert works.startswith("Works\n")
+    assert "  backend cpu " in works
+    assert f" pip install -e '{ROOT}[web]'\n" in optional
+    assert " pip install uvloop\n" in optional
+    assert f"pip install -e '{ROOT}[cuda]'" in optional.partition("  backend cuda ")[2]
+    assert " pip install numpy\n" in broken
+    assert "in a checkout" not in out
+    long = [line for line in out.splitlines() if len(line) > 100 and "pip install" not in line]
+    assert not long, "what is no command is wrapped"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"INSTALLER": "pip\n"}, "pip install 'accel-actors[web]'"),
+        ({"INSTALLER": "uv"}, "uv pip install 'accel-actors[web]'"),
+        ({"INSTALLER": "pip", "direct_url.json": '{"url": "file://HERE/a.whl"}'}, "pip install 'HERE/a.whl[web]'"),
+        ({"INSTALLER": "pip", "direct_url.json": '{"url": "file://HERE/gone.whl"}'}, "pip install 'accel-actors[web]'"),
+        (None, "pip install 'accel-actors[web]'"),
+    ],
+    ids=["index", "uv", "wheel", "wheel that has gone", "not installed"],
+)
+def test_a_command_installs_as_accel_was_installed(
+    files: dict[str, str] | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distribution(name: str) -> types.SimpleNamespace:
+        assert name == "accel-actors"
+        if files is None:
+            raise metadata.PackageNotFoundError(name)
+        return types.SimpleNamespace(read_text=lambda file: files.get(file, "").replace("HERE", str(tmp_path)))
+
+    (tmp_path / "a.whl").touch()
+    monkeypatch.setattr(extras, "_installation", extras._installation.__wrapped__)
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "accel" / "cli" / "extras.py"))
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert extras.install_command("web") == expected.replace("HERE", str(tmp_path))
+    assert extras.installable("In a checkout, run: pip install '.[web]'.") == expected.replace("HERE", str(tmp_path)) + "."
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.9.1\n")
+    (tmp_path / "pyproject.toml").touch()
+    assert extras.install_command("web") == f"uv pip install -e '{tmp_path}[web]'"
+    assert extras.install_command("uvloop") == "uv pip install uvloop"
 
 
 @pytest.mark.parametrize("what", ["backend", "self-test"])
@@ -276,7 +315,7 @@ def test_doctor_returns_1_if_nothing_works(what: str, monkeypatch: pytest.Monkey
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "cannot run accel yet" in out
-    assert ("backend cpu: Do this." if what == "backend" else "after open: it broke") in out
+    assert ("Do this." if what == "backend" else "after open: it broke") in out.partition("\nBroken\n")[2]
 
 
 def test_doctor_reports_a_kernel_feature_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +324,7 @@ def test_doctor_reports_a_kernel_feature_that_is_not_there(monkeypatch: pytest.M
 
     monkeypatch.setattr("os.pidfd_open", refuse)
     found = {check.name: check for check in doctor.checks()}
-    assert found["pidfd"].state == "missing"
+    assert found["pidfd"].state == "failed"
     assert "not allowed" in found["pidfd"].detail
     assert found["pidfd"].remedy
 
