@@ -46,7 +46,6 @@ _FUSED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64,
 
 
 _REFS = ("a", "b", "bias", "scale_a", "scale_b", "scale_out", "out", "aux", "amax")
-_READS = _REFS[:6]
 _NO_SCALES, _NO_OTHERS = (None,) * 3, (None,) * 7
 
 
@@ -203,9 +202,9 @@ class Matmul(FamilyOp):
 
     def memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> MatmulMemory:
         """Return which of the addresses that a kernel is given is what."""
-        written = [name for name in ("out", "aux", "amax") if getattr(self, name) is not None]
-        reads = [name for name in _READS if getattr(self, name) is not None]
-        names = (*reads, *written, *(("out",) if self.out is None else ()))
+        names = [name for name in MatmulMemory._fields if getattr(self, name) is not None]
+        if self.out is None:
+            names.append("out")  # what the plan creates comes behind what it writes
         return _NOWHERE._replace(
             **dict(zip(names, (*inputs, *outputs), strict=False))
         )  # behind the results, a kernel has memory to work in

@@ -28,6 +28,7 @@ __all__ = ["PART"]
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+_CONVERTED = frozenset({*_FLOAT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 # Sums of products of int8 are whole numbers that float64 holds, and its products are BLAS's.
 _COMPUTED: dict[DType, np.dtype[Any]] = {DType.INT8: np.dtype(np.float64), **dict.fromkeys(_FLOAT8, _FLOAT32)}
 
@@ -66,7 +67,9 @@ def _multiply(op: Any, result: DType, sizes: tuple[tuple[int, ...], int, int, in
             product = np.maximum(product, wide.type(0)) if op.activation == "relu" else FUNCTIONS[UnaryOp.GELU_TANH](product)
         if memory.amax and product.size:
             most = np.maximum(most, np.abs(product).max())
-        out[index][..., rows, :] = _stored(product if scale_out is None else product * scale_out, result)
+        if scale_out is not None:
+            product *= scale_out
+        out[index][..., rows, :] = _stored(product, result) if result in _CONVERTED else product
     if memory.amax:
         _number(memory.amax)[...] = most
 
@@ -96,13 +99,11 @@ def _pieces(batch: tuple[int, ...], m: int, n: int, k: int, wide: np.dtype[Any])
 
 def _stored(product: Array, result: DType) -> Array:
     """Return products as what the destination's type can hold: float8 has no infinities to overflow to, and integers wrap around."""
-    if result.numpy.kind == "i":
+    if result not in _FLOAT8:
         return product.astype(np.int64)
-    if result in _FLOAT8:
-        finfo: Any = ml_dtypes.finfo
-        most = float(finfo(result.numpy).max)
-        return np.clip(product, -most, most)
-    return product
+    finfo: Any = ml_dtypes.finfo
+    most = float(finfo(result.numpy).max)
+    return np.clip(product, -most, most)
 
 
 def _call(options: dict[str, Any], names: tuple[str, ...], linalg: Any, a: Any, b: Any, *more: Any) -> Any:
