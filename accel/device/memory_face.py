@@ -51,7 +51,7 @@ class MemoryFace(MemoryExchange):
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
-        deadline = self._sender.deadline(timeout) if checksum else None
+        deadline = None if timeout is None or not checksum else self._sender.deadline(timeout)
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
             array, timeout = await self._converted(array, timeout)
         result: AccelRef = await self._sender.run(ops.Put(array, out, durable), timeout)

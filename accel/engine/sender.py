@@ -226,7 +226,7 @@ class Sender:
         if seal.checksum is not None:
             return
         try:
-            made = await self.run(Checksum(ref), self.left(deadline))
+            made = await self.run(Checksum(ref), None if deadline is None else self.left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from accel._log import get_logger
 from accel.errors import (
+    AccelError,
     ClosedError,
     ContextPoisonedError,
     DeviceLostError,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Version", "VersionLoader"]
 
+logger = get_logger()
+
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _PART = 4
@@ -44,6 +49,12 @@ _PART = 4
 
 _PAUSE = 0.05
 """Seconds until a device that has faulted is asked again."""
+
+_FIRST_CALLS = (1, 2, 4, 8, 16)
+"""Calls of a version after which its weights are compared with their checksums."""
+
+_INTERVAL = 60.0
+"""Seconds after which they are compared again, at the end of a call."""
 
 
 class Version:
@@ -69,9 +80,11 @@ class Version:
         self.runner = runner
         self.weights: dict[str, AccelRef] = {}
         self.relations = relations
-        self._calls = 0
+        self._calls = self._ended = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._compare_at = monotonic() + _INTERVAL
+        self._comparing: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
         self._calls += 1
@@ -79,6 +92,9 @@ class Version:
 
     def __exit__(self, *_: object) -> None:
         self._calls -= 1
+        self._ended += 1
+        if self._ended in _FIRST_CALLS or monotonic() >= self._compare_at:
+            self._begin_to_compare()
         if not self._calls:
             self._idle.set()
 
@@ -122,9 +138,42 @@ class Version:
         padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
         return padded
 
+    def _begin_to_compare(self) -> None:
+        """Compare the weights with their checksums beside the calls, unless that is going on."""
+        if self._comparing is None or self._comparing.done():
+            self._compare_at = monotonic() + _INTERVAL
+            self._comparing = asyncio.get_running_loop().create_task(self._compare())
+
+    async def _compare(self) -> None:
+        """Look for a weight that the model, or something else, has changed. It is torn, and calls raise that from then on."""
+        try:
+            changed = await self.changed_weight()
+        except AccelError:  # the device is full, faults or is closed, or a weight is torn: calls are told of that
+            return
+        if changed is not None:
+            logger.error(
+                "model_weight_changed",
+                device=self._device.name,
+                version=self.number,
+                weight=changed,
+                remedy="Weights are only read: have the model change a copy, and swap to good weights.",
+            )
+
+    async def changed_weight(self) -> str | None:
+        """Return the name of a weight that does not hold what was loaded, if there is one; it is torn from now on."""
+        for name, ref in {ref.buffer: (name, ref) for name, ref in self.weights.items()}.values():
+            if not await self._device.verify_checksum(ref):
+                return name
+        return None
+
     async def unload(self) -> None:
         """Wait until no call uses it, and let the model and its weights go, however far it was loaded. A device that is full, or faults, is asked again."""
         await self._idle.wait()
+        comparing, self._comparing = self._comparing, None
+        if comparing is not None:
+            comparing.cancel()
+            await asyncio.wait({comparing})
+        del comparing  # the traceback of its end holds refs of weights
         while True:
             try:
                 await self.runner.close()
@@ -194,25 +243,19 @@ class VersionLoader:
         try:
             await version.relations.establish()
         except InvalidArgumentError:
-            await self._check_unchanged(version.weights)  # or answers change for that reason
+            await self._check_unchanged(version)  # or answers change for that reason
             raise
-        await self._check_unchanged(version.weights)
+        await self._check_unchanged(version)
 
-    async def _check_unchanged(self, weights: Mapping[str, AccelRef]) -> None:
+    async def _check_unchanged(self, version: Version) -> None:
         """Refuse a model that has changed its weights while it was warmed up and tried."""
-        changed = await self._changed(weights)
+        changed = await version.changed_weight()
         if changed is not None:
             raise UnsupportedError(
                 f"the model changes its weight {changed!r} when it runs",
                 device=self._device.name,
                 remedy="Weights are only read, in all generations: have it change a copy, or a buffer of the module.",
             )
-
-    async def _changed(self, weights: Mapping[str, AccelRef]) -> str | None:
-        for name, ref in {ref.buffer: (name, ref) for name, ref in weights.items()}.values():
-            if not await self._device.verify_checksum(ref):
-                return name
-        return None
 
     def _check_room(self) -> None:
         """Refuse inputs, of which a file says the shapes, that the device or this process has no room for: before they are made."""

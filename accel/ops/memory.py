@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ class Checksum(Get):
     plans do not count it.
     """
 
-    destination: Array = field(default_factory=lambda: np.empty(1, np.uint64))
+    destination: Array = field(default_factory=partial(np.empty, 1, np.uint64))
 
     def plan(self) -> Plan:
         # The device adds the number up in a buffer that no caller sees.

@@ -127,10 +127,7 @@ class Seal:
         Of the buffer's contents, once it is made.
     """
 
-    __slots__ = ("checksum",)
-
-    def __init__(self) -> None:
-        self.checksum: int | None = None
+    checksum: int | None = None
 
 
 class _Slab:
@@ -428,9 +425,12 @@ class DurableBook:
 
         One that is freed or torn is not sealed.
         """
-        if self.keeps(ref):
-            return self.sealed.setdefault(ref.buffer, Seal())
-        return Seal()
+        seal = self.sealed.get(ref.buffer)
+        if seal is None:
+            seal = Seal()
+            if ref.buffer in self.buffers and ref.buffer not in self._torn:
+                self.sealed[ref.buffer] = seal
+        return seal
 
     def unseal(self, ref: AccelRef, seal: Seal) -> None:
         """Allow writes of a buffer again whose checksum could not be made."""

@@ -104,11 +104,11 @@ class DurableSlabs:
             self._living[slab] = 0
             self.idle.discard(slab)
         self._keeper.add_buffer(ref, number, block.offset, block.size)
-        self._adopt(buffers, ref.buffer, block)
+        self._adopt(buffers, ref.buffer, slab)
 
-    def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
+    def _adopt(self, buffers: Buffers, buffer: int, slab: SlabMemory) -> None:
         self.buffers.add(buffer)
-        self._living[block.slab] += 1
+        self._living[slab] += 1
         buffers.special[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
@@ -185,7 +185,7 @@ class DurableSlabs:
             self._living[slab] = 0
             for (buffer, *_), block in zip(blocks, found, strict=True):
                 buffers.blocks[buffer] = block
-                self._adopt(buffers, buffer, block)
+                self._adopt(buffers, buffer, slab)
             made.append(slab)
         return made
 

@@ -16,7 +16,7 @@ from accel.models import model as model_module
 from accel.models import version
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
-from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, used
+from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, until, used
 from tests.model_support import Affine, Scribbling, X, affine, expected
 
 if TYPE_CHECKING:
@@ -324,6 +324,53 @@ async def test_a_swap_to_a_model_that_changes_its_weights_is_refused(host: Any, 
         assert await serving(model) == 1
         await model.aclose()
         await given_back(device, before)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_weights_that_a_model_changes_in_its_third_call_are_found_while_it_serves(
+    host: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await device.load_model("tests.model_zoo:WritesLater", inputs=WIDE, buckets={"batch": (1,)})
+        before = {name: await device.get(ref) for name, ref in model.weights.items()}
+        ones, large = np.ones((1, 8), np.float32), np.full((1, 8), 1000, np.float32)
+        for x in (ones, ones):
+            np.testing.assert_array_equal(await model.numpy(x), x)
+        np.testing.assert_array_equal(await model.numpy(large), 2 * large)
+        with pytest.raises(accel.StaleRefError) as caught:
+            for _ in range(20):
+                await bounded(model.numpy(ones))
+                await turns(50)
+        assert caught.value.reason == "torn"
+        assert "model_weight_changed" in caplog.text
+        assert "'scale'" in caplog.text
+        await model.swap(before)
+        np.testing.assert_array_equal(await bounded(model.numpy(ones)), ones)
+        assert device.generation == 1
+
+
+async def test_weights_are_compared_once_in_a_while_if_there_were_calls(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(version, "_FIRST_CALLS", ())
+    monkeypatch.setattr(version, "_INTERVAL", 0.01)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await loaded(device, rng)
+        verified: list[accel.AccelRef] = []
+        verify = type(device).verify_checksum
+
+        async def spied(self: accel.Device, ref: accel.AccelRef, **options: Any) -> bool:
+            verified.append(ref)
+            return await verify(self, ref, **options)
+
+        monkeypatch.setattr(type(device), "verify_checksum", spied)
+        for _ in range(2):
+            await model.numpy(np.ones((1, 5), np.float32))
+            await until(lambda: len(verified) == len(model.weights))
+            verified.clear()
+            await asyncio.sleep(0.05)
+            assert not verified, "there were no more calls"
 
 
 async def test_weights_that_a_model_changes_later_are_not_used_after_a_rebuild(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,7 +82,6 @@ class TorchAdapter:
         self._device = torch.device("cpu")
         self._stream: Any = None
         self._named: Collection[str] | None = None
-        self._is_checked = False
         self._graphs: dict[tuple[tuple[int, ...], ...], CapturedForward] = {}
         self._pool: Any = None  # of the graphs; None: there are to be none
         self._last: Any = None  # stream of the last run
@@ -124,7 +123,6 @@ class TorchAdapter:
                     each._init_flat_weights()  # noqa: SLF001 - its first forward would gather its weights so, and count as a write of them
         self._module = module if self._train else module.eval()
         self._named = _parameters(module)
-        self._is_checked = False
         if self._device.type == "cuda" and self._graphs_wanted and not self._train:
             self._pool = torch.cuda.graph_pool_handle()
 
@@ -134,7 +132,7 @@ class TorchAdapter:
         Raises
         ------
         UnsupportedError
-            The module has written an input or a parameter in place.
+            The module has written an input in place.
         """
         stream = next((each.stream for each in inputs.values()), self._stream)
         with _working_in(self._device, stream):
@@ -212,20 +210,16 @@ class TorchAdapter:
         module = self._module
         if module is None:
             raise AssertionError("not open")
-        read = [("input", name, tensor) for name, tensor in tensors.items()]
-        if not self._is_checked:
-            read += [("parameter", name, tensor) for name, tensor in module.named_parameters()]
-        versions = [tensor._version for _, _, tensor in read]  # noqa: SLF001 - torch has no other name for it
+        versions = [tensor._version for tensor in tensors.values()]  # noqa: SLF001 - torch has no other name for it
         with torch.inference_mode():
             result = module(**tensors) if self._takes(tensors) else module(*tensors.values())
-        for (what, name, tensor), version in zip(read, versions, strict=True):
+        for (name, tensor), version in zip(tensors.items(), versions, strict=True):
             if tensor._version != version:  # noqa: SLF001
                 raise UnsupportedError(
-                    f"the module writes its {what} {name!r} in place, which others use",
+                    f"the module writes its input {name!r} in place, which others use",
                     library="torch",
                     remedy="Use an op that is not in place (inplace=False), or clone it first.",
                 )
-        self._is_checked = True
         return result
 
 
