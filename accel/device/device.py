@@ -212,9 +212,10 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         registration = core.own[name] = Registration.of(core.refs, name, library, args, kwargs)
         try:
             await self._sender.until_ready(None)
-            while (day := self._host.context) is None:  # it has faulted again, in the turn in which this was told that it was ready
+            # It may fault again in the loop iteration that woke this call.
+            while (context := self._host.context) is None:
                 await self._sender.until_ready(None)
-            await day.open(name)
+            await context.open(name)
         except BaseException:
             context = self._host.context
             if core.own.get(name) is registration and (context is None or name not in context.own):

@@ -1,4 +1,4 @@
-"""The options of ``open_device`` that say where contexts live, checked together: what one host offers another does not."""
+"""The options of ``open_device`` that say where contexts live, checked together."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
 
 
 def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: float | None) -> tuple[str, dict[str, Any]]:
-    """Return ``"inline"``, ``"process"`` or ``"auto"``, and the options of :class:`DeviceOptions`, if they are what they must be and fit together.
+    """Return ``"inline"``, ``"process"`` or ``"auto"``, and options for :class:`DeviceOptions`.
 
     Raises
     ------
     InvalidArgumentError
-        If one is not.
+        If one is wrong, or they do not go together.
     UnsupportedError
         If the host has no use for one.
     """
@@ -69,9 +69,10 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
 
 
 def check_not_importing() -> None:
-    """See that no module opens a device while accel imports it to find a model, a library or an application there.
+    """See that no module opens a device while accel imports it for a model, library or server.
 
-    Such a module is a program without a main guard. Its child would import it, and start a child that imports it, and so on.
+    Such a module is a program without a main guard. Its child would import it, and start a child
+    that imports it, and so on.
 
     Raises
     ------

@@ -24,7 +24,7 @@ _CONVERT_OFF_LOOP = 1 << 18
 
 
 class MemoryFace(MemoryExchange):
-    """What :class:`~accel.Device` offers for data: see there."""
+    """The methods of :class:`~accel.Device` for data: see there."""
 
     async def put(
         self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
@@ -34,11 +34,13 @@ class MemoryFace(MemoryExchange):
         Parameters
         ----------
         array
-            Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other memory layouts and byte orders are converted.
+            Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other
+            memory layouts and byte orders are converted.
         out
             Buffer to write instead of making one.
         durable
-            Let the buffer outlive a fault: the ref stays valid, and the data is there, in the generations that follow. See :meth:`empty`.
+            Let the buffer outlive a fault: the ref stays valid, and the data is there, in the
+            generations that follow. See :meth:`empty`.
         checksum
             Seal the durable buffer once it is written, as :meth:`keep_checksum` does.
         timeout
@@ -46,8 +48,9 @@ class MemoryFace(MemoryExchange):
 
         Notes
         -----
-        The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before. A large one that must be rearranged
-        is so on a worker thread first; the op takes its place in the device's order after that.
+        The array is read until the op has ended, even if the ``await`` was cancelled: do not change
+        it before. A large one that must be rearranged is so on a worker thread first; the op takes
+        its place in the device's order after that.
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
@@ -60,7 +63,10 @@ class MemoryFace(MemoryExchange):
         return result
 
     async def _converted(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
-        """Make an array of the host's of what is not one as it is, off the loop if it is large, and return it with what is left of the timeout."""
+        """Convert to a C-contiguous array, off the loop if it is large.
+
+        Return the timeout's rest too.
+        """
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
         source = array if isinstance(array, np.ndarray) else native(array)
@@ -85,7 +91,8 @@ class MemoryFace(MemoryExchange):
         ref
             The buffer.
         out
-            Writable C-contiguous array of the same shape and dtype to fill and return. After a cancelled or failed ``await`` its contents are not set.
+            Writable C-contiguous array of the same shape and dtype to fill and return. After a
+            cancelled or failed ``await`` its contents are not set.
         timeout
             As in :meth:`run`.
         """
@@ -98,16 +105,20 @@ class MemoryFace(MemoryExchange):
         return result
 
     async def pinned(self, shape: Any, dtype: DTypeLike = "float32", *, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """Return a new numpy array, its contents not set, in page-locked host memory: :meth:`put` and ``get(out=)`` move it at the bus's full speed.
+        """Return a new numpy array in page-locked host memory, its contents not set.
 
-        It stays readable and writable after any fault, and after the device is closed. Its memory is given back when the last view of it has gone.
+        :meth:`put` and ``get(out=)`` move it at the bus's full speed.
+
+        It stays readable and writable after any fault, and after the device is closed. Its memory
+        is released with the last view of it.
 
         Parameters
         ----------
         shape, dtype
             As in :meth:`empty`.
         timeout
-            Seconds to wait for room once ``pinned_limit`` is used up, in the order of the calls; then :class:`~accel.DeadlineExceededError` is raised.
+            Seconds to wait for room once ``pinned_limit`` is used up, in the order of the calls;
+            then :class:`~accel.DeadlineExceededError` is raised.
 
         Raises
         ------
@@ -128,9 +139,12 @@ class MemoryFace(MemoryExchange):
         dtype
             Of its elements.
         durable
-            Let the buffer outlive a fault. It is answered once this process holds the memory's descriptor. The ref then stays valid over rebuilds, as
-            does its token, and ops on it that are sent while the device is REBUILDING wait and run. A buffer that was being written when the context
-            faulted is *torn*: using what is in it raises :class:`~accel.StaleRefError` with the reason ``"torn"`` until all of it was written anew.
+            Let the buffer outlive a fault. It is answered once this process holds the memory's
+            descriptor. The ref then stays valid over rebuilds, as does its token, and ops on it
+            that are sent while the device is REBUILDING wait and run. A buffer that was being
+            written when the context faulted is *torn*: using what is in it raises
+            :class:`~accel.StaleRefError` with the reason ``"torn"`` until all of it was written
+            anew.
         timeout
             As in :meth:`run`.
 
@@ -156,7 +170,9 @@ class MemoryFace(MemoryExchange):
         durable: bool = False,
         timeout: float | None = None,
     ) -> AccelRef:
-        """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``.
+        """Make a buffer whose elements are all ``value``, a number.
+
+        See :class:`accel.ops.Fill` for how it is converted to ``dtype``.
 
         The other parameters are as in :meth:`empty`.
         """
@@ -177,11 +193,12 @@ class MemoryFace(MemoryExchange):
             )
 
     async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> None:
-        """Seal a durable buffer: ops that are sent from now on may only read it, and its checksum is kept.
+        """Seal a durable buffer: ops may only read it from now on, and its checksum is kept.
 
-        The checksum is of what the ops that were sent before leave in the buffer. A rebuild compares it before its
-        generation begins, and a buffer that differs is torn: something wrote to it that was no op, such as a stray kernel.
-        An op that writes a sealed buffer is refused with :class:`~accel.InvalidArgumentError`.
+        The checksum is of what the ops that were sent before leave in the buffer. A rebuild
+        compares it before its generation begins, and a buffer that differs is torn: something wrote
+        to it that was no op, such as a stray kernel. An op that writes a sealed buffer is refused
+        with :class:`~accel.InvalidArgumentError`.
 
         Parameters
         ----------
@@ -199,12 +216,15 @@ class MemoryFace(MemoryExchange):
         UnsupportedError
             The backend makes no checksums.
         AccelError
-            What else keeps the checksum from being made, such as a fault or the deadline. The buffer is not sealed then.
+            What else keeps the checksum from being made, such as a fault or the deadline. The
+            buffer is not sealed then.
         """
         await self._sender.keep_checksum(self._durable(ref), self._sender.deadline(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
-        """Return whether a sealed buffer still holds what its checksum was made of. One that does not is torn from now on.
+        """Return whether a sealed buffer still holds what its checksum was made of.
+
+        One that does not is torn from now on.
 
         Of a buffer that is not sealed the answer is ``True``.
 
@@ -234,7 +254,9 @@ class MemoryFace(MemoryExchange):
         return result
 
     async def free(self, ref: AccelRef) -> None:
-        """Give a buffer's memory back, after the ops that were sent before. Using the ref raises :class:`~accel.StaleRefError` from now on.
+        """Free a buffer's memory, after the ops that were sent before.
+
+        Using the ref raises :class:`~accel.StaleRefError` from now on.
 
         Dropping the last reference to a ref does the same.
         """
@@ -248,7 +270,7 @@ class MemoryFace(MemoryExchange):
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
         core.refs.sharing.check_free(ref)
-        holder = next((name for name, each in core.own.items() if each.holds(ref)), None)
+        holder = next((name for name, library in core.own.items() if library.holds(ref)), None)
         if holder is not None:
             raise InvalidArgumentError(
                 f"{ref!r} cannot be freed: library {holder!r} was registered with it",
@@ -260,7 +282,8 @@ class MemoryFace(MemoryExchange):
         try:
             await self._sender.run(None, None, submission)
         except BaseException:
-            # It never took its place in the queue, and earlier ops may still need the memory: so it is freed when the ref is dropped.
+            # It never took its place in the queue, and earlier ops may still need the memory: so it
+            # is freed when the ref is dropped.
             if not submission.future.done() or submission.future.cancelled():
                 ref.is_freed = False
             raise
@@ -282,7 +305,8 @@ class MemoryFace(MemoryExchange):
 
 
 def _freed_before(ref: AccelRef) -> AccelError:
-    # In a function: with a name for the error, the frame that raises it and the error would keep each other alive, and the ref.
+    # In a function: with a name for the error, the frame that raises it and the error would keep
+    # each other alive, and the ref.
     error = ref.stale_error()
     error.remedy = "Free a ref once: this one's memory was given back before."
     return error

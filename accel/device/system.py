@@ -48,16 +48,20 @@ P = ParamSpec("P")
 
 @hinted(SYSTEM_HINTS)
 class System(ActorSystem):
-    """Root of supervision: ``async with accel.System() as system``. Devices opened here are closed when it ends, and nothing is left behind.
+    """Root of supervision: ``async with accel.System() as system``.
+
+    Devices opened here are closed when it ends, and nothing is left behind.
 
     Parameters
     ----------
     name
         Shown in trees and logs.
     close_timeout
-        Seconds that closing waits for devices and actors to handle what is queued; after that they are cancelled.
+        Seconds that closing waits for devices and actors to handle what is queued; after that they
+        are cancelled.
     workers
-        The most threads for work that blocks; ``None``: four more than there are processors, at most 32.
+        The most threads for work that blocks; ``None``: four more than there are processors, at
+        most 32.
     clock, sleep, rng
         See :class:`accel.actors.ActorSystem`.
 
@@ -112,62 +116,78 @@ class System(ActorSystem):
         faults: FaultSource | None = None,
         debug: bool = False,
     ) -> Device:
-        """Open a device and return once its first context is ready. Each call makes a device of its own.
+        """Open a device and return once its first context is ready.
+
+        Each call makes a device of its own.
 
         Parameters
         ----------
         spec
             ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
         host
-            Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own, which a fault takes with it while the service goes
-            on; another child, a forkserver, has made its imports. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of
-            several GPUs, which one fault would take all together, the first is inline and the others are in children from the beginning. An
-            :class:`accel.InlineHost` or an :class:`accel.ProcessHost` sets the finer limits of the place.
+            Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own,
+            which a fault takes with it while the service goes on; another child, a forkserver, has
+            made its imports. ``"auto"``: inline, until a fault has taken the device from this
+            process; then a child. Of several GPUs, which one fault would take all together, the
+            first is inline and the others are in children from the beginning. An
+            :class:`accel.InlineHost` or an :class:`accel.ProcessHost` sets the finer limits of the
+            place.
         completion
-            How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
+            How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a
+            strategy with options of its own.
         streams
-            How many streams independent ops of the built-in libraries, and batches, are spread over; ``put`` and ``get`` have one each besides.
-            With 1 everything runs in one stream.
+            How many streams independent ops of the built-in libraries, and batches, are spread
+            over; ``put`` and ``get`` have one each besides. With 1 everything runs in one stream.
         libraries
-            Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"linalg"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``,
-            ``"dnn"``, ``"fft"``, ``"rng"``, ``"sparse"``, ``"compiler"``.
+            Libraries to make ready before this returns, and in every generation: ``"blas"``,
+            ``"linalg"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``, ``"dnn"``, ``"fft"``,
+            ``"rng"``, ``"sparse"``, ``"compiler"``.
         memory_limit
             Bytes that may be taken from the device, for buffers and for what libraries work in.
         pinned_limit
-            Bytes of host memory that :meth:`Device.pinned` may lock, and in which arrays move to and from a child; ``None``: 4 GiB, or a quarter of the memory
-            of the machine, or of this process's control group, where that is less.
+            Bytes of host memory that :meth:`Device.pinned` may lock, and in which arrays move to
+            and from a child; ``None``: 4 GiB, or a quarter of the memory of the machine, or of this
+            process's control group, where that is less.
         pending_limit
             Submissions that may wait in the device's queue.
         max_in_flight
-            Ops that may be on the device at once. Where a backend's queues are bounded it counts the commands that ops enqueue, and CUDA stops at 900.
+            Ops that may be on the device at once. Where a backend's queues are bounded it counts
+            the commands that ops enqueue, and CUDA stops at 900.
         overload
-            With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``.
+            With the queue full, ``"wait"`` for room in order, or ``"reject"`` with
+            :class:`~accel.MailboxFullError` and its ``retry_after``.
         restart
             How often contexts are rebuilt, and how fast; ``None`` is ``RestartStrategy()``.
         standby
-            A spare child, which takes over when a fault has taken the context: one that has done its ``"imports"``, or that has a ``"context"`` too and what
-            ``libraries`` need, which costs the memory of an idle context (on a GPU about 525 MiB), or that for a ``"model"`` has also mapped the memory that
-            registered libraries hold, and opened those that are :attr:`~accel.KernelLibrary.eager`. It is started in the background once the device is
-            ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
+            A spare child, which takes over when a fault has taken the context: one that has done
+            its ``"imports"``, or that has a ``"context"`` too and what ``libraries`` need, which
+            costs the memory of an idle context (on a GPU about 525 MiB), or that for a ``"model"``
+            has also mapped the memory that registered libraries hold, and opened those that are
+            :attr:`~accel.KernelLibrary.eager`. It is started in the background once the device is
+            ready, and replaced when it was used or has died; :meth:`Device.info` says how it is.
+            Not for ``host="inline"``.
         spares
-            How many such children there are, and how many a :meth:`Device.quarantine` has. Each costs as much. A second one is ready where the next fault
-            comes before the first one is replaced.
+            How many such children there are, and how many a :meth:`Device.quarantine` has. Each
+            costs as much. A second one is ready where the next fault comes before the first one is
+            replaced.
         hang_timeout
-            Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is
-            killed, and another one goes on. Loading and compiling do not count, up to
-            :attr:`ProcessHost.busy_timeout`. ``None``: never. Honoured in a child only: by ``host="auto"`` once the
-            device has moved, not by ``"inline"``.
+            Seconds after which a device on which ops are, and none of them ends, counts as hung:
+            its child is killed, and another one goes on. Loading and compiling do not count, up to
+            :attr:`ProcessHost.busy_timeout`. ``None``: never. Honoured in a child only: by
+            ``host="auto"`` once the device has moved, not by ``"inline"``.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
-            Run all ops in one stream, and synchronize after each, off the loop, so that an error names the op that caused it. Slow.
+            Run all ops in one stream, and synchronize after each, off the loop, so that an error
+            names the op that caused it. Slow.
 
         Raises
         ------
         InvalidArgumentError
             If an option is wrong.
         UnsupportedError
-            If an option asks for what this release does not offer; or a module opens a device while accel imports it: its program has no main guard.
+            If an option asks for what this release does not offer; or a module opens a device while
+            accel imports it: its program has no main guard.
         BackendUnavailableError
             If there is no such device, or no process for it can be started.
         OutOfMemoryError
@@ -197,7 +217,10 @@ class System(ActorSystem):
         return device
 
     async def _bring_up(self, core: DeviceCore, place: str, forkserver: ForkSource | None = None) -> Device:
-        """Open a device whose contexts are made in this process (``"inline"``), in children (``"process"``), or here until a fault (``"auto"``)."""
+        """Open a device whose contexts are made in a place.
+
+        ``"inline"``: in this process; ``"process"``: in children; ``"auto"``: here until a fault.
+        """
         self._opened += 1
         source, standby = forkserver or ForkSource(), core.options.standby
         children = Children(core.name, source)
@@ -224,30 +247,39 @@ class System(ActorSystem):
         return device
 
     async def _open_quarantine(self, core: DeviceCore, forkserver: ForkSource) -> Device:
-        """Open a device like the one of ``core``, with its libraries, in a child of its own; :attr:`devices` does not show it."""
-        name = f"{core.name} quarantine"  # which its errors and its lines in the log say
+        """Open a device like the one of ``core``, with its libraries, in a child of its own.
+
+        :attr:`devices` does not show it.
+        """
+        name = f"{core.name} quarantine"  # in its errors and its lines of the log
         own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared, name=name)
         set_restarts(own)
-        # What is registered with this device's memory has none there.
-        own.own.update((name, each) for name, each in core.own.items() if not each.refs)
+        # Libraries that are registered with this device's memory have none there.
+        own.own.update((name, library) for name, library in core.own.items() if not library.refs)
         device = await self._bring_up(own, "process", forkserver)
-        self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
+        self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
 
     def _place(self, host: str, core: DeviceCore) -> str:
-        """Return where a device's contexts are made, which ``"auto"`` does not say for each device; see :meth:`_bring_up`."""
+        """Return where a device's contexts are made, which ``"auto"`` does not say for each device.
+
+        See :meth:`_bring_up`.
+        """
         if host != "auto":
             return host
-        # A fault on one of them would take all of this process's devices of such a backend with it: so only the first is kept here.
+        # A fault on one of them would take all of this process's devices of such a backend with it:
+        # so only the first is kept here.
         mine = core.description
         here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
-        is_lost = getattr(core.backend, "fault", None) is not None  # to this process; a child has it
+        # To this process, not to a child.
+        is_lost = getattr(core.backend, "fault", None) is not None
         is_second = any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
         return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())
-        # A little less than the whole: what is left behind is to be given back within the deadline too.
+        # A little less than the whole: what is left behind is to be given back within the deadline
+        # too.
         closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
         try:
             await asyncio.gather(*closing)

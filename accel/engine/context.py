@@ -460,7 +460,7 @@ class Context(ContextBase):
             written = [buffer for at, buffer, _ in submission.writes if index <= at <= index + last - first]
             torn = self.durables.buffers.intersection(written)
             if torn:
-                self.core.keeper.torn(torn, why)
+                self.core.keeper.tear(torn, why)
 
     def is_out_of_memory(self, raised: BaseException) -> bool:
         """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""

@@ -239,7 +239,7 @@ class Failures:
         self.has_unsound = bool(self._unsound)
         torn = context.durables.buffers.intersection(found)
         if torn:
-            context.core.keeper.torn(torn, f"the work of the {error.op} op that wrote it failed")
+            context.core.keeper.tear(torn, f"the work of the {error.op} op that wrote it failed")
 
     def _with_batch(self, key: Dependency) -> set[Dependency]:
         """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""

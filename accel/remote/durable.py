@@ -82,7 +82,7 @@ class Announcer:
     def remove_buffer(self, buffer: int) -> None:
         """Do nothing: the parent has said so."""
 
-    def torn(self, buffers: Iterable[int], why: str) -> None:
+    def tear(self, buffers: Iterable[int], why: str) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         numbers = list(buffers)
         self._channel.send(Kind.TORN, struct.pack(f"<{len(numbers)}Q", *numbers))

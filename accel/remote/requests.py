@@ -310,7 +310,7 @@ class RequestContext(ContextBase):
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
         elif kind == Kind.TORN:
-            self.core.durable.torn((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
+            self.core.durable.tear((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
             self._live.update(self._durable.take(kind, data, fds))
         elif kind != Kind.BUSY:  # the link knows of that

@@ -231,7 +231,7 @@ class ArrayTransfers:
             is_torn = count > 0
         if failed is not None:
             if is_torn and is_put:
-                context.core.durable.torn((whole.buffer,), "a put of its contents in pieces failed halfway")
+                context.core.durable.tear((whole.buffer,), "a put of its contents in pieces failed halfway")
             failed = failed.clone(op=op.kind, device=context.core.name, generation=context.generation)
             failed.op_index = index if isinstance(submission, BatchSubmission) else None
             submission.reject_from(index, failed)

@@ -85,7 +85,7 @@ class DurableKeeper(Protocol):
     def remove_buffer(self, buffer: int) -> None:
         """Forget a buffer."""
 
-    def torn(self, buffers: Iterable[int], why: str) -> None:
+    def tear(self, buffers: Iterable[int], why: str) -> None:
         """Note buffers that failed work has written in part, in a context that goes on."""
 
 
@@ -359,7 +359,7 @@ class DurableBook:
         )
 
     def may_write(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether an op may have a torn buffer as an operand: it writes it, without reading."""
+        """Return whether an op may have a torn buffer as an operand: it only writes it."""
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
         return not ref.is_freed and not plan.updates and all(read.buffer != ref.buffer for read in plan.reads)
@@ -372,7 +372,7 @@ class DurableBook:
         if found:
             logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(found))
 
-    def torn(self, buffers: Iterable[int], why: str) -> None:
+    def tear(self, buffers: Iterable[int], why: str) -> None:
         """Tear buffers that failed work has written in part: reads of them fail from now on.
 
         Buffers that are not there are not of the book.

@@ -1,4 +1,4 @@
-"""Requests for device memory, repeated: the driver releases it only a while after a process ends."""
+"""Repeated requests for device memory: a driver releases it only a while after a process ends."""
 
 from __future__ import annotations
 

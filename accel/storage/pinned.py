@@ -59,7 +59,7 @@ class PinnedInfo:
 
 
 class _Lease:
-    """The memory of a pinned array: a piece of an arena, freed with its last view, on any thread."""
+    """The memory of a pinned array: a piece of an arena, freed with its last view."""
 
     __slots__ = ("__array_interface__", "_arena", "_piece", "_view")
 
