@@ -87,7 +87,9 @@ class Libraries:
             if library not in context.lanes.routes:
                 opening = self._openings[library] = context.core.loop.create_task(self._open(library))
                 opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if no caller waits
-                await asyncio.shield(opening)  # cancelled, it is opened all the same
+                await asyncio.wait((opening,))  # cancelled, it is opened all the same
+                if not opening.cancelled():  # else its context ended
+                    opening.result()
         except AccelError as error:
             # Where this context has faulted meanwhile, there are no more actors of it.
             if context.fault is None and not error.is_fault:
