@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import threading
     from contextlib import AbstractContextManager
 
-    from accel.compute import ComputeBackend
+    from accel.dtype import DType
 
 __all__ = [
     "AccelBackend",
@@ -149,6 +149,12 @@ class AccelStream(Protocol):
     def fill(self, destination: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
 
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Copy host memory (C-contiguous) to device memory. It is kept alive, and may be read until the copy has ended."""
+
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Copy device memory into writable host memory (C-contiguous), which is kept alive until the copy has ended."""
+
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function`` once everything enqueued so far has ended; after a fault it is never called.
 
@@ -198,7 +204,7 @@ class HeldSlab(SlabMemory, Protocol):
 Kernel: TypeAlias = Callable[[Any, Any, Any, Sequence[int], Sequence[int]], None]
 """Enqueues one op: ``kernel(lane, op, plan, inputs, outputs)``.
 
-``lane.stream`` and ``lane.compute`` belong to the calling kernel actor. ``plan`` is the op's
+``lane.stream`` belongs to the calling kernel actor. ``plan`` is the op's
 :class:`~accel.ops.Plan`, worked out when it was sent. ``inputs`` are the addresses of
 ``plan.reads``; ``outputs`` are those of ``plan.writes`` and ``plan.creates``, then those of the
 status and of scratch memory, if the op has them. Raises an :class:`~accel.AccelError` if the op
@@ -235,6 +241,8 @@ class AccelDevice(Protocol):
         The size of a slab in bytes is a multiple of it; it is a multiple of 256.
     shares_processor : bool
         Whether its work runs on threads of this process. Its streams then call host functions as Python objects, and waiting for it must not spin.
+    capabilities : mapping
+        The dtypes of each call of :data:`accel.enums.CAPABILITIES`, which may be fewer or more. Ops outside it are rejected before any work.
 
     Where page-locked host memory is copied faster, it is a :class:`accel.memory.HostRegistrar` too.
     """
@@ -242,9 +250,19 @@ class AccelDevice(Protocol):
     description: DeviceDescription
     granularity: int
     shares_processor: bool
+    capabilities: Mapping[str, frozenset[DType]]
 
-    def create_stream(self, *, priority: int = 0) -> AccelStream:
-        """Create a stream. Lower ``priority`` numbers run first, as in CUDA; 0 is always offered. May block.
+    def create_stream(self, *, priority: int = 0, library: str = "") -> AccelStream:
+        """Create a stream. May block: it may load libraries.
+
+        Parameters
+        ----------
+        priority
+            Lower numbers run first, as in CUDA; 0 is always offered.
+        library
+            Name of the library that the stream is opened for (``"memory"``, ``"graph"``, ...), or ``"batch"`` for ops of any. A hint of what to make ready
+            now: streams are shared, so that kernels of other libraries must work too. :meth:`may_block` says ``True`` while the first of them would have to
+            make something.
 
         Raises
         ------
@@ -255,21 +273,8 @@ class AccelDevice(Protocol):
     def create_event(self) -> AccelEvent:
         """Create an event without timing. Never blocks."""
 
-    def create_compute(self, stream: Any, library: str) -> ComputeBackend:
-        """Create the compute interface whose calls go into ``stream``, already initialized. May block (it loads libraries).
-
-        Parameters
-        ----------
-        stream
-            Where the work goes.
-        library
-            Name of the library that the stream is opened for (``"blas"``, ``"memory"``, ...), or ``"batch"`` for the ops of batches, of whatever
-            library. A hint of what to make ready now: streams can be shared, so calls of other libraries must work too, and :meth:`may_block` says
-            ``True`` while the first of them would have to make something.
-        """
-
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels by op kind for ``library``; they take the place of those derived from :class:`~accel.ComputeBackend`."""
+        """Return the kernels of ``library`` by op kind. A device of :class:`~accel.ComputeBackend` calls gets them by :func:`accel.compute.kernels_of`."""
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; it is then enqueued on a thread beside the loop, in its place in line.
@@ -357,15 +362,15 @@ class ReportsFailures(Protocol):
 class PreparesLibraries(Protocol):
     """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
 
-    def prepare(self, library: str, compute: Any) -> None:
+    def prepare(self, library: str, stream: Any) -> None:
         """Make everything ready that the library's ops need in one stream. May block; called for each library that ``open_device`` is asked to warm.
 
         Parameters
         ----------
         library
             The library.
-        compute
-            The stream's, from :meth:`AccelDevice.create_compute`. Where libraries share a stream, it was created for another one of them.
+        stream
+            Where its ops go.
         """
 
 
@@ -453,7 +458,7 @@ class QueriesInSection(Protocol):
 
 @runtime_checkable
 class TakesWorkspace(Protocol):
-    """What a :class:`~accel.ComputeBackend` has besides if its kernels work in device memory that stays theirs, as a library's workspace does.
+    """What an :class:`AccelStream` has besides if its kernels work in device memory that stays theirs, as a library's workspace does.
 
     It is the context's memory, under its limit, and given back with the context.
     """

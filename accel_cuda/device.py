@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from accel import InvalidArgumentError
+from accel.enums import CAPABILITIES
 from accel_cuda.core.blocking import Blocking
 from accel_cuda.core.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.core.compiler import Nvrtc, architecture
@@ -19,19 +20,17 @@ from accel_cuda.core.slab import CudaSlab, SlabAllocation
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors.packages import is_out_of_memory
 from accel_cuda.families.checksum import checksum
-from accel_cuda.families.compute import CudaCompute
-from accel_cuda.families.context import ContextFamilies
+from accel_cuda.families.context import STAGES, ContextFamilies
 from accel_cuda.families.kernels.bench import BENCH, bench_kernels
 from accel_cuda.families.programs import Programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from accel import DeviceDescription
+    from accel import DeviceDescription, DType
     from accel.backend import Injection, Kernel
     from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.core.driver import Driver
-    from accel_cuda.families.dnn import DnnLibrary
 
 __all__ = ["CudaDevice"]
 
@@ -45,6 +44,8 @@ class CudaDevice(CudaContext):
         The size of a slab in bytes is a multiple of it.
     shares_processor : bool
         ``False``: the work runs on the GPU.
+    capabilities : mapping
+        All that there are.
     scratch_libraries : frozenset of str
         Libraries whose kernels work in memory that the layers above lend them.
     functions : Programs
@@ -54,6 +55,7 @@ class CudaDevice(CudaContext):
     """
 
     shares_processor: bool = False
+    capabilities: Mapping[str, frozenset[DType]] = CAPABILITIES
     queue_limit: int = QUEUE_LIMIT
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
@@ -65,7 +67,6 @@ class CudaDevice(CudaContext):
         self._user_kernels = UserKernels(self, self._modules)
         self.families = ContextFamilies(self, self.functions)
         self.scratch_libraries = frozenset(self.families.states)
-        self._dnn = cast("DnnLibrary", self.families.states["dnn"])
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
@@ -89,8 +90,8 @@ class CudaDevice(CudaContext):
             "memory": {**MANAGED_KERNELS, "checksum": checksum},
         }
 
-    def create_stream(self, *, priority: int = 0) -> CudaStream:
-        """Create a stream. Lower ``priority`` numbers run first.
+    def create_stream(self, *, priority: int = 0, library: str = "") -> CudaStream:
+        """Create a stream. Lower ``priority`` numbers run first. One for ``library`` ``"memory"`` or ``"batch"`` has pinned memory for small copies at once.
 
         Raises
         ------
@@ -105,6 +106,8 @@ class CudaDevice(CudaContext):
         self._check_priority(priority)
         stream = CudaStream(self, self.functions, priority)
         self.adopt(stream)
+        if library in STAGES:
+            stream.transfers.prepare()
         return stream
 
     def create_event(self) -> CudaEvent:
@@ -112,14 +115,8 @@ class CudaDevice(CudaContext):
         self.check_open()
         return CudaEvent(self)
 
-    def create_compute(self, stream: CudaStream, library: str) -> CudaCompute:
-        """Create the compute interface whose calls go into ``stream``, initialized, with what ``library`` needs; anything else is made at its first use."""
-        compute = CudaCompute(stream, library, self._dnn)
-        compute.init()
-        return compute
-
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        """Return the kernels of ``library``."""
         if library == BENCH and BENCH not in self._kernels:
             self._kernels[BENCH] = bench_kernels(self.functions)
         return self._kernels.get(library, {})
@@ -129,9 +126,13 @@ class CudaDevice(CudaContext):
         self.check_open()
         return self._user_kernels.compile(kernel)
 
-    def prepare(self, library: str, compute: CudaCompute) -> None:
+    def prepare(self, library: str, stream: CudaStream) -> None:
         """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
-        self.families.prepare(library, compute)
+        self.families.prepare(library, stream)
+
+    def workspaces_of(self, library: str) -> int:
+        """Return how many workspaces the ops of a library use in a stream."""
+        return self.families.workspaces_of(library)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""

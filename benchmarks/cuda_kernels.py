@@ -24,8 +24,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from accel import AccelRef, BinaryOp, DType, ReduceOp, UnaryOp, ops
+from accel.compute import DeviceCompute
 from accel_cuda import CudaBackend
 from accel_cuda.families.convolution import ConvolutionWork
+from accel_cuda.families.cublas import blas_of
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.device import CudaDevice
-    from accel_cuda.families.compute import CudaCompute
     from accel_cuda.families.dnn import DnnLibrary
 
 _BYTES = 256 << 20
@@ -93,7 +94,7 @@ def best(call: Callable[[], object], stream: Any, count: int = 10) -> float:
 class Kernels:
     """The kernels of one stream, on three buffers."""
 
-    def __init__(self, context: CudaDevice, stream: CudaStream, compute: CudaCompute, report: Report) -> None:
+    def __init__(self, context: CudaDevice, stream: CudaStream, compute: DeviceCompute, report: Report) -> None:
         self.stream, self.compute, self.report = stream, compute, report
         self.dnn = cast("DnnLibrary", context.families.states["dnn"])
         slab = context.create_slab(3 * (_BYTES + 4096) + (64 << 20))
@@ -187,7 +188,7 @@ class Kernels:
     def vectors(self) -> None:
         """BLAS on vectors."""
         for name in ("float16", "float32", "float64", "complex64"):
-            dtype, blas = DType.of(name), self.compute.prepare_blas()
+            dtype, blas = DType.of(name), blas_of(self.stream)
             n = _BYTES // dtype.itemsize
             self.add(f"axpy {name}", 3 * _BYTES, partial(blas.axpy, n, 0.5, self.a, self.b, dtype))
             self.add(f"scal {name}", 2 * _BYTES, partial(blas.scal, n, 0.5, self.a, dtype))
@@ -342,7 +343,9 @@ def main() -> None:
     print(CudaBackend().devices()[0].name)
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    kernels = Kernels(context, stream, context.create_compute(stream, "batch"), report)
+    compute = DeviceCompute(context, stream)
+    compute.init()
+    kernels = Kernels(context, stream, compute, report)
     for part in options.only or parts:
         getattr(kernels, part)()
     report.write(options.json)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from accel.cpu.families import blas as cpu_blas
+from accel import Transpose
 from accel.cpu.views import array
 from accel_cuda.errors import error_of
 from accel_cuda.families.cublas import CUBLAS
+from accel_cuda.families.kernels import CODES
 from tests.cuda_support import FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "triangle"]
+__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "products", "triangle"]
 
 NAMES = Numbers()
 DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
@@ -254,7 +255,7 @@ class Stream:
     context = SimpleNamespace(section=contextlib.nullcontext())
     handle = 5
     is_capturing = False
-    functions = {name: name for name in _FUNCTIONS}  # noqa: RUF012  # nothing writes to it
+    functions = {name: name for name in (*_FUNCTIONS, *(f"scale_{code}" for code in CODES.values()))}  # noqa: RUF012  # nothing writes to it
 
     def at_close(self, close: Any) -> None: ...
 
@@ -271,6 +272,14 @@ class Stream:
             first, step, count = arguments
             assert blocks * threads >= count
             array(out, (count,), np.dtype(np.uint64))[...] = first + step * np.arange(count)
+            return
+        if function.startswith("scale_"):
+            columns, rows, ld, step, count, *factor = arguments
+            kind = {code: dtype for dtype, code in CODES.items()}[function.removeprefix("scale_")].numpy
+            real, imaginary = np.array(factor, np.uint64).view(np.float64)
+            size, beta = kind.itemsize, complex(real, imaginary) if kind.kind == "c" else real
+            matrices = array(out, (count, rows, columns), kind, (step * size, ld * size, size))
+            matrices[...] = matrices * np.dtype(np.float32 if size == 2 else kind).type(beta) if beta else 0
             return
         index = array(out, (), np.dtype(np.int64))
         if function.startswith("index_of_nan"):
@@ -291,6 +300,31 @@ class Stream:
 
 
 def product(*arguments: Any) -> None:
-    *others, dtype = arguments[:14]  # TF32 is for a GPU
-    multiply: Any = cpu_blas.gemm
-    multiply(*others, dtype.numpy)
+    ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype = arguments[:14]  # TF32 is for a GPU
+    kind = dtype.numpy
+
+    def stored(address: int, rows: int, columns: int, ld: int) -> Array:
+        return array(address, (rows, columns), kind, (kind.itemsize, ld * kind.itemsize))
+
+    def applied(transpose: Transpose, address: int, rows: int, columns: int, ld: int) -> Array:
+        if transpose is Transpose.NONE:
+            return stored(address, rows, columns, ld)
+        turned = stored(address, columns, rows, ld).T
+        return turned.conj() if transpose is Transpose.CONJUGATE else turned
+
+    out = stored(c, m, n, ldc)
+    wide = np.dtype(np.float32) if kind.itemsize == 2 else kind
+    with np.errstate(all="ignore"):
+        total = wide.type(beta) * out.astype(wide) if beta else np.zeros(out.shape, wide)
+        if k and alpha:
+            total = total + wide.type(alpha) * (applied(ta, a, m, k, lda).astype(wide) @ applied(tb, b, k, n, ldb).astype(wide))
+        out[...] = total
+
+
+def products(
+    ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: float, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int, beta: float,
+    c: int, ldc: int, step_c: int, count: int, dtype: Any, allow_tf32: bool = False,
+) -> None:  # fmt: skip
+    for i in range(count):
+        at = [address + i * step * dtype.itemsize for address, step in ((a, step_a), (b, step_b), (c, step_c))]
+        product(ta, tb, m, n, k, alpha, at[0], lda, at[1], ldb, beta, at[2], ldc, dtype)

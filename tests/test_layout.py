@@ -30,7 +30,7 @@ MAX_FUNCTION_LINES = 60
 
 VOCABULARY = (
     *("errors", "dtype", "ref", "views", "dlpack", "exchange", "hints", "shortage", "sparse_ref"),
-    *("backend", "family", "registry", "enums", "compute", "arguments", "values", "fork", "_log", "_startup", "_child"),
+    *("backend", "family", "registry", "enums", "values", "fork", "_log", "_startup", "_child"),
 )
 # A higher number may import a lower one, for typing too. Rooms of one layer may import each other in one direction only.
 LAYERS = {
@@ -39,6 +39,7 @@ LAYERS = {
     "completion": 2,
     "ops": 2,
     "memory": 2,
+    "compute": 3,
     "expressions": 3,
     "solvers": 3,
     "storage": 4,

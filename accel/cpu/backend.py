@@ -6,15 +6,18 @@ import hashlib
 import mmap
 import platform
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from accel.backend import DeviceDescription
-from accel.cpu.compute import CpuCompute
 from accel.cpu.context import CpuContext
 from accel.cpu.exchange import CpuExchange
 from accel.cpu.families.digest import checksum
 from accel.cpu.parts import PARTS
 from accel.cpu.stream import CpuEvent, CpuStream
+from accel.enums import CAPABILITIES
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel.memory.machine import memory_size
 from accel.memory.slab import MemfdSlab
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel.backend import Injection, Kernel
+    from accel.dtype import DType
 
 __all__ = ["CpuBackend", "CpuDevice", "CpuSlab"]
+
+_WARM = np.ones((128, 128), np.float32)
+"""Larger than what BLAS computes on the calling thread alone."""
 
 _MANY_OPS = 64
 """Ops of a graph that are enqueued on the loop's thread."""
@@ -77,10 +84,13 @@ class CpuDevice:
         The size of a slab in bytes is a multiple of it.
     shares_processor : bool
         ``True``.
+    capabilities : mapping
+        All that there are.
     """
 
     granularity: int = 1 << 16
     shares_processor: bool = True
+    capabilities: Mapping[str, frozenset[DType]] = CAPABILITIES
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
@@ -89,13 +99,15 @@ class CpuDevice:
         self._streams = 0
         self._is_closed = False
 
-    def create_stream(self, *, priority: int = 0) -> CpuStream:
+    def create_stream(self, *, priority: int = 0, library: str = "") -> CpuStream:
         """Create a stream, and the thread for work that is too large for the caller's.
 
         Parameters
         ----------
         priority
             0: the system's scheduler treats all streams of a CPU alike.
+        library
+            Streams of all libraries are alike.
 
         Raises
         ------
@@ -118,20 +130,18 @@ class CpuDevice:
             if self._is_closed:
                 raise ClosedError("the context is closed", device=self.description.spec)
             self._streams += 1
-            return CpuStream(self._context, f"accel-cpu-{self.description.index}-stream-{self._streams}")
+            stream = CpuStream(self._context, f"accel-cpu-{self.description.index}-stream-{self._streams}")
+        if self._streams == 1:  # the threads of numpy's BLAS start here, not in the first product on the loop's thread
+            stream.submit(partial(np.matmul, _WARM, _WARM))  # on the stream: a fork waits for what runs there
+            stream.synchronize()
+        return stream
 
     def create_event(self) -> CpuEvent:
         """Create an event. Never blocks."""
         return CpuEvent(self._context)
 
-    def create_compute(self, stream: CpuStream, library: str) -> CpuCompute:
-        """Create the compute interface whose calls go into ``stream``, initialized. It is the same for every library."""
-        compute = CpuCompute(stream, device=self.description.spec)
-        compute.init()
-        return compute
-
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        """Return the kernels of ``library``."""
         if library == "memory":
             return {"checksum": checksum}
         part = PARTS.get(library)

@@ -13,10 +13,15 @@ import math
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from accel.cpu import costs
 from accel.cpu.context import is_fault
 from accel.cpu.raw import fill_memory, move, move_small
+from accel.cpu.views import Array, array
 from accel.errors import AccelError, ClosedError, InvalidArgumentError
 from accel.shortage import no_thread
 
@@ -207,6 +212,16 @@ class CpuStream:
                 f"fill of {count} patterns of {len(pattern)} bytes", remedy="Use 1, 2, 4, 8 or 16 bytes, and a count of 0 or more."
             )
         self.submit(lambda: fill_memory(destination, pattern, count), len(pattern) * count / _BYTES_PER_SECOND)
+
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Copy host memory to device memory; it is kept alive until that has ended."""
+        data = np.frombuffer(source, np.uint8) if source.nbytes else np.empty(0, np.uint8)
+        self.submit(partial(_copy, array(destination, data.shape, data.dtype), data), costs.copying(data.size))
+
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Copy device memory to host memory, which is kept alive until that has ended."""
+        data = np.frombuffer(destination, np.uint8) if destination.nbytes else np.empty(0, np.uint8)
+        self.submit(partial(_copy, data, array(source, data.shape, data.dtype)), costs.copying(data.size))
 
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function`` once everything enqueued so far has ended, on this thread or the worker. After a fault it is never called."""
@@ -449,3 +464,7 @@ class CpuEvent:
 
 def _foreign() -> AccelError:
     return InvalidArgumentError("the event belongs to another context", remedy="Create events on the device whose streams use them.")
+
+
+def _copy(destination: Array, source: Array) -> None:
+    destination[...] = source

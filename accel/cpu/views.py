@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from accel.arguments import BASE
+from accel.memory.space import BASE
 
 if TYPE_CHECKING:
     from accel.ref import AccelRef
 
-__all__ = ["Array", "array", "operand"]
+__all__ = ["Array", "array", "operand", "result"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """A numpy array of any shape and element type."""
@@ -27,7 +27,16 @@ def operand(pointer: int, ref: AccelRef) -> Array:
     """Return a view of the memory at ``pointer`` with the shape, dtype and strides of a ref."""
     dtype = ref.dtype.numpy
     strides = tuple([step * dtype.itemsize for step in ref.strides]) if ref.is_strided else None
-    return array(pointer, ref.shape, dtype, strides)
+    return np.ndarray(ref.shape, dtype, _MEMORY, pointer - BASE, strides)
+
+
+def result(pointer: int, plan: Any, place: int = 0) -> Array:
+    """Return a view of the memory at ``pointer`` as one result of a plan, the first unless ``place`` says which."""
+    writes = plan.writes
+    if place < len(writes):
+        return operand(pointer, writes[place])
+    shape, dtype, _ = plan.creates[place - len(writes)]
+    return np.ndarray(shape, dtype.numpy, _MEMORY, pointer - BASE)
 
 
 def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Array:
@@ -36,7 +45,7 @@ def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: t
     Parameters
     ----------
     pointer
-        Address of the first element, at least :data:`accel.arguments.BASE`.
+        Address of the first element, at least :data:`accel.memory.space.BASE`.
     shape
         Elements along each axis.
     dtype

@@ -348,7 +348,7 @@ class Context(ContextBase):
         """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
         if lane.needs_workspace(library):
             self.lanes.lending.add(library)
-        await self.buffers.provide_workspaces(lane, lane.compute, library)
+        await self.buffers.provide_workspaces(lane, lane.stream, library)
         lane.provided.add(library)
 
     def _reclaim(self, wanting: Timeline) -> bool:
@@ -358,9 +358,9 @@ class Context(ContextBase):
             return False
         given = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
         for lane in given:
-            compute = lane.compute
-            assert isinstance(compute, TakesWorkspace), "it was given workspaces"
-            compute.release_workspaces()
+            stream = lane.stream
+            assert isinstance(stream, TakesWorkspace), "it was given workspaces"
+            stream.release_workspaces()
             lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
         if given:
             lanes.stop_equipping()  # or it would ask for them again

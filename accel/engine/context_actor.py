@@ -77,7 +77,7 @@ class ContextActor(Actor[Never, None]):
                 await made.libraries.open(library)
             await core.pinned.attach(device)
             await bind_durable(made)
-            core.capabilities = made.lanes.pool[0].compute.capabilities()
+            core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
             await self._open_eager(made)
             made.check_alive()

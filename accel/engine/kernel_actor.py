@@ -130,7 +130,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         """Make kernels ready in a lane: the library was named when the device was opened."""
         made = self._context
         if isinstance(made.device, PreparesLibraries):
-            await made.core.system.run_blocking(made.offloaded.make, made.device.prepare, self._library, lane.compute)
+            await made.core.system.run_blocking(made.offloaded.make, made.device.prepare, self._library, lane.stream)
 
     # -- libraries of the user's
 

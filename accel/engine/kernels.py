@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from accel import ops
     from accel.backend import Kernel
-    from accel.compute import ComputeBackend
     from accel.ops import Plan
 
 __all__ = ["LIBRARIES", "NO_COMPILER"]
@@ -32,7 +31,6 @@ class _Lane(Protocol):
     """What these kernels need of a lane: see :class:`accel.engine.lane.Lane`."""
 
     stream: Any
-    compute: ComputeBackend
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -42,12 +40,12 @@ def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
 
 def put(lane: _Lane, op: ops.Put, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the host array into the output."""
-    lane.compute.copy_htod(outputs[0], _bytes(op.source))
+    lane.stream.copy_htod(outputs[0], _bytes(op.source))
 
 
 def get(lane: _Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Copy the input into the host array."""
-    lane.compute.copy_dtoh(_bytes(op.destination), inputs[0])
+    lane.stream.copy_dtoh(_bytes(op.destination), inputs[0])
 
 
 def empty(lane: _Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -88,7 +86,7 @@ def launch(lane: _Lane, op: ops.Launch, plan: Plan, inputs: Sequence[int], outpu
 
 
 def checksum(lane: _Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Refuse: there is no call of the compute interface for it."""
+    """Refuse: what makes checksums is a backend's own kernel."""
     raise UnsupportedError("this backend makes no checksums", remedy="Leave checksum out.")
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from accel.backend import AccelDevice, AccelEvent, AccelStream
-    from accel.compute import ComputeBackend
-    from accel.dtype import DType
     from accel.engine.core import DeviceCore
     from accel.engine.launches import Bound, Sendable
     from accel.engine.offloaded import OffloadedCalls
@@ -112,7 +110,7 @@ class LaneContext(LaunchContext, Protocol):
 
 
 class Lane(StreamClock):
-    """One stream of a context, with the compute interface whose calls go there.
+    """One stream of a context.
 
     Parameters
     ----------
@@ -120,15 +118,13 @@ class Lane(StreamClock):
         What ``system.tree()`` shows.
     context
         The context that owns it.
-    stream, compute
-        The stream, and its compute interface.
+    stream
+        The stream.
 
     Attributes
     ----------
     device : AccelDevice
         The backend's context.
-    constants : dict
-        Kept by kernels.
     provided : set of str
         Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
     task : Task or None
@@ -137,13 +133,11 @@ class Lane(StreamClock):
         What the stream should wait for already, and could not be made to: the next op is not enqueued before.
     """
 
-    __slots__ = ("_context", "_event", "_next", "_queue", "compute", "constants", "device", "owed", "provided", "task")
+    __slots__ = ("_context", "_event", "_next", "_queue", "device", "owed", "provided", "task")
 
-    def __init__(self, name: str, context: LaneContext, stream: AccelStream, compute: ComputeBackend) -> None:
+    def __init__(self, name: str, context: LaneContext, stream: AccelStream) -> None:
         super().__init__(name, stream, context.events)
         self.device: AccelDevice = context.device
-        self.compute = compute
-        self.constants: dict[DType, int] = {}
         self.provided: set[str] = set()
         self.owed: list[Dependency] = []
         self._context = context
@@ -154,7 +148,7 @@ class Lane(StreamClock):
 
     def needs_workspace(self, library: str) -> bool:
         """Return whether ops of a library need memory here that the lane does not have yet."""
-        return isinstance(self.compute, TakesWorkspace) and self.compute.workspace_wanted(library) > 0
+        return isinstance(self.stream, TakesWorkspace) and self.stream.workspace_wanted(library) > 0
 
     def send(self, group: Sendable) -> None:
         """Enqueue a group: now, or behind what is queued."""

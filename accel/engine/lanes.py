@@ -23,6 +23,7 @@ memory is short, idle lanes but the first give their workspaces back, and ask fo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from accel.backend import TakesWorkspace
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from accel.backend import AccelDevice, AccelStream
-    from accel.compute import ComputeBackend
     from accel.engine.lane import LaneContext
     from accel.engine.submission import BatchSubmission
     from accel.memory import Block, Timeline
     from accel.ops import Plan
     from accel.storage.buffers import Held
 
-    Streams: TypeAlias = list[tuple[str, AccelStream, ComputeBackend]]
-    """Name of a lane, its stream, and its compute interface."""
+    Streams: TypeAlias = list[tuple[str, AccelStream]]
+    """Name of a lane, and its stream."""
 
 __all__ = ["Lanes", "make_streams"]
 
@@ -54,7 +54,7 @@ captured, whatever is enqueued there becomes a part of the graph.
 """
 
 _BATCH, _MEMORY = "batch", "memory"
-"""What the compute interfaces of the pool's lanes, and those of the lanes of transfers, are made for."""
+"""What the streams of the pool, and those of transfers, are made for."""
 
 
 class Lanes:
@@ -109,16 +109,16 @@ class Lanes:
 
     def adopt(self, streams: Streams) -> None:
         """Use the streams that were made with the backend's context: the pool, and the lanes of transfers."""
-        made = [self._add(name, stream, compute) for name, stream, compute in streams]
+        made = [self._add(name, stream) for name, stream in streams]
         self.pool = [lane for lane in made if lane.name not in ("put", "get")]
         self.transfers = {name: next((lane for lane in made if lane.name == name), self.pool[0]) for name in ("put", "get")}
-        self.takes_workspaces = isinstance(self.pool[0].compute, TakesWorkspace)
+        self.takes_workspaces = isinstance(self.pool[0].stream, TakesWorkspace)
         self.routes[_MEMORY] = self.pool[0]
         for lane in self.pool:
             lane.provided.add(_MEMORY)
 
-    def _add(self, name: str, stream: AccelStream, compute: ComputeBackend) -> Lane:
-        lane = Lane(name, self._context, stream, compute)
+    def _add(self, name: str, stream: AccelStream) -> Lane:
+        lane = Lane(name, self._context, stream)
         self._context.failures.listen(lane)
         self.all.append(lane)
         return lane
@@ -134,8 +134,8 @@ class Lanes:
                 lane.name = library
             else:
                 context = self._context
-                stream, compute = await context.core.system.run_blocking(context.offloaded.make, _make, context.device, library)
-                lane = self._add(library, stream, compute)
+                create = partial(context.device.create_stream, library=library)
+                lane = self._add(library, await context.core.system.run_blocking(context.offloaded.make, create))
             self._named[library] = lane
         return lane
 
@@ -234,14 +234,9 @@ def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | 
     streams: Streams = []
     try:
         for name, library in names:
-            streams.append((name, *_make(device, library)))
+            streams.append((name, device.create_stream(library=library)))
     except Exception as raised:
         if not streams or (isinstance(raised, AccelError) and raised.is_fault):
             raise
         return streams, raised
     return streams, None
-
-
-def _make(device: AccelDevice, library: str) -> tuple[AccelStream, ComputeBackend]:
-    stream = device.create_stream()
-    return stream, device.create_compute(stream, library)

@@ -74,7 +74,7 @@ class PendingStatus:
         """Enqueue the op with its status cleared before it and copied back behind it, and a mark."""
         lane.stream.fill(self.address, b"\0", len(self._bytes))
         self._kernel(lane, op, plan, inputs, outputs)
-        lane.compute.copy_dtoh(memoryview(self._bytes), self.address)
+        lane.stream.copy_dtoh(memoryview(self._bytes), self.address)
         lane.stream.record(self._event)
         self._is_enqueued = True
 

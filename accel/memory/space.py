@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from accel.backend import SlabMemory
     from accel.memory.usage import Usage
 
-__all__ = ["ALIGNMENT", "CLEAN", "LIVE", "RESTING", "Chunk", "SizeClass", "Slab", "Space", "bin_of", "free_run", "round_up"]
+__all__ = ["ALIGNMENT", "BASE", "CLEAN", "LIVE", "RESTING", "Chunk", "SizeClass", "Slab", "Space", "bin_of", "free_run", "round_up"]
+
+BASE: Final = 4096
+"""The lowest address at which memory can be: the first page of a process is never mapped, so that a null pointer is below it."""
 
 ALIGNMENT: Final = 256
 """Every block starts at a multiple of it, and every size is one."""

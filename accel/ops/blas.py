@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
-
-from accel.enums import Transpose, UnaryOp
+from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, op, operand, plan_of, result_in, same_dtype, scalar
 from accel.ops.blas_grouped import GemmGrouped
@@ -28,7 +26,7 @@ from accel.ops.blas_operands import (
 )
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Iamax, Iamin, Rot, Swap
-from accel.ops.family import Family, KernelLane
+from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef, overlap
@@ -36,7 +34,6 @@ from accel.ref import AccelRef, overlap
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from accel.dtype import DType
 
 __all__ = [
     "FAMILY", "Axpy", "BlasOps", "Dot", "Dotc", "Gemm", "GemmBatched", "GemmGrouped", "Gemv", "Nrm2", "Product", "Scal", "TransposeField", "apart",
@@ -338,54 +335,6 @@ class BlasOps(OpNamespace[M]):
     geam = method(Geam)
 
 
-def _gemm(lane: KernelLane, op: Gemm, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply C-order matrices by a column-major call: a C-order matrix is the transpose of a column-major one, and ``C^T = B^T A^T``."""
-    a, b = op.a.shape, op.b.shape
-    m, k = a if op.transpose_a is _NONE else (a[1], a[0])
-    n = b[1] if op.transpose_b is _NONE else b[0]
-    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
-    ldb, trans_b = stored(op.b, transpose_of(op.transpose_b))
-    ldc = op.out.strides[0] if op.out is not None and op.out.is_strided else n or 1
-    lane.compute.gemm(trans_b, trans_a, n, m, k, op.alpha, inputs[1], ldb, inputs[0], lda, op.beta, outputs[0], ldc, dtype=op.a.dtype)
-
-
-def _gemm_batched(lane: KernelLane, op: GemmBatched, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
-    (rows_a, columns_a), (rows_b, columns_b) = op.a.shape[-2:], op.b.shape[-2:]
-    m, k = (rows_a, columns_a) if op.transpose_a is _NONE else (columns_a, rows_a)
-    n = columns_b if op.transpose_b is _NONE else rows_b
-    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
-    ldb, trans_b = stored(op.b, transpose_of(op.transpose_b))
-    stride_c, ldc = op.out.strides[:2] if op.out is not None and op.out.is_strided else (m * n, n or 1)
-    lane.compute.batched_gemm(
-        trans_b,
-        trans_a,
-        n,
-        m,
-        k,
-        op.alpha,
-        inputs[1],
-        ldb,
-        apart(op.b),
-        inputs[0],
-        lda,
-        apart(op.a),
-        op.beta,
-        outputs[0],
-        ldc,
-        stride_c,
-        op.batch_count,
-        dtype=op.a.dtype,
-    )
-
-
-def _gemm_grouped(lane: KernelLane, op: GemmGrouped, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Make one product after the other."""
-    for product in products_of(op, inputs, outputs):
-        m, n, k, (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = product
-        lane.compute.gemm(turn_b, turn_a, n, m, k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype=op.a[0].dtype)
-
-
 def products_of(op: GemmGrouped, inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[Product]:
     """Yield the products of a group."""
     count = len(op.a)
@@ -412,67 +361,4 @@ def apart(ref: AccelRef) -> int:
     return ref.strides[0] if len(ref.shape) == 3 else 0
 
 
-def _gemv(lane: KernelLane, op: Gemv, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply a matrix by a matrix of one column."""
-    rows, columns = op.a.shape
-    m, k = (rows, columns) if op.transpose_a is _NONE else (columns, rows)
-    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
-    ldx, ldy = op.x.strides[0], 1 if op.out is None else op.out.strides[0]
-    lane.compute.gemm(_NONE, trans_a, 1, m, k, op.alpha, inputs[1], ldx, inputs[0], lda, op.beta, outputs[0], ldy, dtype=op.a.dtype)
-
-
-def _axpy(lane: KernelLane, op: Axpy, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Add the product of a column with the 1x1 matrix 1."""
-    n, dtype = op.x.size, op.x.dtype
-    lane.compute.gemm(_NONE, _NONE, n, 1, 1, op.alpha, inputs[0], n or 1, _one(lane, dtype), 1, 1.0, outputs[0], n or 1, dtype=dtype)
-
-
-def _one(lane: KernelLane, dtype: DType) -> int:
-    """Return the address of a 1 of ``dtype`` in device memory, written at first use."""
-    address = lane.constants.get(dtype)
-    if address is None:
-        address = lane.constants[dtype] = lane.compute.alloc(dtype.itemsize)
-        lane.compute.copy_htod(address, np.ones(1, dtype.numpy).view(np.uint8).data)
-    return address
-
-
-def _dot(lane: KernelLane, op: Dot, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply a row by a column."""
-    n = op.x.size
-    lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[1], n or 1, 0.0, outputs[0], 1, dtype=op.x.dtype)
-
-
-def _nrm2(lane: KernelLane, op: Nrm2, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Take the root of the product of x with itself; squares beyond the dtype's range overflow (a backend's own kernel may do better)."""
-    n, dtype = op.x.size, op.x.dtype
-    lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[0], n or 1, 0.0, outputs[0], 1, dtype=dtype)
-    lane.compute.unary(UnaryOp.SQRT, outputs[0], outputs[0], 1, dtype=dtype)
-
-
-def _ger(lane: KernelLane, op: Ger, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply a column by a row. A row is a matrix of leading dimension 1, transposed."""
-    m, n = op.x.shape[0], op.y.shape[0]
-    turn = Transpose.CONJUGATE if op.conjugate else Transpose.TRANSPOSE
-    lane.compute.gemm(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n or 1, dtype=op.x.dtype)
-
-
-def _scal(lane: KernelLane, op: Scal, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply nothing and keep ``alpha`` times the output."""
-    n = op.x.size
-    lane.compute.gemm(_NONE, _NONE, n, 1, 0, 0.0, outputs[0], n or 1, outputs[0], 1, op.alpha, outputs[0], n or 1, dtype=op.x.dtype)
-
-
-FAMILY = Family(
-    BlasOps,
-    {
-        "gemm": _gemm,
-        "gemm_batched": _gemm_batched,
-        "gemm_grouped": _gemm_grouped,
-        "gemv": _gemv,
-        "axpy": _axpy,
-        "dot": _dot,
-        "nrm2": _nrm2,
-        "scal": _scal,
-        "ger": _ger,
-    },
-)
+FAMILY = Family(BlasOps)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from accel.errors import UnsupportedError
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
 from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
 from accel.ops.convolution import (
@@ -18,7 +17,7 @@ from accel.ops.convolution import (
     Conv3dFilterGrad,
     Conv3dInputGrad,
 )
-from accel.ops.family import Family, KernelLane
+from accel.ops.family import Family
 from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
@@ -34,11 +33,6 @@ from accel.ops.training import (
     RmsNormGrad,
     SoftmaxGrad,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accel.ops.base import Plan
 
 __all__ = ["DnnOps"]
 
@@ -90,30 +84,4 @@ class DnnOps(OpNamespace[M]):
     cross_entropy_grad = method(CrossEntropyGrad)
 
 
-def _conv2d(lane: KernelLane, op: Conv2d, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Convolve, as far as compute interfaces can."""
-    x, w, y = op.sizes()
-    borders = op.borders()
-    is_plain = op.bias is None and op.activation is None and not op.channels_last and (op.groups, *op.dilations()) == (1, 1, 1)
-    if not is_plain or any(before != after for before, after in borders):
-        raise _not_plain(op, "without bias, activation, groups, dilation, channels_last, and with the same padding at both ends")
-    padding = [before for before, _ in borders]
-    lane.compute.conv2d_forward(inputs[0], x, inputs[1], w, outputs[0], y, op.strides(), padding, dtype=op.input.dtype)
-
-
-def _attention(lane: KernelLane, op: Attention, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Attend, as far as compute interfaces can."""
-    batch, heads, seq_q, dim = op.q.shape
-    if len(inputs) > 3 or op.window is not None or op.k.shape[1] != heads or op.v.shape[3] != dim:
-        raise _not_plain(op, "without bias, lengths and window, and with as many heads, of one size, in k and v as in q")
-    seq_kv = op.k.shape[2]
-    q, k, v = inputs
-    lane.compute.attention(q, k, v, outputs[0], batch, heads, seq_q, seq_kv, dim, op.multiplier(), op.causal, dtype=op.q.dtype)
-
-
-def _not_plain(op: Any, what: str) -> UnsupportedError:
-    return UnsupportedError(f"the backend offers {op.kind} {what}", library=op.library, op=op.kind, remedy="Use another backend.")
-
-
-FAMILY = Family(DnnOps, {"conv2d": _conv2d, "attention": _attention})
-"""Convolution and attention."""
+FAMILY = Family(DnnOps)

@@ -13,7 +13,7 @@ from accel.dtype import DType, DTypeLike
 from accel.enums import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, op, operand, plan_of, result_in, same_dtype
-from accel.ops.family import Family, KernelLane
+from accel.ops.family import Family
 from accel.ops.fields import member, set_fields
 from accel.ops.fused import Fused
 from accel.ops.namespace import OpNamespace, method
@@ -21,7 +21,7 @@ from accel.ref import AccelRef
 from accel.views import broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Binary", "Cast", "Clip", "ElementwiseOps", "Unary", "Where"]
 
@@ -331,23 +331,4 @@ class ElementwiseOps(OpNamespace[M]):
     fused = method(Fused)
 
 
-def _unary(lane: KernelLane, op: Unary, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Apply a function of one element."""
-    if not op.is_plain():
-        raise UnsupportedError(f"{lane.compute.name} has no unary ops on strided views", remedy="Give contiguous refs.", op=op.kind)
-    lane.compute.unary(member(UnaryOp, op.op), inputs[0], outputs[0], op.x.size, dtype=op.x.dtype)
-
-
-def _binary(lane: KernelLane, op: Binary, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Apply a function of two elements of arrays of one shape."""
-    x = op.x
-    if not op.is_plain() or not isinstance(x, AccelRef):
-        raise UnsupportedError(
-            f"{lane.compute.name} has no binary ops that broadcast, or take numbers or strided views",
-            remedy="Give two contiguous refs of one shape.",
-            op=op.kind,
-        )
-    lane.compute.binary(member(BinaryOp, op.op), inputs[0], inputs[1], outputs[0], x.size, dtype=x.dtype)
-
-
-FAMILY = Family(ElementwiseOps, {"unary": _unary, "binary": _binary})
+FAMILY = Family(ElementwiseOps)

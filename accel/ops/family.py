@@ -13,8 +13,6 @@ from accel.ops.namespace import OpNamespace, ops_of
 
 if TYPE_CHECKING:
     from accel.backend import AccelStream
-    from accel.compute import ComputeBackend
-    from accel.dtype import DType
     from accel.ops.base import FamilyOp
 
 __all__ = ["Family", "KernelLane"]
@@ -24,16 +22,8 @@ class KernelLane(Protocol):
     """What a kernel is given of the stream that it enqueues into."""
 
     @property
-    def compute(self) -> ComputeBackend:
-        """The stream's compute interface."""
-
-    @property
     def stream(self) -> AccelStream:
         """The stream."""
-
-    @property
-    def constants(self) -> dict[DType, int]:
-        """Addresses of a 1 of each dtype that kernels have made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +35,7 @@ class Family:
     namespace
         The ops: a subclass of :class:`OpNamespace`, with one method for each.
     kernels
-        Kind of an op -> its kernel on any backend, by calls of :class:`~accel.ComputeBackend`. Ops without one need a backend's own.
+        Kind of an op -> its kernel on any backend, by what every stream has. Ops without one need a backend's own.
     parts
         Name of a backend -> what it has of this family. Families of ``accel`` leave it out: their parts are in the backends.
     uses

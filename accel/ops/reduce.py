@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import numpy as np
 
 from accel.enums import EXTREMES, ReduceName, ReduceOp, result_dtype
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
-from accel.ops.family import Family, KernelLane
+from accel.ops.family import Family
 from accel.ops.fields import integer, member, set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
@@ -176,16 +176,4 @@ class ReduceOps(OpNamespace[M]):
     __call__ = method(Reduce)
 
 
-def _reduce(lane: KernelLane, op: Reduce, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Reduce neighbouring axes."""
-    shape = op.middle()
-    if shape is None:
-        raise UnsupportedError(
-            f"{lane.compute.name} reduces neighbouring axes of contiguous refs only, without ddof",
-            remedy="Reduce one axis after the other.",
-            op=op.kind,
-        )
-    lane.compute.reduce(member(ReduceOp, op.op), inputs[0], outputs[0], shape, 1, dtype=op.x.dtype)
-
-
-FAMILY = Family(ReduceOps, {"reduce": _reduce})
+FAMILY = Family(ReduceOps)

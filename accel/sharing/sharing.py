@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from accel import dlpack
 from accel._log import get_logger
 from accel.actors.acquire import acquire
-from accel.arguments import BASE
 from accel.engine.captures import captures_of
 from accel.engine.marks import LaneMark
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
 from accel.memory import Block, ExternalBlock, ExternalWork, SharedUsage, Usage
+from accel.memory.space import BASE
 from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.actors import ActorSystem
-    from accel.backend import SlabMemory
-    from accel.compute import ComputeBackend
+    from accel.backend import AccelStream, SlabMemory
     from accel.memory import Allocator, Usage
     from accel.memory.usage import Timeline
     from accel.ops.base import Spec
@@ -213,25 +212,25 @@ class Buffers:
             for block in held:
                 self.allocator.free(block)
 
-    async def provide_workspaces(self, lane: Timeline, compute: ComputeBackend, library: str) -> None:
-        """Give the compute interface of a lane the workspaces that ops of a library use there; it keeps them.
+    async def provide_workspaces(self, lane: Timeline, stream: AccelStream, library: str) -> None:
+        """Give the stream of a lane the workspaces that ops of a library use there; it keeps them.
 
         Raises
         ------
         OutOfMemoryError
             If the limit or the device has no room.
         """
-        while isinstance(compute, TakesWorkspace) and (nbytes := compute.workspace_wanted(library)):
+        while isinstance(stream, TakesWorkspace) and (nbytes := stream.workspace_wanted(library)):
             block = await self._grow(nbytes, lane)
-            if not compute.workspace_wanted(library):  # it was given meanwhile
+            if not stream.workspace_wanted(library):  # it was given meanwhile
                 self.allocator.free(block)
                 break
             self.lent += block.size
             self._workspaces.setdefault(lane, []).append(block)
-            compute.use_workspace(block.address, nbytes)
+            stream.use_workspace(block.address, nbytes)
 
     def take_workspaces(self, lane: Timeline) -> bool:
-        """Take the workspaces of a lane back, in which nothing runs; return whether it had any. Its compute interface must use them no more."""
+        """Take the workspaces of a lane back, in which nothing runs; return whether it had any. Its stream must use them no more."""
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:
             self.lent -= block.size

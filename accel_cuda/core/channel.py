@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel_cuda.core.driver import Handle
 from accel_cuda.errors import NOT_READY
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from accel.memory import Block
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.driver import Section
-    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["StreamChannel", "StreamSlot"]
 
@@ -85,7 +84,7 @@ class StreamChannel:
         The stream's.
     """
 
-    def __init__(self, stream: CudaStream) -> None:
+    def __init__(self, stream: Any) -> None:
         self.context: CudaContext = stream.context
         self._stream = stream
         self._slots: list[StreamSlot] = []
@@ -100,7 +99,8 @@ class StreamChannel:
     def ready(self) -> Handle:
         """Return the CUstream; raise if nothing can be enqueued."""
         self._stream.ready()
-        return self._stream.pointer
+        pointer: Handle = self._stream.pointer
+        return pointer
 
     def transfer(self, device: int, pinned: int, nbytes: int, *, is_put: bool) -> None:
         """Enqueue a transfer of pinned memory to the device, or back. In the section."""

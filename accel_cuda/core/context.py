@@ -165,6 +165,10 @@ class CudaContext:
 
     # -- streams and the end
 
+    def workspaces_of(self, library: str) -> int:
+        """Return how many workspaces the ops of a library use in a stream."""
+        return 0
+
     def adopt(self, stream: ContextStream) -> None:
         """Have :meth:`close` close a stream."""
         with self._lock:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from accel.backend import Kernel
 from accel_cuda.core.context import CudaContext
 from accel_cuda.core.libraries import VendorLibrary
-
-if TYPE_CHECKING:
-    from accel_cuda.core.stream import CudaStream
+from accel_cuda.core.stream import CudaStream
 
 __all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Program", "Signature", "Source", "derived"]
 
@@ -172,7 +170,7 @@ class CudaPart:
     workspaces
         How many workspaces the ops use in a stream.
     prepare
-        Given a compute interface, makes what the ops need in its stream besides workspaces. May block.
+        Makes what the ops need in a stream besides workspaces. May block.
     """
 
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
@@ -184,4 +182,4 @@ class CudaPart:
     signatures: Mapping[str, Signature] = field(default_factory=dict)
     commands: Mapping[str, Commands] = field(default_factory=dict)
     workspaces: int = 0
-    prepare: Callable[[Any], object] | None = None
+    prepare: Callable[[CudaStream], object] | None = None

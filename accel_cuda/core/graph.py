@@ -49,7 +49,7 @@ def capture(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Seque
     stream: CudaStream = lane.stream
     context = stream.ready()
     driver = context.driver
-    lane.compute.prepare(op.library)  # during the capture nothing can be made
+    lane.device.prepare(op.library, stream)  # during the capture nothing can be made
     with context.section:
         # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
         context.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)

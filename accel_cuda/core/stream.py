@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel_cuda.core.driver import Handle, LaunchConfig
+from accel_cuda.core.host_copies import HostCopies
 from accel_cuda.core.pinned import PinnedBlock
 from accel_cuda.core.transfers import StreamTransfers
 from accel_cuda.errors import NOT_READY, error_of
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.event import CudaEvent
 
-__all__ = ["CudaStream"]
+__all__ = ["WORKSPACE", "CudaStream", "lacks_workspace"]
+
+WORKSPACE = 32 << 20
+"""Bytes of the workspace that a stream has for its kernels and products, which run one after the other."""
 
 _BLOCK = 256
 _KERNEL_FILLS = {8: "fill8", 16: "fill16"}
@@ -46,11 +52,16 @@ class CudaStream:
         Whether what is enqueued now becomes part of a graph, and does not run.
     transfers : Transfers
         Copies between host and device that are on their way.
+    blas : object or None
+        What cuBLAS has for this stream, once it is made: see :func:`accel_cuda.families.cublas.blas_of`.
+    workspaces : list of int
+        Addresses of memory that kernels and libraries work in, one after the other; see :class:`accel.backend.TakesWorkspace`.
     """
 
     __slots__ = (
         "_config",
         "_config_pointer",
+        "_copies",
         "_functions",
         "_hangs",
         "_launch",
@@ -60,6 +71,7 @@ class CudaStream:
         "_record",
         "_refusal",
         "_values",
+        "blas",
         "context",
         "functions",
         "handle",
@@ -67,6 +79,7 @@ class CudaStream:
         "pointer",
         "priority",
         "transfers",
+        "workspaces",
     )
 
     def __init__(self, context: CudaContext, functions: Mapping[str, Handle], priority: int) -> None:
@@ -89,6 +102,9 @@ class CudaStream:
                 context.call("cuStreamCreateWithPriority", int(context.driver.CUstream_flags.CU_STREAM_NON_BLOCKING), priority)
             )
         self.is_capturing = False
+        self.blas: Any = None
+        self.workspaces: list[int] = []
+        self._copies = HostCopies(self)
         self.pointer = Handle(self.handle)
         self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
         self._config_pointer = ctypes.byref(self._config)
@@ -154,6 +170,16 @@ class CudaStream:
             low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
             self.launch(self.functions[_KERNEL_FILLS[width]], -(-count // _BLOCK), _BLOCK, destination, low, high, count)
 
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Copy host memory to device memory; see :class:`~accel_cuda.core.host_copies.HostCopies`."""
+        if source.nbytes:
+            self._copies.run(destination, np.frombuffer(source, np.uint8).ctypes.data, source.nbytes, source, is_put=True)
+
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Copy device memory to host memory; see :class:`~accel_cuda.core.host_copies.HostCopies`."""
+        if destination.nbytes:
+            self._copies.run(source, np.frombuffer(destination, np.uint8).ctypes.data, destination.nbytes, destination, is_put=False)
+
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol by which CUDA libraries exchange streams, and the handle."""
         return 0, self.handle
@@ -196,7 +222,33 @@ class CudaStream:
             self.dispose()
             self.context.forget(self)
 
-    # -- what the context and the compute interface call
+    # -- workspaces
+
+    def workspace_wanted(self, library: str) -> int:
+        """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
+        return WORKSPACE if len(self.workspaces) < self.context.workspaces_of(library) else 0
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Take a workspace; cuBLAS's handle, if it is there and has given its workspace back, gets the first one."""
+        self.workspaces.append(address)
+        if self.blas is not None and len(self.workspaces) == 1:
+            self.blas.use_workspace(address, nbytes)
+
+    def release_workspaces(self) -> None:
+        """Use no workspace any more; see :class:`accel.backend.TakesWorkspace`."""
+        self.workspaces.clear()
+
+    def prepare_workspace(self) -> int:
+        """Return the first workspace; a stream that was lent none takes one of its own. May block then."""
+        if not self.workspaces:
+            context = self.context
+            with context.section:
+                pointer = int(context.call("cuMemAlloc", WORKSPACE))
+            self.at_close(lambda: context.driver.ignore("cuMemFree", pointer))
+            self.workspaces.append(pointer)
+        return self.workspaces[0]
+
+    # -- what the context and the kernels call
 
     def ready(self) -> CudaContext:
         """Return the context; raise if nothing can be enqueued.
@@ -301,6 +353,11 @@ class CudaStream:
                 release()
             if handle:
                 context.driver.ignore("cuStreamDestroy", handle)
+
+
+def lacks_workspace(lane: Any, op: Any) -> bool:
+    """Return whether the lane's stream has no workspace: a kernel that takes it may block."""
+    return not lane.stream.workspaces
 
 
 def _end_hang(release: Callable[[], object], flag: PinnedBlock) -> None:

@@ -11,7 +11,8 @@ from accel import Transpose
 from accel.ops.blas import apart, products_of, stored
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families import blas_matrices, blas_vectors
-from accel_cuda.families.cublas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS, blas_of, lacks_blas
+from accel_cuda.families.products import product, products
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -38,7 +39,7 @@ def gemm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
         columns, ta = stored(op.a, ta)
         n_b, tb = stored(op.b, tb)
         ldc = n if out is None else stored(out, Transpose.NONE)[0]
-    lane.compute.product(tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
+    product(lane.stream, tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
 
 
 def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -51,9 +52,9 @@ def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: 
     lda, ta = stored(op.a, ta)
     ldb, tb = stored(op.b, tb)
     stride_c, ldc = op.out.strides[:2] if op.out is not None and op.out.is_strided else (m * n, n)
-    lane.compute.products(
-        tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count, op.a.dtype,
-        op.allow_tf32,
+    products(
+        lane.stream, tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count,
+        op.a.dtype, op.allow_tf32,
     )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def gemm_grouped(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: 
     for each in products_of(op, inputs, outputs):
         if each.m and each.n:
             (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = each.a, each.b, each.out
-            lane.compute.product(turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
+            product(lane.stream, turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
 
 
 def gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ def gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     m, k = (rows, columns) if op.transpose_a is Transpose.NONE else (columns, rows)
     lda, ta = stored(op.a, op.transpose_a)
     ldx, ldy = op.x.strides[0], 1 if op.out is None else op.out.strides[0]
-    lane.compute.product(Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
+    product(lane.stream, Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
 
 
 def _placed(ref: Any) -> Hashable:
@@ -107,19 +108,15 @@ def _typed(lane: Any, op: Any) -> Hashable:
     return op.kind, dtype, *refs, *[getattr(op, name, None) for name in _OPTIONS], not getattr(op, "beta", 0.0)
 
 
-def _lacks_handle(lane: Any, op: Any) -> bool:
-    return not lane.compute.has_blas
-
-
 _TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
 
 
 def _lacks_for_batch(lane: Any, op: Any) -> bool:
-    return not lane.compute.has_blas or blas_matrices.count_calls(op) > _QUICK or blas_matrices.count_launches(op) > _MANY
+    return lane.stream.blas is None or blas_matrices.count_calls(op) > _QUICK or blas_matrices.count_launches(op) > _MANY
 
 
 def _lacks_for_group(lane: Any, op: Any) -> bool:
-    return not lane.compute.has_blas or len(op.a) > _QUICK
+    return lane.stream.blas is None or len(op.a) > _QUICK
 
 
 PART = CudaPart(
@@ -134,7 +131,7 @@ PART = CudaPart(
     programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
     program=dict.fromkeys(("iamax", "iamin", "trsm"), "blas"),
     lacks={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *blas_vectors.KERNELS), _lacks_handle),
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *blas_vectors.KERNELS), lacks_blas),
         **dict.fromkeys(blas_matrices.KERNELS, _lacks_for_batch),
         "gemm_grouped": _lacks_for_group,
     },
@@ -153,5 +150,5 @@ PART = CudaPart(
         "gemm_grouped": lambda op: 2 * len(op.a),
     },
     workspaces=1,
-    prepare=lambda compute: compute.prepare_blas(),
+    prepare=blas_of,
 )

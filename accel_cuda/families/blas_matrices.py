@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from accel import DType, Transpose
 from accel.ops.blas import stored
 from accel.ops.blas_operands import applied
-from accel_cuda.families.cublas import ADDRESSES
+from accel_cuda.families.cublas import ADDRESSES, blas_of
+from accel_cuda.families.products import product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ def _ger(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     """Multiply a column by a row: cuBLAS's ger adds to what is there, and has no 16-bit floats."""
     m, n = op.x.shape[0], op.y.shape[0]
     turn = _CONJUGATE if op.conjugate else _TURNED
-    lane.compute.product(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
+    product(lane.stream, turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
 
 
 def _triangular_vector(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ def _triangular_vector(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequenc
     lane.stream.ready()
     if not n:
         return
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     if x != out:
         lane.stream.copy(out, x, op.x.nbytes)
     triangle, letter = _triangle(op), _LETTERS[dtype]
@@ -119,7 +120,7 @@ def _triangular(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int],
     stream.ready()
     if _is_empty(op):
         return
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     triangle, columns = _triangle(op), op.b.shape[-1]
     form = (
         blas.side[_OTHER_SIDE[op.side]],
@@ -150,7 +151,7 @@ def _is_together(op: Any) -> bool:
 
 def _solve_together(lane: Any, op: Any, inputs: Sequence[int], result: int, form: tuple[int, ...], ld: int) -> None:
     """Solve a batch, behind copies, as many matrices in a call as there is room for their addresses."""
-    stream, blas, letter = lane.stream, lane.compute.prepare_blas(), _LETTERS[op.a.dtype]
+    stream, blas, letter = lane.stream, blas_of(lane.stream), _LETTERS[op.a.dtype]
     step_a, columns = _apart(op.a), op.b.shape[-1]
     step = op.b.shape[-2] * columns * op.a.dtype.itemsize
     if len(op.b.shape) == 2:
@@ -179,7 +180,7 @@ def _symmetric(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], 
     lane.stream.ready()
     if _is_empty(op):
         return
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
     name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
     side, fill = blas.side[_OTHER_SIDE[op.side]], blas.fill[not op.lower]
@@ -194,7 +195,7 @@ def _update(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], out
     lane.stream.ready()
     if not n or not count:
         return
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     if op.out is None:
         lane.stream.fill(out, bytes(dtype.itemsize), count * n * n)
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
@@ -223,7 +224,7 @@ def _geam(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     lane.stream.ready()
     if not (rows and columns and count):
         return
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
     a = _Term(alpha, inputs[0], _apart(op.a), op.a.shape[-1], op.transpose_a)
     b = _Term(beta, inputs[1], _apart(op.b), op.b.shape[-1], op.transpose_b)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
+from accel_cuda.families.cublas import blas_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,13 +26,13 @@ _SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: 
 def _axpy(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.ready()
     if op.x.size and op.alpha:
-        lane.compute.prepare_blas().axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
+        blas_of(lane.stream).axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
 
 
 def _scal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.ready()
     if op.x.size:
-        lane.compute.prepare_blas().scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
+        blas_of(lane.stream).scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
 def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -39,7 +40,7 @@ def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     stream, x = lane.stream, op.x
     stream.ready()
     if x.size:
-        lane.compute.prepare_blas().dot(x.size, inputs[0], inputs[1], outputs[0], x.dtype)
+        blas_of(lane.stream).dot(x.size, inputs[0], inputs[1], outputs[0], x.dtype)
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
@@ -49,7 +50,7 @@ def _nrm2(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     stream, x = lane.stream, op.x
     stream.ready()
     if x.size:
-        lane.compute.prepare_blas().nrm2(x.size, inputs[0], outputs[0], x.dtype)
+        blas_of(lane.stream).nrm2(x.size, inputs[0], outputs[0], x.dtype)
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
@@ -59,7 +60,7 @@ def _asum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     stream, x = lane.stream, op.x
     stream.ready()
     if x.size:
-        lane.compute.prepare_blas().call_on_device(_SUMS[x.dtype], x.size, inputs[0], 1, outputs[0])
+        blas_of(lane.stream).call_on_device(_SUMS[x.dtype], x.size, inputs[0], 1, outputs[0])
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize // (2 if x.dtype.is_complex else 1)), 1)
 
@@ -68,7 +69,7 @@ def _extreme(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], ou
     """Find an index, which cuBLAS counts from 1, and without NaN; kernels of the backend's own put both right."""
     stream, x = lane.stream, op.x
     stream.ready()
-    lane.compute.prepare_blas().call_on_device(f"i{_LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
+    blas_of(lane.stream).call_on_device(f"i{_LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
     parts = 2 if x.dtype.is_complex else 1
     blocks = min(-(-x.size * parts // _BLOCK), _MOST_BLOCKS)
     stream.launch(stream.functions[f"index_of_nan_f{8 * x.dtype.itemsize // parts}"], blocks, _BLOCK, outputs[0], inputs[0], x.size, parts)
@@ -83,7 +84,7 @@ def _dotc(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
         return
     stream.ready()
     if x.size:
-        lane.compute.prepare_blas().call_on_device(f"{_LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
+        blas_of(lane.stream).call_on_device(f"{_LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
@@ -92,7 +93,7 @@ def _rot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     x = op.x
     lane.stream.ready()
     if x.size:
-        blas = lane.compute.prepare_blas()
+        blas = blas_of(lane.stream)
         blas.call(f"{_LETTERS[x.dtype]}rot_64", x.size, outputs[0], 1, outputs[1], 1, *blas.factors(x.dtype, op.c, op.s))
 
 
@@ -100,7 +101,7 @@ def _swap(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     x = op.x
     lane.stream.ready()
     if x.size:
-        lane.compute.prepare_blas().call(f"{_LETTERS[x.dtype]}swap_64", x.size, outputs[0], 1, outputs[1], 1)
+        blas_of(lane.stream).call(f"{_LETTERS[x.dtype]}swap_64", x.size, outputs[0], 1, outputs[1], 1)
 
 
 KERNELS: Mapping[str, Kernel] = {

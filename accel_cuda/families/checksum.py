@@ -20,4 +20,4 @@ def checksum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     stream.fill(outputs[0], bytes(8), 1)
     blocks = min(-(-nbytes // (8 * _BLOCK)), _BLOCKS_PER_PROCESSOR * context.multiprocessors)
     stream.launch(stream.functions["checksum"], max(1, blocks), _BLOCK, inputs[0], nbytes, outputs[0])
-    lane.compute.copy_dtoh(memoryview(op.destination), outputs[0])
+    lane.stream.copy_dtoh(memoryview(op.destination), outputs[0])

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.family import Commands, CudaPart, FamilyState, LaneCheck, Program, Signature
-    from accel_cuda.families.compute import CudaCompute
+    from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.programs import Programs
 
-__all__ = ["ContextFamilies"]
+__all__ = ["STAGES", "ContextFamilies"]
+
+# The lanes of these libraries stage copies; in other lanes, the pinned memory for it is made at its first use.
+STAGES = frozenset({"memory", "batch", "capture"})
 
 
 class ContextFamilies:
@@ -79,13 +82,27 @@ class ContextFamilies:
             return lambda lane, op: is_missing(program(op))
         return lambda lane, op: is_missing(program(op)) or lacks(lane, op)
 
-    def prepare(self, library: str, compute: CudaCompute) -> None:
-        """Load the programs of a family, and make what its ops need in a stream. May block. Other libraries need what ``compute`` makes alone."""
+    def prepare(self, library: str, stream: CudaStream) -> None:
+        """Load the programs of a family, and make what its ops need in a stream, as far as it is not there. May block."""
         if (part := self._parts.get(library)) is not None:
             self._programs.prepare(part.programs)
-        compute.prepare(library)
+        if library in STAGES:
+            stream.transfers.prepare()
+        for prepare in dict.fromkeys(part.prepare for part in self._parts_of(library)):
+            if prepare is not None:
+                prepare(stream)
         if (state := self.states.get(library)) is not None:
-            state.prepare(compute.stream)
+            state.prepare(stream)
+
+    def workspaces_of(self, library: str) -> int:
+        """Return how many workspaces the ops of a library use in a stream."""
+        return max((part.workspaces for part in self._parts_of(library)), default=0)
+
+    def _parts_of(self, library: str) -> Iterable[CudaPart]:
+        """Return the parts whose ops the lane of a library runs: all for captures, none for libraries that are no families."""
+        if library == "capture":
+            return self._parts.values()
+        return (self._parts[library],) if library in self._parts else ()
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""

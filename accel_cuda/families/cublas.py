@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.stream import WORKSPACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,21 @@ def _types(cublas: Any) -> dict[DType, _Types]:
         DType.COMPLEX64: _Types(int(data.CUDA_C_32F), int(data.CUDA_C_32F), *single, whole),
         DType.COMPLEX128: _Types(int(data.CUDA_C_64F), int(data.CUDA_C_64F), *double, whole),
     }
+
+
+def blas_of(stream: CudaStream) -> Blas:
+    """Return what cuBLAS has for a stream; make it, and a workspace, if they are not there. May block then."""
+    blas: Blas | None = stream.blas
+    if blas is None:
+        workspace = stream.prepare_workspace()
+        with stream.context.section:
+            blas = stream.blas = Blas(stream, workspace, WORKSPACE)
+    return blas
+
+
+def lacks_blas(lane: Any, op: Any) -> bool:
+    """Return whether the lane's stream has nothing of cuBLAS yet: a kernel that calls it may block."""
+    return lane.stream.blas is None
 
 
 class Blas:

@@ -14,6 +14,7 @@ from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.attention_grad import GRADIENT_TENSORS, attend_backward
 from accel_cuda.families.convolution import GRADS, ConvolutionWork, convolve, fill
 from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room
+from accel_cuda.families.elementwise import enqueue_unary
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class DnnLibrary(FamilyState[Cudnn]):
         self.convolve(lane.stream, work, x, w, bias[0] if bias else 0, outputs[0], outputs[1])
         if op.kind not in GRADS and op.activation:
             # cuDNN's relu is 0 for NaN in some of its engines.
-            lane.compute.unary(UnaryOp.RELU, outputs[0], outputs[0], math.prod(work.output), dtype=work.dtype)
+            enqueue_unary(lane.stream, UnaryOp.RELU, work.dtype, outputs[0], outputs[0], math.prod(work.output))
 
     def _attend(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         work, (*made, scratch) = cast("AttentionWork", derived(op, _work_of)), outputs

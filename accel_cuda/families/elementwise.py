@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accel.ops import Binary, Cast, Clip, Unary
     from accel.ops.fused import Instruction
     from accel_cuda.core.driver import Handle
+    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["PART", "collapsed"]
 
@@ -168,10 +169,31 @@ def _launch(
     stream.launch_with(function, (blocks, 1), (_BLOCK, 1), 0, parameters)
 
 
+# Elements that one thread takes, and names of kernels: to make one is slower than to find it.
+_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) for dtype in CODES}
+_NAMES: dict[tuple[UnaryOp | BinaryOp, DType], str] = {
+    **{(op, dtype): f"unary_{op.value}_{code}" for op in UnaryOp for dtype, code in CODES.items()},
+    **{(op, dtype): f"binary_{op.value}_{code}" for op in BinaryOp for dtype, code in CODES.items()},
+}
+
+
+def _blocks(op: UnaryOp | BinaryOp, dtype: DType, output: int, n: int) -> int:
+    """Return how many blocks compute n elements: threads are counted from the aligned address before the first result."""
+    size, each = result_dtype(op, dtype).itemsize, _PER_THREAD[dtype]
+    return -(-(n + output % (each * size) // size) // (each * _BLOCK))
+
+
+def enqueue_unary(stream: CudaStream, op: UnaryOp, dtype: DType, input: int, output: int, n: int) -> None:
+    """Enqueue a function of each of n contiguous elements; the result may be written over them."""
+    if n:
+        stream.ready()
+        stream.launch(stream.functions[_NAMES[op, dtype]], _blocks(op, dtype, output, n), _BLOCK, input, output, n)
+
+
 def _unary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     if op.is_plain():
-        lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)
+        enqueue_unary(lane.stream, op.op, x.dtype, inputs[0], outputs[0], x.size)
     else:
         function = lane.stream.functions[f"spread_{op.op.value}_{CODES[x.dtype]}"]
         _launch(lane, op, function, (x,), inputs, outputs[0], result_dtype(op.op, x.dtype).itemsize)
@@ -179,7 +201,11 @@ def _unary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
 
 def _binary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
-        lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
+        n, dtype, stream = op.x.size, op.x.dtype, lane.stream
+        if n:
+            stream.ready()
+            function = stream.functions[_NAMES[op.op, dtype]]
+            stream.launch(function, _blocks(op.op, dtype, outputs[0], n), _BLOCK, *inputs, outputs[0], n)
     else:
         dtype = op.dtype
         itemsize = result_dtype(op.op, dtype).itemsize

@@ -14,9 +14,10 @@ from accel import DType, Transpose
 from accel.enums import CAPABILITIES
 from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
 from accel_cuda.core.memo import Memo
-from accel_cuda.families.cublas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS, blas_of
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand
+from accel_cuda.families.products import products
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,7 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
             return False
         spec = derived(op, _spec_of)
         if _is_blas(spec):
-            return spec not in self._ran or not lane.compute.has_blas
+            return spec not in self._ran or lane.stream.blas is None
         return self.library is None or not self.library.is_ready(spec)
 
     def scratch_nbytes(self, op: Any) -> int | None:
@@ -151,7 +152,7 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
                 _multiply_integers(stream, derived(op, _spec_of), memory)
                 return
             if _is_blas(spec := derived(op, _spec_of)):
-                _multiply_stacks(lane.compute, spec, memory)
+                _multiply_stacks(stream, spec, memory)
                 self._ran[spec] = None
                 return
             workspace = outputs[-1]
@@ -167,14 +168,14 @@ def _is_blas(spec: MatmulSpec) -> bool:
     return spec.batch > 1 and is_bare and spec.out.dtype is spec.a.dtype and spec.a.dtype in _BLAS
 
 
-def _multiply_stacks(compute: Any, spec: MatmulSpec, memory: MatmulMemory) -> None:
+def _multiply_stacks(stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory) -> None:
     a, b, out = spec.a, spec.b, spec.out
     n, m, k = out.rows, out.columns, a.rows
     ld_a, ld_b = k if a.transpose is Transpose.NONE else m, n if b.transpose is Transpose.NONE else k
     for start_a, start_b, start in spec.starts:
         addresses = memory.a + start_a * a.nbytes, memory.b + start_b * b.nbytes, memory.out + start * out.nbytes
-        compute.products(
-            b.transpose, a.transpose, n, m, k, 1.0, addresses[1], ld_b, b.step * k * n, addresses[0], ld_a, a.step * m * k, 0.0, addresses[2], n,
+        products(
+            stream, b.transpose, a.transpose, n, m, k, 1.0, addresses[1], ld_b, b.step * k * n, addresses[0], ld_a, a.step * m * k, 0.0, addresses[2], n,
             m * n, spec.batch, a.dtype, spec.allow_tf32,
         )  # fmt: skip
 
@@ -287,5 +288,5 @@ PART = CudaPart(
     programs=(Source("linalg", _source, functions=("matmul",), on_demand=True),),
     program={"matmul": _program},
     workspaces=1,
-    prepare=lambda compute: compute.prepare_blas(),
+    prepare=blas_of,
 )

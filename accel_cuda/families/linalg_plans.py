@@ -12,10 +12,10 @@ import numpy as np
 
 from accel import DType, InvalidArgumentError, Transpose, UnsupportedError
 from accel.ops.linalg import MatmulMemory
-from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.core.libraries import VendorLibrary, load_library, load_module
 from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
+from accel_cuda.core.stream import WORKSPACE
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:

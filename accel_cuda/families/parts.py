@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.core.family import CudaPart
 
-__all__ = ["PARTS", "parts_of"]
+__all__ = ["PARTS"]
 
 PARTS: Mapping[str, CudaPart] = {
     "blas": blas.PART,
@@ -29,10 +29,3 @@ PARTS: Mapping[str, CudaPart] = {
     "sparse": sparse.PART,
 }
 """Name of a family -> the CUDA backend's part."""
-
-
-def parts_of(library: str) -> tuple[CudaPart, ...]:
-    """Return the parts whose ops the lane of a library runs: all for captures, none for libraries that are no families."""
-    if library == "capture":
-        return tuple(PARTS.values())
-    return (PARTS[library],) if library in PARTS else ()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel import ReduceOp, UnsupportedError
 from accel.enums import result_dtype
 from accel.ops.fields import member
-from accel_cuda.core.compute_memory import WORKSPACE, lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.core.stream import WORKSPACE, lacks_workspace
 from accel_cuda.families.kernels import CODES, instances
 
 if TYPE_CHECKING:
@@ -254,11 +254,31 @@ def enqueue_fold(
 
 
 def _reduce(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    middle = op.middle()
-    if middle is not None:
-        lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)
-    else:
-        enqueue_fold(lane.stream, lane.compute.prepare_workspace(), op.op, inputs[0], outputs[0], op.runs(), op.x.dtype, ddof=op.ddof)
+    stream, function, dtype, middle = lane.stream, op.op, op.x.dtype, op.middle()
+    workspace = stream.prepare_workspace()  # also where it is not used: once it is there, this never blocks
+    if middle is None or function not in BASIC:
+        runs = op.runs() if middle is None else _runs_of(*middle)
+        enqueue_fold(stream, workspace, function, inputs[0], outputs[0], runs, dtype, ddof=op.ddof)
+        return
+    outer, length, inner = middle
+    if not (outer and inner):
+        return
+    is_mean = function is ReduceOp.MEAN
+    context = stream.ready()
+    if not length:
+        stream.fill(outputs[0], dtype.numpy.type(math.nan if is_mean else 0).tobytes(), outer * inner)
+        return
+    for each in launches(outer, length, inner, dtype.itemsize, context.multiprocessors):
+        if each.grid[0] > _LIMIT:
+            raise UnsupportedError(f"an array of shape {op.x.shape} has too many rows", op=op.kind, device=context.description.spec)
+        source, target = workspace if each.kind == "finish" else inputs[0], workspace if each.is_partial else outputs[0]
+        kernel = stream.functions[f"reduce_{each.kind}_{_PROGRAMS[function, dtype]}"]
+        stream.launch_wide(kernel, each.grid, each.block, 0, source, target, *each.sizes, length if is_mean else 0)
+
+
+def _runs_of(outer: int, length: int, inner: int) -> tuple[tuple[int, bool, int], ...]:
+    """Return the axes of ``[outer, length, inner]`` as lengths, whether they are reduced, and how far neighbours are apart."""
+    return (outer, False, length * inner), (length, True, inner), (inner, False, 1)
 
 
 # A mean is a sum with a divisor.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.core.memo import Memo
 from accel_cuda.families import solver_factors, solver_spectral
-from accel_cuda.families.cublas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS, blas_of
 from accel_cuda.families.solver_calls import CUSOLVER, SolverCalls
 from accel_cuda.families.solver_work import Work
 
@@ -89,5 +89,5 @@ PART = CudaPart(
     programs=(Source("solver", lambda code: ("solver.cu", "")),),
     program="solver",
     workspaces=1,
-    prepare=lambda compute: compute.prepare_blas(),
+    prepare=blas_of,
 )

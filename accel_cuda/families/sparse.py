@@ -13,6 +13,7 @@ from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.kernels import CODES, aligned
+from accel_cuda.families.products import scale
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
@@ -383,8 +384,7 @@ def _scale(lane: Any, op: Any, count: int, out: int) -> None:
     if not count:
         return
     if op.beta:
-        # A product of nothing, with what is there as a matrix of one column.
-        lane.compute.product(Transpose.NONE, Transpose.NONE, count, 1, 0, 0.0, out, count, out, 1, op.beta, out, count, dtype)
+        scale(lane.stream, out, count, 1, count, 0, 1, op.beta, dtype)
     else:
         lane.stream.fill(out, bytes(1), count * dtype.itemsize)
 

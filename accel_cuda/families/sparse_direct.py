@@ -16,6 +16,7 @@ from accel import DType, Transpose, UnsupportedError
 from accel.sparse_ref import sparse_of
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.families.cublas import blas_of
 from accel_cuda.families.kernels import aligned
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _columns(op: Any) -> int:
 
 def _turn(lane: Any, dtype: DType, rows: int, columns: int, source: int, destination: int) -> None:
     """Enqueue the transpose of a C-order matrix."""
-    blas = lane.compute.prepare_blas()
+    blas = blas_of(lane.stream)
     trans = blas.operation(dtype)[Transpose.TRANSPOSE]
     one, zero = blas.factors(dtype, 1.0, 0.0)
     # The second matrix, which is multiplied by 0, is not read.

@@ -69,7 +69,7 @@ def copy_structure(stream: CudaStream, op: Any, inputs: Sequence[int], outputs: 
 def is_sound(lane: Any, outputs: Sequence[int]) -> bool:
     """Return whether all indices are sound, for an op that waits for the device anyway. Blocks."""
     told = bytearray(8)
-    lane.compute.copy_dtoh(memoryview(told), outputs[-2])
+    lane.stream.copy_dtoh(memoryview(told), outputs[-2])
     lane.stream.synchronize()
     return not any(told)
 

@@ -1,7 +1,8 @@
-"""What the CPU's compute interface does beyond the conformance suite: its own errors, workspaces and cost estimates."""
+"""What the compute interface does on the CPU beyond the conformance suite: its own errors, workspaces and cost estimates."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tracemalloc
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pytest
 
+from accel.compute import DeviceCompute
 from accel.cpu import costs
-from accel.cpu.compute import CpuCompute
+from accel.cpu.backend import CpuBackend
 from accel.cpu.families.precision import WORKSPACE, blocks
 from accel.cpu.views import array
 from accel.dtype import DType
@@ -18,7 +20,7 @@ from accel.enums import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.errors import InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -48,10 +50,10 @@ def stream() -> LateStream:
 
 
 @pytest.fixture
-def compute(stream: LateStream) -> CpuCompute:
-    compute = CpuCompute(stream, device="cpu:7")
-    compute.init()
-    return compute
+def compute(stream: LateStream) -> Iterator[DeviceCompute]:
+    with contextlib.closing(DeviceCompute(CpuBackend().open(0), stream)) as compute:  # type: ignore[arg-type]  # all that kernels need of a stream
+        compute.init()
+        yield compute
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def assert_near(got: Array, expected: Array, scale: float = 1.0) -> None:
 
 
 def test_nothing_works_before_init(stream: LateStream) -> None:
-    compute = CpuCompute(stream)
+    compute = DeviceCompute(CpuBackend().open(0), stream)  # type: ignore[arg-type]
     x = np.zeros(4, np.float32)
     calls: list[Callable[[], object]] = [
         lambda: compute.unary(UnaryOp.NEG, at(x), at(x), 4),
@@ -103,14 +105,14 @@ def test_nothing_works_before_init(stream: LateStream) -> None:
     assert compute.is_initialized
 
 
-def test_an_unsupported_dtype_names_op_and_device(compute: CpuCompute, stream: LateStream) -> None:
+def test_an_unsupported_dtype_names_op_and_device(compute: DeviceCompute, stream: LateStream) -> None:
     with pytest.raises(UnsupportedError, match="int8") as raised:
         compute.gemm(NONE, NONE, 1, 1, 1, 1, 4096, 1, 4096, 1, 0, 4096, 1, dtype=DType.INT8)
-    assert (raised.value.op, raised.value.device) == ("gemm", "cpu:7")
+    assert (raised.value.op, raised.value.device) == ("gemm", "cpu:0")
     assert stream.queue == []
 
 
-def test_calls_only_enqueue_until_synchronized(compute: CpuCompute) -> None:
+def test_calls_only_enqueue_until_synchronized(compute: DeviceCompute) -> None:
     x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
     compute.unary(UnaryOp.NEG, at(x), at(y), 4)
     assert y.tolist() == [0.0] * 4
@@ -118,7 +120,7 @@ def test_calls_only_enqueue_until_synchronized(compute: CpuCompute) -> None:
     assert y.tolist() == [-1.0] * 4
 
 
-def test_null_pointers_are_refused_where_something_would_be_read_or_written(compute: CpuCompute, stream: LateStream) -> None:
+def test_null_pointers_are_refused_where_something_would_be_read_or_written(compute: DeviceCompute, stream: LateStream) -> None:
     x = at(np.zeros(64))
     image = (1, 1, 2, 2)
     calls: list[Callable[[], None]] = [
@@ -132,7 +134,6 @@ def test_null_pointers_are_refused_where_something_would_be_read_or_written(comp
         lambda: compute.attention(x, x, 0, x, 1, 1, 2, 2, 2, 1.0, False),
         lambda: compute.conv2d_forward(x, image, 0, (1, 1, 1, 1), x, image, (1, 1), (0, 0)),
         lambda: compute.copy_htod(0, memoryview(b"1")),
-        lambda: compute.dot(4, x, 1, x, 1, 0),
     ]
     for call in calls:
         with pytest.raises(InvalidArgumentError, match="not the address"):
@@ -140,7 +141,7 @@ def test_null_pointers_are_refused_where_something_would_be_read_or_written(comp
     assert stream.queue == []
 
 
-def test_null_pointers_are_allowed_where_nothing_is_touched(compute: CpuCompute, rng: np.random.Generator) -> None:
+def test_null_pointers_are_allowed_where_nothing_is_touched(compute: DeviceCompute, rng: np.random.Generator) -> None:
     c = random(rng, (2, 2), DType.FLOAT64)
     expected = 3 * c
     compute.gemm(NONE, NONE, 2, 2, 5, 0, 0, 2, 0, 5, 3, at(c), 2)
@@ -148,13 +149,11 @@ def test_null_pointers_are_allowed_where_nothing_is_touched(compute: CpuCompute,
     compute.unary(UnaryOp.NEG, 0, 0, 0)
     compute.binary(BinaryOp.ADD, 0, 0, 0, 0)
     compute.copy_htod(0, memoryview(b""))
-    compute.axpy(0, 1, 0, 1, 0, 1)
-    compute.scal(0, 2, 0, 1)
     compute.synchronize()
     np.testing.assert_array_equal(c, expected)
 
 
-def test_real_elements_refuse_complex_factors(compute: CpuCompute) -> None:
+def test_real_elements_refuse_complex_factors(compute: DeviceCompute) -> None:
     x = np.ones(1)
     for alpha, beta in ((1j, 0), (1, 2 + 1j)):
         with pytest.raises(InvalidArgumentError, match="complex number"):
@@ -165,40 +164,34 @@ def test_real_elements_refuse_complex_factors(compute: CpuCompute) -> None:
     assert out[0] == 2.0
 
 
-def test_a_batch_cannot_share_its_results(compute: CpuCompute) -> None:
+def test_a_batch_cannot_share_its_results(compute: DeviceCompute) -> None:
     x = at(np.zeros(64, np.float32))
     with pytest.raises(InvalidArgumentError, match="stride_c is 0"):
         compute.batched_gemm(NONE, NONE, 2, 2, 2, 1, x, 2, 4, x, 2, 4, 0, x, 2, 0, 2)
 
 
-def test_attention_refuses_an_unknown_causal_form(compute: CpuCompute) -> None:
+def test_attention_refuses_an_unknown_causal_form(compute: DeviceCompute) -> None:
     x = at(np.zeros(64, np.float32))
     unknown: Any = "top_left"
     with pytest.raises(InvalidArgumentError, match="'top_left'"):
         compute.attention(x, x, x, x, 1, 1, 2, 2, 2, 1.0, unknown)
 
 
-def test_memory_is_freed_in_stream_order_and_only_once(compute: CpuCompute, stream: LateStream) -> None:
+def test_memory_is_freed_only_once(compute: DeviceCompute) -> None:
     pointer = compute.alloc(100)
-    view = array(pointer, (100,), np.dtype(np.uint8))
-    compute.copy_htod(pointer, memoryview(bytes(range(100))))
     compute.free(pointer)
-    assert stream.queue[-1][1] is not None, "the memory must live until the stream has passed"
     with pytest.raises(InvalidArgumentError, match="not allocated"):
         compute.free(pointer)
-    stream.queue[0][0]()
-    assert view.tolist() == list(range(100))
-    compute.synchronize()
 
 
-def test_memory_that_the_system_does_not_have(compute: CpuCompute) -> None:
+def test_memory_that_the_system_does_not_have(compute: DeviceCompute) -> None:
     for nbytes in (1 << 60, 1 << 70):
         with pytest.raises(OutOfMemoryError) as raised:
             compute.alloc(nbytes)
-        assert (raised.value.requested, raised.value.device) == (nbytes, "cpu:7")
+        assert (raised.value.requested, raised.value.device) == (nbytes, "cpu:0")
 
 
-def test_sigmoid_is_exact_far_from_zero(compute: CpuCompute) -> None:
+def test_sigmoid_is_exact_far_from_zero(compute: DeviceCompute) -> None:
     x = np.array([-800.0, -700.0, -100.0, -40.0, 40.0, 800.0])
     y = np.empty_like(x)
     compute.unary(UnaryOp.SIGMOID, at(x), at(y), x.size, dtype=DType.FLOAT64)
@@ -206,7 +199,7 @@ def test_sigmoid_is_exact_far_from_zero(compute: CpuCompute) -> None:
     np.testing.assert_allclose(y, [0.0, np.exp(-700.0), np.exp(-100.0), np.exp(-40.0), 1.0, 1.0], rtol=1e-14)
 
 
-def test_a_large_half_precision_product_is_cut_into_blocks(compute: CpuCompute, rng: np.random.Generator) -> None:
+def test_a_large_half_precision_product_is_cut_into_blocks(compute: DeviceCompute, rng: np.random.Generator) -> None:
     m, n, k = 48, 40_000, 40
     assert n * (k + 2 * m) * 4 > WORKSPACE
     a, b, c = random(rng, (k, m), DType.FLOAT16), random(rng, (n, k), DType.FLOAT16), random(rng, (n, m), DType.FLOAT16)
@@ -217,7 +210,7 @@ def test_a_large_half_precision_product_is_cut_into_blocks(compute: CpuCompute, 
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_batches_of_large_matrices_are_done_one_by_one(compute: CpuCompute, rng: np.random.Generator, shared: bool) -> None:
+def test_batches_of_large_matrices_are_done_one_by_one(compute: DeviceCompute, rng: np.random.Generator, shared: bool) -> None:
     m, n, k = 40, 40_000, 70
     assert (m * n + k * (m + n)) * 4 > WORKSPACE
     a, b = random(rng, (1 if shared else 2, k, m), DType.FLOAT32), random(rng, (2, n, k), DType.FLOAT32)
@@ -228,7 +221,7 @@ def test_batches_of_large_matrices_are_done_one_by_one(compute: CpuCompute, rng:
     assert_near(c, 2 * high(b) @ high(a), scale=10)
 
 
-def test_a_convolution_of_a_large_image_is_cut_into_bands(compute: CpuCompute, rng: np.random.Generator) -> None:
+def test_a_convolution_of_a_large_image_is_cut_into_bands(compute: DeviceCompute, rng: np.random.Generator) -> None:
     channels, size = 12, 210
     assert channels * 9 * size * size * 4 > WORKSPACE
     for dtype in (DType.FLOAT32, DType.BFLOAT16):
@@ -254,7 +247,7 @@ def softmax_of(q: Array, k: Array, v: Array, causal: Causal) -> Array:
 
 
 @pytest.mark.parametrize("causal", [False, True, "bottom_right"])
-def test_long_attention_stays_within_its_workspace(compute: CpuCompute, rng: np.random.Generator, causal: Causal) -> None:
+def test_long_attention_stays_within_its_workspace(compute: DeviceCompute, rng: np.random.Generator, causal: Causal) -> None:
     seq_q, seq_kv, dim = 2500, 2600, 4
     assert seq_q * seq_kv * 4 > 1.5 * WORKSPACE
     q, k, v = (random(rng, (1, n, dim), DType.FLOAT32) for n in (seq_q, seq_kv, seq_kv))
@@ -270,7 +263,7 @@ def test_long_attention_stays_within_its_workspace(compute: CpuCompute, rng: np.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_hidden_key_or_value_does_not_show(compute: CpuCompute, rng: np.random.Generator, value: float) -> None:
+def test_a_hidden_key_or_value_does_not_show(compute: DeviceCompute, rng: np.random.Generator, value: float) -> None:
     q, k, v = (random(rng, (3, 6, 4), DType.FLOAT32) for _ in range(3))
     expected = softmax_of(high(q), high(k), high(v), True)
     k[1, 4], v[1, 4], out = value, value, np.empty_like(q)
@@ -281,7 +274,7 @@ def test_a_hidden_key_or_value_does_not_show(compute: CpuCompute, rng: np.random
     assert np.isnan(out[1, 4:]).all()
 
 
-def test_kernels_warn_of_nothing_and_leave_the_callers_error_state(compute: CpuCompute) -> None:
+def test_kernels_warn_of_nothing_and_leave_the_callers_error_state(compute: DeviceCompute) -> None:
     x = np.array([0.0, -1.0, np.inf, 1e38], np.float32)
     y = np.empty_like(x)
     with np.errstate(all="raise"):
@@ -294,14 +287,12 @@ def test_kernels_warn_of_nothing_and_leave_the_callers_error_state(compute: CpuC
         assert set(np.geterr().values()) == {"raise"}
 
 
-def test_small_calls_are_estimated_below_and_large_ones_above_fifty_microseconds(compute: CpuCompute, stream: LateStream) -> None:
+def test_small_calls_are_estimated_below_and_large_ones_above_fifty_microseconds(compute: DeviceCompute, stream: LateStream) -> None:
     x = at(np.zeros(8))
     cheap: list[Callable[[], None]] = [
         lambda: compute.gemm(NONE, NONE, 8, 8, 8, 1, x, 8, x, 8, 0, x, 8),
         lambda: compute.unary(UnaryOp.RELU, x, x, 1000),
         lambda: compute.reduce(ReduceOp.SUM, x, x, (10, 100), 1),
-        lambda: compute.copy_htod(x, memoryview(b"1")),
-        lambda: compute.dot(1000, x, 1, x, 1, x),
     ]
     dear: list[Callable[[], None]] = [
         lambda: compute.gemm(NONE, NONE, 256, 256, 256, 1, x, 256, x, 256, 0, x, 256),

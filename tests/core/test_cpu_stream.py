@@ -291,18 +291,19 @@ def test_slab_larger_than_memory_is_out_of_memory(device: CpuDevice) -> None:
         device.create_slab(1 << 62)
 
 
-def test_compute_is_initialized_and_uses_the_stream(device: CpuDevice, gate: Gate) -> None:
+def test_copies_to_and_from_the_host_are_work_of_the_stream(device: CpuDevice, gate: Gate) -> None:
     stream = device.create_stream()
-    compute = device.create_compute(stream, "memory")
-    assert compute.is_initialized
     assert device.kernels("no library") == {}
     source, target = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     stream.submit(gate, LARGE)
-    compute.copy_htod(target.ctypes.data, memoryview(source.tobytes()))
+    stream.copy_htod(target.ctypes.data, memoryview(source.tobytes()))
     assert not target.any()
     gate.opened.set()
-    compute.synchronize()
+    back = bytearray(source.nbytes)
+    stream.copy_dtoh(memoryview(back), target.ctypes.data)
+    stream.synchronize()
     np.testing.assert_array_equal(target, source)
+    assert bytes(back) == source.tobytes()
 
 
 def test_priorities_are_refused_and_not_ignored(device: CpuDevice) -> None:

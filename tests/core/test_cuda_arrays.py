@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import pytest
 from accel.errors import ContextPoisonedError
 from accel.memory import HostArena
 from accel_cuda.core.blocking import Blocking
+from accel_cuda.core.host_copies import HostCopies
+from accel_cuda.core.stream import CudaStream
 from accel_cuda.core.transfers import STAGED, StreamTransfers
-from accel_cuda.families.compute import CudaCompute
-from accel_cuda.families.dnn import DnnLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,72 +86,73 @@ def context() -> Iterator[Any]:
 
 
 @pytest.fixture
-def compute(context: Any) -> Iterator[CudaCompute]:
-    transfers = StreamTransfers(context.staging)
-    stream: Any = SimpleNamespace(
-        context=context, transfers=transfers, pointer=None, handle=77, ready=lambda: context, at_close=lambda release: None
+def stream(context: Any) -> Iterator[CudaStream]:
+    made: Any = SimpleNamespace(
+        context=context,
+        transfers=StreamTransfers(context.staging),
+        pointer=None,
+        handle=77,
+        ready=lambda: context,
+        at_close=lambda release: None,
     )
-    made = CudaCompute(stream, "memory", DnnLibrary(context))
-    made.init()
+    made._copies = HostCopies(made)
+    made.transfers.prepare()
+    made.copy_htod, made.copy_dtoh = MethodType(CudaStream.copy_htod, made), MethodType(CudaStream.copy_dtoh, made)
     yield made
-    transfers.close()
+    made.transfers.close()
 
 
-def lane(compute: CudaCompute) -> Any:
-    return SimpleNamespace(compute=compute, stream=compute.stream)
-
-
-def may_block(compute: CudaCompute, context: Any, array: Any) -> tuple[bool, bool]:
+def may_block(stream: CudaStream, context: Any, array: Any) -> tuple[bool, bool]:
     """Return whether a put and a get of ``array`` may block; what that reserved is given back."""
     blocking = Blocking({}, {}, pinned=context.pinned)
     put, get = SimpleNamespace(kind="put", source=array), SimpleNamespace(kind="get", destination=array)
-    answers = blocking.may_block(lane(compute), put), blocking.may_block(lane(compute), get)
-    compute.stream.transfers.release_reserved()
+    answers = blocking.may_block(SimpleNamespace(stream=stream), put), blocking.may_block(SimpleNamespace(stream=stream), get)
+    stream.transfers.release_reserved()
     return answers
 
 
-def test_a_page_locked_array_is_transferred_from_where_it_lies_and_never_blocks(compute: CudaCompute, context: Any) -> None:
+def test_a_page_locked_array_is_transferred_from_where_it_lies_and_never_blocks(stream: CudaStream, context: Any) -> None:
     array = np.zeros(STAGED + 1, np.uint8)
-    assert may_block(compute, context, array) == (False, False)
-    compute.copy_htod(DEVICE, array.data)
-    compute.copy_dtoh(array.data, DEVICE)
+    assert may_block(stream, context, array) == (False, False)
+    stream.copy_htod(DEVICE, array.data)
+    stream.copy_dtoh(array.data, DEVICE)
     address = array.ctypes.data
     assert context.calls == [("in", DEVICE, address, array.nbytes), ("out", address, DEVICE, array.nbytes)]
 
 
-def test_an_array_that_is_transferred_lives_until_the_transfer_has_ended(compute: CudaCompute, context: Any) -> None:
+def test_an_array_that_is_transferred_lives_until_the_transfer_has_ended(stream: CudaStream, context: Any) -> None:
     array = np.zeros(STAGED + 1, np.uint8)
     is_there = weakref.ref(array)
-    compute.copy_htod(DEVICE, array.data)
+    stream.copy_htod(DEVICE, array.data)
     del array
     assert is_there() is not None
-    compute.stream.transfers.finish(compute.stream.transfers.issued)
+    stream.transfers.finish(stream.transfers.issued)
     assert is_there() is None
 
 
-def test_an_ordinary_array_is_copied_by_threads_beside_the_loop(compute: CudaCompute, context: Any) -> None:
+def test_an_ordinary_array_is_copied_by_threads_beside_the_loop(stream: CudaStream, context: Any) -> None:
     context.pinned.covered = False
     array = np.zeros(STAGED + 1, np.uint8)
-    assert may_block(compute, context, array) == (True, True)
-    compute.copy_htod(DEVICE, array.data)
-    compute.copy_dtoh(array.data, DEVICE)
+    assert may_block(stream, context, array) == (True, True)
+    stream.copy_htod(DEVICE, array.data)
+    stream.copy_dtoh(array.data, DEVICE)
     rest = DEVICE, array.ctypes.data, array.nbytes
     assert context.calls == [("threads", *rest, True), ("threads", *rest, False)]
 
 
-def test_what_is_not_page_locked_any_more_is_not_transferred_as_if_it_were(compute: CudaCompute, context: Any) -> None:
+def test_what_is_not_page_locked_any_more_is_not_transferred_as_if_it_were(stream: CudaStream, context: Any) -> None:
     array = np.zeros(STAGED + 1, np.uint8)
-    assert may_block(compute, context, array) == (False, False)
+    assert may_block(stream, context, array) == (False, False)
     context.pinned.covered = False
-    compute.copy_htod(DEVICE, array.data)
+    stream.copy_htod(DEVICE, array.data)
     assert [name for name, *_ in context.calls] == ["threads"]
 
 
-def test_where_no_pinned_memory_is_left_the_driver_copies_it(compute: CudaCompute, context: Any) -> None:
+def test_where_no_pinned_memory_is_left_the_driver_copies_it(stream: CudaStream, context: Any) -> None:
     context.pinned.covered = context.has_room = False
     array = np.zeros(STAGED + 1, np.uint8)
-    compute.copy_htod(DEVICE, array.data)
-    compute.copy_dtoh(array.data, DEVICE)
+    stream.copy_htod(DEVICE, array.data)
+    stream.copy_dtoh(array.data, DEVICE)
     address = array.ctypes.data
     assert context.calls[1::2] == [
         ("cuMemcpyHtoDAsync", DEVICE, address, array.nbytes, 77),
@@ -159,34 +160,34 @@ def test_where_no_pinned_memory_is_left_the_driver_copies_it(compute: CudaComput
     ]
 
 
-def test_a_small_array_is_staged_whole_and_lands_when_its_transfer_has_ended(compute: CudaCompute, context: Any) -> None:
+def test_a_small_array_is_staged_whole_and_lands_when_its_transfer_has_ended(stream: CudaStream, context: Any) -> None:
     seed = int(np.random.default_rng().integers(1 << 31))
     source = np.random.default_rng(seed).integers(1, 256, STAGED, np.uint8)
     target = np.zeros_like(source)
-    assert may_block(compute, context, source) == (False, False)
-    compute.copy_htod(DEVICE, source.data)
-    compute.copy_dtoh(target.data, DEVICE)
+    assert may_block(stream, context, source) == (False, False)
+    stream.copy_htod(DEVICE, source.data)
+    stream.copy_dtoh(target.data, DEVICE)
     (_, to, staged, nbytes), (_, landing, origin, _) = context.calls
     assert (to, origin, nbytes) == (DEVICE, DEVICE, STAGED)
     assert ctypes.string_at(staged, nbytes) == source.tobytes(), seed
     ctypes.memmove(landing, staged, nbytes)  # the device copies
     assert not target.any()
-    compute.stream.transfers.finish(compute.stream.transfers.issued)
+    stream.transfers.finish(stream.transfers.issued)
     assert np.array_equal(source, target), seed
 
 
-def test_where_the_context_has_a_fault_the_copy_is_beside_and_raises_it(compute: CudaCompute, context: Any) -> None:
+def test_where_the_context_has_a_fault_the_copy_is_beside_and_raises_it(stream: CudaStream, context: Any) -> None:
     context.pinned.fault = ContextPoisonedError("the plan")
     array = np.zeros(STAGED + 1, np.uint8)
-    assert may_block(compute, context, array) == (True, True)
+    assert may_block(stream, context, array) == (True, True)
     with pytest.raises(ContextPoisonedError):
-        compute.copy_htod(DEVICE, array.data)
+        stream.copy_htod(DEVICE, array.data)
     assert not context.calls
 
 
-def test_nothing_is_enqueued_for_an_empty_array(compute: CudaCompute, context: Any) -> None:
+def test_nothing_is_enqueued_for_an_empty_array(stream: CudaStream, context: Any) -> None:
     array = np.zeros(0, np.uint8)
-    assert may_block(compute, context, array) == (False, False)
-    compute.copy_htod(DEVICE, array.data)
-    compute.copy_dtoh(array.data, DEVICE)
+    assert may_block(stream, context, array) == (False, False)
+    stream.copy_htod(DEVICE, array.data)
+    stream.copy_dtoh(array.data, DEVICE)
     assert not context.calls

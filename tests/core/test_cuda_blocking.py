@@ -19,7 +19,7 @@ class Lane:
     """A lane of which nothing is made yet, as it is in the lane of batches."""
 
     def __init__(self) -> None:
-        self.compute = SimpleNamespace(has_workspace=False, has_blas=False)
+        self.stream = SimpleNamespace(workspaces=[], blas=None)
 
 
 def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None) -> None:
@@ -63,14 +63,14 @@ def test_what_takes_the_workspace_is_beside_until_it_is_there(blocking: Blocking
     op = SimpleNamespace(kind="reduce", library="reduce", x=ref(8), op=ReduceOp.SUM, middle=lambda: (1, 8, 1))
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
-    lane.compute.has_workspace = True
+    lane.stream.workspaces.append(1)
     assert not blocking.may_block(lane, op)
 
 
 @pytest.mark.parametrize("kind", ["gemm", "gemm_batched"])
 def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blocking: Blocking, kind: str) -> None:
     lane, other = Lane(), Lane()
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     assert blocking.may_block(lane, gemm(kind=kind))
     run(blocking, lane, gemm(kind=kind))
     assert not blocking.may_block(lane, gemm(kind=kind))
@@ -91,7 +91,7 @@ def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blockin
 def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blocking, op: Any) -> None:
     """It was dropped before its turn, it failed, or it is another lane's that is still loading."""
     lane = Lane()
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
     run(blocking, lane, op, error=ValueError("no room"))
@@ -103,7 +103,7 @@ def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blockin
 def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
     """Functions are loaded into the context."""
     lane, other = Lane(), Lane()
-    lane.compute.has_blas = other.compute.has_blas = True
+    lane.stream.blas = other.stream.blas = object()
     assert blocking.may_block(lane, gemm())
     assert blocking.may_block(other, gemm())
     run(blocking, lane, gemm())
@@ -120,7 +120,7 @@ def test_a_typed_call_is_beside_the_first_time_for_each_form_and_dtype(blocking:
     assert blocking.may_block(lane, solve())
     run(blocking, lane, solve())
     assert blocking.may_block(lane, solve())  # the lane has no handle
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     assert not blocking.may_block(lane, solve())
     assert blocking.may_block(lane, solve(lower=True))
     assert blocking.may_block(lane, solve(DType.FLOAT64))
@@ -134,7 +134,7 @@ def test_a_solution_counts_the_launches_of_its_rows_and_matrices() -> None:
 
 def test_a_batch_of_many_calls_is_always_enqueued_off_the_loop(blocking: Blocking) -> None:
     lane = Lane()
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     for batch, may_block in ((3, False), (100, False), (10000, False)):
         run(blocking, lane, solve(batch=batch))
         assert blocking.may_block(lane, solve(batch=batch)) is may_block
@@ -150,7 +150,7 @@ def test_a_batch_of_many_calls_is_always_enqueued_off_the_loop(blocking: Blockin
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_cuda.core.memo._MOST", 2)
     lane = Lane()
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     for offset in (0, 2, 4, 4):
         run(blocking, lane, gemm(offset))
     assert [blocking.may_block(lane, gemm(offset)) for offset in (0, 2, 4)] == [True, False, False]
@@ -164,7 +164,7 @@ def test_a_group_of_many_products_is_always_enqueued_off_the_loop(blocking: Bloc
         )  # fmt: skip
 
     lane = Lane()
-    lane.compute.has_blas = True
+    lane.stream.blas = object()
     for count in (3, 1000):
         assert blocking.may_block(lane, group(count))
         run(blocking, lane, group(count))

@@ -57,8 +57,10 @@ class Counted(Stream):
 @pytest.fixture
 def lane(library: ColumnMajor) -> Any:
     stream: Any = Counted()
-    blas = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
-    return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product))
+    blas: Any = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
+    blas.gemm = product  # a twin of its own
+    stream.blas = blas
+    return SimpleNamespace(stream=stream)
 
 
 async def test_every_sample_is_right_on_a_column_major_blas(lane: Any, library: ColumnMajor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +129,5 @@ async def test_batches_take_one_call_where_their_rows_are_those_of_one_matrix(
 def test_the_pointer_mode_is_the_hosts_again_after_a_failure(lane: Any, library: ColumnMajor) -> None:
     library.fails["sasum_64"] = 13
     with pytest.raises(LibraryError, match="EXECUTION_FAILED"):
-        lane.compute.prepare_blas().call_on_device("sasum_64", 1, 4096, 1, 8192)
+        lane.stream.blas.call_on_device("sasum_64", 1, 4096, 1, 8192)
     assert library.mode == HOST

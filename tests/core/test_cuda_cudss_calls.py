@@ -88,11 +88,13 @@ def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert source == STATUS
         destination[0] = bool(told)
 
-    compute = SimpleNamespace(prepare_blas=lambda: blas, copy_dtoh=copy_dtoh)
+    monkeypatch.setattr(CudaStream, "copy_dtoh", lambda self, destination, source: copy_dtoh(destination, source))
     monkeypatch.setattr(CudaStream, "launch", lambda self, *each: None)
     monkeypatch.setattr(CudaStream, "synchronize", lambda self: None)
     functions: Any = {f"sparse_{step}_{width}": step for step in ("check", "replace") for width in (4, 8)}
-    return SimpleNamespace(stream=CudaStream(context, functions, 0), compute=compute, filled=filled, turned=turned, told=told)
+    stream = CudaStream(context, functions, 0)
+    stream.blas = blas
+    return SimpleNamespace(stream=stream, filled=filled, turned=turned, told=told)
 
 
 def matrix(n: int = 4, nnz: int = 9, dtype: DType = DType.FLOAT64, index: DType = DType.INT32) -> SparseRef:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import BackendUnavailableError, DriverError, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
+from accel import BackendUnavailableError, DriverError, DType, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
 from accel.memory import HostArena
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import CudaStream
-from accel_cuda.families.compute import CudaCompute
-from accel_cuda.families.cublas import ADDRESSES
-from accel_cuda.families.dnn import DnnLibrary
+from accel_cuda.families.cublas import ADDRESSES, blas_of
+from accel_cuda.families.products import product
 from tests.cuda_support import Context, FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -118,23 +117,21 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
     cublas = FakeLibrary("nvmath.bindings.cublas", "cuBLASError")
     cublas.install(monkeypatch, "cublas")
     monkeypatch.setattr(sys.modules["nvmath"], "CudaDataType", Numbers(), raising=False)
-    compute = CudaCompute(stream, "blas", DnnLibrary(context))
-    compute.init()
-    nbytes = compute.workspace_wanted("blas")
-    compute.use_workspace(ADDRESS, nbytes)
-    assert compute.workspace_wanted("blas") == 0
-    compute.prepare("blas")
-    assert compute.has_blas
+    monkeypatch.setattr(context, "workspaces_of", lambda library: 1, raising=False)
+    nbytes = stream.workspace_wanted("blas")
+    stream.use_workspace(ADDRESS, nbytes)
+    assert stream.workspace_wanted("blas") == 0
+    assert blas_of(stream) is stream.blas
     assert cublas.called[:3] == [("create",), ("set_stream", 1, stream.handle), ("set_workspace", 1, ADDRESS, nbytes - ADDRESSES)]
-    compute.gemm(Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2)
+    product(stream, Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2, DType.FLOAT64)
     assert cublas.called[-1][:2] == ("gemm_ex_64", 1)
     assert cublas.names().count("create") == 1
-    compute.release_workspaces()
-    compute.use_workspace(2 * ADDRESS, nbytes)
+    stream.release_workspaces()
+    stream.use_workspace(2 * ADDRESS, nbytes)
     assert cublas.called[-1] == ("set_workspace", 1, 2 * ADDRESS, nbytes - ADDRESSES)
     cublas.fails["set_workspace"] = INVALID_VALUE
-    compute.release_workspaces()
+    stream.release_workspaces()
     with pytest.raises(InvalidArgumentError, match="set_workspace"):
-        compute.use_workspace(ADDRESS, nbytes)
+        stream.use_workspace(ADDRESS, nbytes)
     stream.close()
     assert cublas.names()[-1] == "destroy"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from accel import DType, UnsupportedError, ops
-from accel.cpu.families.blas import batched_gemm
 from accel.cpu.views import array
 from accel.memory import HostArena
 from accel.ref import AccelRef
@@ -21,6 +20,7 @@ from accel_cuda.families import linalg, linalg_plans
 from accel_cuda.families.linalg import LinalgLibrary, spread
 from accel_cuda.families.linalg_plans import CUBLASLT
 from tests.cuda_support import Context, FakeLibrary, FakeLibraryError, Numbers
+from tests.cuda_twins import products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -382,15 +382,14 @@ def test_autotune_times_the_candidates_once(context: Any, stream: CudaStream, lt
     assert len(matmuls(lt)) == len(calls) + 1
 
 
-class FakeCompute:
-    """cuBLAS's products, by the CPU on memory of the host."""
+class FakeBlas:
+    """cuBLAS's products, by numpy on memory of the host."""
 
-    has_blas = False
-
-    def products(self, *arguments: Any) -> None:
+    def batched_gemm(self, *arguments: Any) -> None:
         *given, dtype, allow_tf32 = arguments
         assert not allow_tf32
-        batched_gemm(*[*given, dtype.numpy])
+        multiply: Any = products
+        multiply(*given, dtype)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.COMPLEX128])
@@ -398,7 +397,7 @@ def test_stacks_without_more_are_products_of_cublas(dtype: DType, context: Any, 
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     library, wide = LinalgLibrary(context), "c16" if dtype.is_complex else "f8"
-    lane = SimpleNamespace(stream=FakeKernels(context), compute=FakeCompute())
+    lane = SimpleNamespace(stream=FakeKernels(context))
     cases: list[tuple[tuple[int, ...], tuple[int, ...], Any, Any]] = [
         ((4, 5, 7), (4, 7, 3), False, False),
         ((4, 7, 5), (4, 3, 7), "c", True),
@@ -413,12 +412,12 @@ def test_stacks_without_more_are_products_of_cublas(dtype: DType, context: Any, 
         op = ops.Matmul(ra, rb, transpose_a=turn_a, transpose_b=turn_b)
         out = np.zeros(expected.shape, dtype.numpy)
         assert library.scratch_nbytes(op) == 0
-        lane.compute.has_blas = True
+        lane.stream.blas = FakeBlas()
         assert library.may_block(lane, op), "the first one loads its kernel"
         library.kernels["matmul"](lane, op, None, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5, err_msg=f"{shape_a} {shape_b}, seed {seed}")
         assert not library.may_block(lane, op)
-        lane.compute.has_blas = False
+        lane.stream.blas = None
         assert library.may_block(lane, op), "the lane has no handle"
     assert library.library is None, "cuBLASLt is not needed"
 

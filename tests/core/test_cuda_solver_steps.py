@@ -28,7 +28,7 @@ from accel_cuda.families.kernels import CODES
 from accel_cuda.families.solver import SolverLibrary
 from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
 from tests.cuda_support import Context, FakeLibrary, Numbers
-from tests.cuda_twins import NAMES, ROOM, ColumnMajor, Stream, column_major, product
+from tests.cuda_twins import NAMES, ROOM, ColumnMajor, Stream, column_major, product, products
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -291,12 +291,6 @@ class SolverStream(Stream):
         function(*arguments)
 
 
-def products(ta: Any, tb: Any, m: int, n: int, k: int, alpha: float, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int, beta: float, c: int, ldc: int, step_c: int, count: int, dtype: Any) -> None:  # fmt: skip  # noqa: E501
-    for i in range(count):
-        at = [address + i * step * dtype.itemsize for address, step in ((a, step_a), (b, step_b), (c, step_c))]
-        product(ta, tb, m, n, k, alpha, at[0], lda, at[1], ldb, beta, at[2], ldc, dtype)
-
-
 @pytest.fixture
 def solver(monkeypatch: pytest.MonkeyPatch) -> Solver:
     cublas, made = ColumnMajor(), Solver()
@@ -316,8 +310,10 @@ def context() -> Iterator[Any]:
 @pytest.fixture
 def lane(solver: Solver, context: Any) -> Any:
     stream: Any = SolverStream(context)
-    blas = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
-    return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product, products=products))
+    blas: Any = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
+    blas.gemm, blas.batched_gemm = product, products  # twins of their own
+    stream.blas = blas
+    return SimpleNamespace(stream=stream)
 
 
 @pytest.fixture

@@ -103,11 +103,9 @@ class Functions(dict[str, str]):
 @pytest.fixture
 def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A lane that takes down what is launched: `checks` of indices, and `launched`, which is all else."""
-    scaled: list[Any] = []
     told: list[int] = []
-    compute = SimpleNamespace(product=lambda *arguments: scaled.append(arguments), scaled=scaled)
     functions: Any = Functions()
-    made = SimpleNamespace(stream=CudaStream(context, functions, 0), compute=compute, checks=[], launched=[], told=told)
+    made = SimpleNamespace(stream=CudaStream(context, functions, 0), checks=[], launched=[], told=told)
 
     def launch(stream: Any, function: Any, *arguments: int) -> None:
         is_check = function.startswith(("sparse_check", "sparse_replace"))
@@ -117,7 +115,7 @@ def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert source == STATUS
         destination[0] = bool(told)
 
-    compute.copy_dtoh = copy_dtoh
+    monkeypatch.setattr(CudaStream, "copy_dtoh", lambda self, destination, source: copy_dtoh(destination, source))
     monkeypatch.setattr(CudaStream, "launch", launch)
     monkeypatch.setattr(CudaStream, "synchronize", lambda self: None)
     return made
@@ -226,7 +224,8 @@ def test_without_elements_nothing_is_asked_of_the_library(fake: FakeSparse, cont
     run(library, lane, plain, (0, 0, INDPTR, X), (OUT,))
     run(library, lane, scaled, (0, 0, INDPTR, X), (OUT,))
     assert [call[0] for call in lane.stream.context.driver.called if call[0] == "fill"] == ["fill"]
-    assert lane.compute.scaled == [(Transpose.NONE, Transpose.NONE, 4, 1, 0, 0.0, OUT, 4, OUT, 1, 2.0, OUT, 4, DType.FLOAT32)]
+    assert lane.launched[-1][0] == "scale_f32"
+    assert lane.launched[-1][3:9] == (OUT, 4, 1, 4, 0, 1)
     assert library.may_block(lane, scaled), "the kernel that scales may have to be compiled"
     assert not library.may_block(lane, plain)
     run(library, lane, ops.Tocsc(empty), (0, 0, INDPTR), (0, 0, OUT))

@@ -22,8 +22,6 @@ from accel_cuda.core.graph import capture, replay
 from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.slab import CudaSlab
 from accel_cuda.core.stream import CudaStream
-from accel_cuda.families.compute import CudaCompute
-from accel_cuda.families.dnn import DnnLibrary
 from tests.cuda_support import Context
 
 if TYPE_CHECKING:
@@ -53,13 +51,11 @@ def event_of(context: Any) -> Any:
 
 def test_graphs_and_copies_are_enqueued_in_the_section(stream: CudaStream, context: Any) -> None:
     """The driver crashes on a stream of a context that somebody has destroyed; to make it current is what tells."""
-    compute = CudaCompute(stream, "memory", DnnLibrary(context))
-    compute.init()
     array = np.zeros(4, np.uint8)
     context.driver.called.clear()
     stream.launch_graph(Handle(1))
-    compute.copy_htod(1 << 20, array.data)
-    compute.copy_dtoh(array.data, 1 << 20)
+    stream.copy_htod(1 << 20, array.data)
+    stream.copy_dtoh(array.data, 1 << 20)
     assert context.driver.called == [("graph", 1), ("copy in", 1), ("copy out", 1)]
     context.driver.fails["graph"] = 700
     with pytest.raises(AccelError) as raised:
@@ -124,7 +120,7 @@ def test_a_capture_that_fails_leaves_no_graph(stream: CudaStream, context: Any, 
     if not is_valid:
         context.driver.fails["cuStreamEndCapture"] = INVALID_CAPTURE
     prepared: list[str] = []
-    lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare=prepared.append))
+    lane = SimpleNamespace(stream=stream, device=SimpleNamespace(prepare=lambda library, stream: prepared.append(library)))
     op = SimpleNamespace(library="capture", program=SimpleNamespace(enqueue=enqueue))
     with pytest.raises(LibraryError, match="broken"):
         capture(lane, op, None, (), ())
@@ -176,8 +172,7 @@ def test_a_descriptor_that_is_of_no_device_memory_is_no_fault(context: Any) -> N
 
 def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is_passed(stream: CudaStream, context: Any) -> None:
     order: list[str] = []
-    compute = CudaCompute(stream, "memory", DnnLibrary(context))
-    compute.init()
+    stream.transfers.prepare()
     hot = context.driver.hot
 
     def copy_out(pinned: Any, device: Any, nbytes: Any, _: Any) -> int:
@@ -195,7 +190,7 @@ def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is
     device: Any = SimpleNamespace(
         create_event=lambda: CudaEvent(context), may_block=lambda lane, op: not stream.transfers.reserve(op.destination.nbytes)
     )
-    lane: Any = SimpleNamespace(stream=stream, compute=compute, events=EventPool(device), device=device)
+    lane: Any = SimpleNamespace(stream=stream, events=EventPool(device), device=device)
     pending = PendingStatus(status, lambda *_: order.append("kernel"), lane)
     pending.address = 4096
     assert not pending.may_block(lane), "the pinned memory is there"

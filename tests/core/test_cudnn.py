@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnaryOp, UnsupportedError, ops
+from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnsupportedError, ops
 from accel.ops import RaggedAttention
 from accel_cuda.core.family import derived
 from accel_cuda.core.libraries import VendorLibrary
@@ -104,6 +104,7 @@ class Stream:
     def __init__(self, context: Any) -> None:
         self.context, self.handle, self.pointer, self.is_capturing = context, 7, None, False
         self.functions = {f"attention_{name}": name for name in ("any_bf16", "ragged_bf16", "numbers_bf16")}
+        self.functions["unary_relu_bf16"] = "unary_relu_bf16"
         self.functions |= {f"backward_{name}": name for name in ("queries_bf16", "keys_bf16")}
         self.transfers = SimpleNamespace(issued=0)
         self.enqueued: list[tuple[Any, ...]] = []
@@ -218,13 +219,13 @@ def test_operands_between_two_multiples_of_16_are_copied(dnn: DnnLibrary, contex
 
 
 def test_relu_follows_the_convolution(dnn: DnnLibrary, context: Any) -> None:
-    stream, followed = Stream(context), []
-    lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(unary=lambda *args, dtype: followed.append((*args, dtype))))
+    stream = Stream(context)
+    lane = SimpleNamespace(stream=stream)
     op = ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3), activation="relu")
     dnn.measure(op)
     dnn.kernels["conv2d"](lane, op, op.plan(), (0x1000, 0x2000), (0x3000, 1 << 20))
     assert [ran[0] for ran in Graph.ran] == [[0x1000, 0x2000, 0x3000]]
-    assert followed == [(UnaryOp.RELU, 0x3000, 0x3000, 8 * 7 * 7, DType.BFLOAT16)]
+    assert stream.enqueued == [("unary_relu_bf16", 0x3000, 0x3000, 8 * 7 * 7)]
 
 
 def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLibrary, context: Any) -> None:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.cpu.compute import CpuCompute
+from accel.cpu.stream import CpuStream
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, in_flight, opened, task, turns, until
-
-if TYPE_CHECKING:
-    from accel.cpu.stream import CpuStream
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MIB = 1 << 20
 
 
-class Compute(CpuCompute):
+class Borrowing(CpuStream):
     """Wants two workspaces of 1 MiB for products."""
+
+    __slots__ = ("lent",)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -46,11 +45,10 @@ class Compute(CpuCompute):
 class Lending(CpuDevice):
     """A context whose products work in memory that they are lent."""
 
-    lent: ClassVar[list[Compute]]
+    lent: ClassVar[list[Borrowing]]
 
-    def create_compute(self, stream: CpuStream, library: str) -> Compute:
-        made = Compute(stream)
-        made.init()
+    def create_stream(self, *, priority: int = 0, library: str = "") -> Borrowing:
+        made = Borrowing(self._context, f"borrowing-{len(self.lent)}")
         self.lent.append(made)
         return made
 
@@ -69,13 +67,13 @@ def opens(monkeypatch: pytest.MonkeyPatch, device: type[CpuDevice]) -> None:
 
 
 @pytest.fixture
-def computes(monkeypatch: pytest.MonkeyPatch) -> list[Compute]:
+def computes(monkeypatch: pytest.MonkeyPatch) -> list[Borrowing]:
     Lending.lent = []
     opens(monkeypatch, Lending)
     return Lending.lent
 
 
-async def test_workspaces_are_memory_of_the_device_and_shown(computes: list[Compute]) -> None:
+async def test_workspaces_are_memory_of_the_device_and_shown(computes: list[Borrowing]) -> None:
     async with opened(libraries=("blas",), streams=8) as device:
         x = await device.put(np.eye(4))
         memory = device.info().memory
@@ -90,7 +88,7 @@ async def test_workspaces_are_memory_of_the_device_and_shown(computes: list[Comp
         assert len({address for each in computes for address in each.lent}) == 2, "no two share memory"
 
 
-async def test_workspaces_count_in_the_limit(computes: list[Compute]) -> None:
+async def test_workspaces_count_in_the_limit(computes: list[Borrowing]) -> None:
     async with opened(memory_limit=8 * MIB) as device:
         x = await device.put(np.eye(4))
         held = await device.empty((7 * MIB,), "uint8")
@@ -103,7 +101,7 @@ async def test_workspaces_count_in_the_limit(computes: list[Compute]) -> None:
         assert memory.used + memory.workspace <= memory.reserved <= 8 * MIB
 
 
-async def test_every_generation_lends_its_own(computes: list[Compute]) -> None:
+async def test_every_generation_lends_its_own(computes: list[Borrowing]) -> None:
     async with opened(FaultPlan().poison_at(3), libraries=("blas",)) as device:
         x = await device.put(np.eye(4))
         await device.blas.gemm(x, x)
@@ -122,7 +120,7 @@ async def two_at_once(device: accel.Device, plan: FaultPlan, x: accel.AccelRef) 
     await asyncio.gather(*calls)
 
 
-async def test_a_second_lane_is_lent_workspaces_when_it_is_used_and_gives_them_back_in_a_shortage(computes: list[Compute]) -> None:
+async def test_a_second_lane_is_lent_workspaces_when_it_is_used_and_gives_them_back_in_a_shortage(computes: list[Borrowing]) -> None:
     plan = FaultPlan().hang_at(1, op="gemm")
     async with opened(plan, memory_limit=8 * MIB, streams=2) as device:
         x = await device.put(np.eye(4))
@@ -150,7 +148,7 @@ async def test_a_second_lane_is_lent_workspaces_when_it_is_used_and_gives_them_b
             np.testing.assert_array_equal(await device.get(each), np.eye(4))
 
 
-async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(computes: list[Compute]) -> None:
+async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(computes: list[Borrowing]) -> None:
     plan = FaultPlan().hang_at(1, op="gemm")
     async with opened(plan, memory_limit=4 * MIB, streams=2) as device:
         x = await device.put(np.eye(4))

@@ -30,12 +30,12 @@ async def test_the_former_names_are_refused_with_what_to_write(former: Any) -> N
 @pytest.mark.parametrize("streams", [8, 2, 1])
 async def test_each_named_library_is_prepared_in_the_streams_that_it_runs_in(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     prepared: list[tuple[str, Any]] = []
-    monkeypatch.setattr(CpuDevice, "prepare", lambda self, library, compute: prepared.append((library, compute)), raising=False)
+    monkeypatch.setattr(CpuDevice, "prepare", lambda self, library, stream: prepared.append((library, stream)), raising=False)
     libraries = ("blas", "elementwise", "reduce", "fft")
     async with opened(streams=streams, libraries=libraries) as device:
         pool = device._host.context.lanes.pool
         assert len(pool) == streams
-        assert prepared == [(library, lane.compute) for library in libraries for lane in pool]
+        assert prepared == [(library, lane.stream) for library in libraries for lane in pool]
         prepared.clear()
         await device.rng.normal(3)
         assert not prepared, "others are made at their first use"

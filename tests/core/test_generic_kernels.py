@@ -1,19 +1,40 @@
-"""Ops on a backend that has nothing but a ComputeBackend: the kernels that are derived from its fifteen calls."""
+"""Ops on a backend that has nothing but a ComputeBackend: its kernels are those of its calls."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
-from accel.cpu.backend import CpuDevice
+from accel.compute import DeviceCompute, kernels_of
+from accel.cpu.backend import CpuBackend, CpuDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+own_kernels = CpuDevice.kernels
 
 
 @pytest.fixture(autouse=True)
-def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
+def without_own_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the CPU's ops run by a compute interface, which another context of the CPU stands for."""
+    computes: dict[Any, DeviceCompute] = {}
+    own = CpuBackend().open(0)
+
+    def compute(stream: Any) -> DeviceCompute:
+        if stream not in computes:
+            computes[stream] = DeviceCompute(own, stream)
+            computes[stream].init()
+        return computes[stream]
+
+    kernels = kernels_of(compute)
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: own_kernels(own, library) if self is own else kernels.get(library, {}))
+    yield
+    for each in computes.values():
+        each.close()
+    own.close()
 
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
@@ -61,3 +82,14 @@ async def test_the_constant_one_is_written_once_for_each_dtype() -> None:
         for x, y in zip(refs, other, strict=True):
             await device.blas.axpy(x, y)
             assert (await device.get(y)).tolist() == [2.0] * 4
+
+
+async def test_neighbouring_axes_are_reduced() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.arange(24.0).reshape(2, 3, 4))
+        np.testing.assert_array_equal(await device.get(await device.reduce("sum", x, axis=(1, 2))), np.arange(24.0).reshape(2, 12).sum(1))
+        with pytest.raises(accel.UnsupportedError, match="neighbouring axes"):
+            await device.reduce("sum", x, axis=(0, 2))
+        with pytest.raises(accel.UnsupportedError, match="without ddof"):
+            await device.reduce("var", x, ddof=1)

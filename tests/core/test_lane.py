@@ -113,7 +113,7 @@ class Bench:
         self.calls: list[Any] = []
 
     def new_lane(self) -> Any:
-        return Lane("lane", self.context, Stream(), SimpleNamespace())  # type: ignore[arg-type]
+        return Lane("lane", self.context, Stream())  # type: ignore[arg-type]
 
     def kernel(self, *arguments: Any) -> None:
         self.calls.append(arguments)
@@ -325,7 +325,7 @@ async def test_an_op_for_which_there_is_no_thread_counts_once() -> None:
 @pytest.mark.parametrize("wanted", [0, 1, 1 << 20])
 async def test_a_workspace_is_needed_where_any_is_wanted(wanted: int) -> None:
     lane = Bench().lane
-    lane.compute = SimpleNamespace(workspace_wanted=lambda library: wanted, use_workspace=lambda *_: None, release_workspaces=list)
+    lane.stream = SimpleNamespace(workspace_wanted=lambda library: wanted, use_workspace=lambda *_: None, release_workspaces=list)
     assert lane.needs_workspace("blas") is (wanted > 0)
 
 

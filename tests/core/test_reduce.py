@@ -9,7 +9,6 @@ import pytest
 
 import accel
 from accel import ops
-from accel.cpu.backend import CpuDevice
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
@@ -67,15 +66,6 @@ async def test_reductions_of_few_elements_and_of_none(device: accel.Device) -> N
             got = await device.get(await device.reduce(op, empty, axis=axis))
             np.testing.assert_array_equal(got, np.full(got.shape, value))
     np.testing.assert_array_equal(await device.get(await device.reduce("std", one, axis=1, ddof=1)), np.full((2, 3), np.nan))
-
-
-async def test_a_backend_without_kernels_of_its_own_reduces_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
-    async with opened() as device:
-        x = await device.put(np.arange(24.0).reshape(2, 3, 4))
-        np.testing.assert_array_equal(await device.get(await device.reduce("sum", x, axis=(1, 2))), np.arange(24.0).reshape(2, 12).sum(1))
-        await failure(device.reduce("sum", x, axis=(0, 2)), accel.UnsupportedError)
-        await failure(device.reduce("var", x, ddof=1), accel.UnsupportedError)
 
 
 async def test_axes_of_transposes_are_those_in_memory(device: accel.Device, rng: np.random.Generator) -> None:

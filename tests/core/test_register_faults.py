@@ -27,7 +27,7 @@ class Streams:
         self._make = CpuDevice.create_stream
         streams = self
 
-        def create_stream(device: CpuDevice, *, priority: int = 0) -> Any:
+        def create_stream(device: CpuDevice, *, priority: int = 0, library: str = "") -> Any:
             if streams.armed:
                 streams.armed = False
                 raise streams.error

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.compute import DeviceCompute
 from accel_cuda import CudaBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import accel
-    from accel_cuda.families.compute import CudaCompute
 
 __all__ = ["Array", "Bench", "bench", "close", "random", "unaligned", "wide"]
 
@@ -30,7 +30,7 @@ async def unaligned(device: accel.Device, array: Array, skipped: int) -> accel.A
 class Bench:
     """One stream's compute interface, and buffers that are given back at the end."""
 
-    def __init__(self, compute: CudaCompute) -> None:
+    def __init__(self, compute: DeviceCompute) -> None:
         self.compute = compute
         self._taken: list[int] = []
 
@@ -74,7 +74,11 @@ def bench() -> Iterator[Bench]:
     context = CudaBackend().open(0)
     try:
         stream = context.create_stream()
-        yield Bench(context.create_compute(stream, "batch"))
+        compute = DeviceCompute(context, stream)
+        compute.init()
+        yield Bench(compute)
+        stream.close()
+        compute.close()
     finally:
         context.close()
 

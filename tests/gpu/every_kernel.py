@@ -1,4 +1,4 @@
-"""Calls of the CUDA compute interface that launch every kernel there is, on memory of exactly the size they need: for memcheck, which sees what goes beyond."""
+"""Calls of kernels that launch every kernel there is, on memory of exactly the size they need: for memcheck, which sees what goes beyond."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
+from accel.compute import DeviceCompute
 from accel.cpu.parts import PARTS as CPU_PARTS
 from accel.enums import result_dtype
 from accel.ops import (
@@ -111,7 +112,8 @@ def every_kernel() -> None:
     """Launch every kernel of the backend's own but those of :func:`every_order`."""
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    compute: Any = context.create_compute(stream, "batch")
+    compute = DeviceCompute(context, stream)
+    compute.init()
     memory = Memory(context)
     supported = compute.capabilities()
     for family in (_elementwise, _reductions, _addresses, _dnn, _fills):
@@ -135,6 +137,7 @@ def every_kernel() -> None:
         stream.fill(pointer, bytes(range(16)), 256)
         stream.launch(context.functions["empty"], 1, 1)
     stream.close()
+    compute.close()
     context.close()
 
 
@@ -142,12 +145,14 @@ def every_order() -> None:
     """Launch every kernel of scans and sorts, which are many, and of elements in random order."""
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    compute: Any = context.create_compute(stream, "batch")
+    compute = DeviceCompute(context, stream)
+    compute.init()
     memory = Memory(context)
     for name in ("scan", "sort", "rng"):
         _ordered(context, stream, compute, memory, name)
     _many_and_long_lines(context, stream, compute, memory)
     stream.close()
+    compute.close()
     context.close()
 
 
@@ -155,7 +160,7 @@ def every_solver() -> None:
     """Launch every kernel that prepares and finishes cuSOLVER's factorizations."""
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    _ordered(context, stream, context.create_compute(stream, "batch"), Memory(context), "solver")
+    _ordered(context, stream, None, Memory(context), "solver")
     stream.close()
     context.close()
 
@@ -274,7 +279,7 @@ def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
 
 def _folds(stream: Any, compute: Any, memory: Memory, supported: Any) -> None:
     """Axes that are no neighbours: many results, and few results of many elements, which are cut."""
-    workspace = compute.prepare_workspace()
+    workspace = stream.prepare_workspace()
     for op in BASIC:
         for dtype in supported[f"reduce.{op.value}"]:
             for lengths in ((5, 301, 7), (900, 2, 1100)):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
 import accel
 from accel import DType, Transpose
+from accel_cuda.families.cublas import blas_of
 from tests.gpu.compute_support import bench, close, random, wide
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from accel_cuda.core.stream import CudaStream
     from tests.gpu.compute_support import Array, Bench
 
 pytestmark = pytest.mark.gpu
@@ -117,7 +119,7 @@ async def test_tf32_only_where_it_is_allowed() -> None:
 def test_vectors_of_any_size_and_alignment(device: Bench, dtype: str) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
-    element, blas = DType.of(dtype), device.compute.prepare_blas()
+    element, blas = DType.of(dtype), blas_of(cast("CudaStream", device.compute.stream))
     for n in (1, 7, 255, 4097, 40_001, 3_000_017):
         first, second = (int(each) for each in rng.integers(0, 9, 2))
         case = f"{n} elements, {first} and {second} off, seed {seed}"
@@ -144,7 +146,7 @@ def test_vectors_of_any_size_and_alignment(device: Bench, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", REAL)
 def test_norms_at_the_ends_of_the_range(device: Bench, dtype: str) -> None:
-    element, blas = DType.of(dtype), device.compute.prepare_blas()
+    element, blas = DType.of(dtype), blas_of(cast("CudaStream", device.compute.stream))
     largest = {"float16": 3e4, "bfloat16": 1e38, "float32": 1e38, "float64": 1e307}[dtype]
     smallest = {"float16": 6e-8, "bfloat16": 1e-38, "float32": 1e-44, "float64": 1e-310}[dtype]
     for value in (largest, smallest):

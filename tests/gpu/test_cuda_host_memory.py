@@ -156,14 +156,15 @@ async def test_closing_while_a_stream_hangs_gives_the_staging_memory_back() -> N
 def test_a_context_that_is_closed_holds_no_host_memory() -> None:
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    compute = context.create_compute(stream, "memory")
     array, seed = fresh(64 * MIB)
-    pointer = compute.alloc(array.nbytes)
-    compute.copy_htod(pointer, array.data)
+    slab = context.create_slab(array.nbytes)
+    pointer = slab.address
+    stream.copy_htod(pointer, array.data)
     back = np.zeros_like(array)
-    compute.copy_dtoh(back.data, pointer)
-    compute.synchronize()
+    stream.copy_dtoh(back.data, pointer)
+    stream.synchronize()
     assert np.array_equal(back, array), seed
+    slab.close()
     assert context.staging.statistics().reserved
     context.close()
     assert context.staging.statistics().reserved == 0

@@ -1,18 +1,17 @@
-"""Matrix products, on column-major matrices as BLAS has them.
-
-A column-major matrix is the transpose of a row-major one, so ``C = op(A) @ op(B)`` is computed as ``C.T = op(B).T @ op(A).T`` on row-major views; no element
-moves for a transpose. numpy hands such views, with their leading dimensions, to its BLAS.
-"""
+"""Matrix products."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.cpu import costs
 from accel.cpu.families import blas_matrices, blas_samples, blas_vectors, sampling
-from accel.cpu.families.precision import WORKSPACE, blocks, wider
-from accel.cpu.views import Array, array
+from accel.cpu.families.blas_matrices import applied
+from accel.cpu.families.precision import pieces, wider
+from accel.cpu.views import Array, operand, result
 from accel.enums import Transpose
 from accel.family import BackendPart, Sample
 
@@ -21,150 +20,76 @@ if TYPE_CHECKING:
 
     from accel.dtype import DType
 
-__all__ = ["PART", "batched_gemm", "finish", "gemm", "scale"]
+__all__ = ["PART"]
 
 # Enum members are slow to look up on their class, and gemm is called for matrices that take less time than that.
 _NONE = Transpose.NONE
-_CONJUGATE = Transpose.CONJUGATE
 _matmul: Callable[[Array, Array, Array], Any] = np.matmul
 
 
 @np.errstate(all="ignore")
-def gemm(
-    transpose_a: Transpose,
-    transpose_b: Transpose,
-    m: int,
-    n: int,
-    k: int,
-    alpha: complex,
-    a: int,
-    lda: int,
-    b: int,
-    ldb: int,
-    beta: complex,
-    c: int,
-    ldc: int,
-    dtype: np.dtype[Any],
+def _multiply(
+    a: Array, b: Array, out: Array, alpha: complex, beta: complex, transpose_a: Transpose, transpose_b: Transpose = _NONE
 ) -> None:
-    """Compute ``C = alpha * op(A) @ op(B) + beta * C``; ``k`` may be 0."""
-    size = dtype.itemsize
-    out = array(c, (n, m), dtype, (ldc * size, size))
-    if k == 0 or alpha == 0:
-        scale(out, beta)
+    """Compute ``alpha * op(a) @ op(b) + beta * out`` of matrices, or of stacks of them."""
+    if not (alpha and a.size and b.size):
+        _scale(out, beta)
         return
-    left = array(b, (n, k), dtype, (ldb * size, size) if transpose_b is _NONE else (size, ldb * size))
-    right = array(a, (k, m), dtype, (lda * size, size) if transpose_a is _NONE else (size, lda * size))
-    if dtype.kind == "c":
-        left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
-    if alpha == 1 and beta == 0 and wider(dtype) is dtype:
-        _matmul(left, right, out)
-    else:
-        _multiply(left, right, out, alpha, beta)
-
-
-@np.errstate(all="ignore")
-def batched_gemm(
-    transpose_a: Transpose,
-    transpose_b: Transpose,
-    m: int,
-    n: int,
-    k: int,
-    alpha: complex,
-    a: int,
-    lda: int,
-    stride_a: int,
-    b: int,
-    ldb: int,
-    stride_b: int,
-    beta: complex,
-    c: int,
-    ldc: int,
-    stride_c: int,
-    batch_count: int,
-    dtype: np.dtype[Any],
-) -> None:
-    """Compute ``batch_count`` products whose matrices lie ``stride_*`` elements apart; ``k`` may be 0."""
-    size = dtype.itemsize
-    out = array(c, (batch_count, n, m), dtype, (stride_c * size, ldc * size, size))
-    if k == 0 or alpha == 0:
-        scale(out, beta)
+    if transpose_a is not _NONE:
+        a = applied(a, transpose_a)
+    if transpose_b is not _NONE:
+        b = applied(b, transpose_b)
+    wide = wider(out.dtype)
+    if alpha == 1 and not beta and wide is out.dtype:
+        _matmul(a, b, out)
         return
-    # A matrix that all products share is a stack of one, so that it is converted once.
-    left = array(b, (batch_count if stride_b else 1, n, k), dtype, (stride_b * size, *_strides(transpose_b, ldb, size)))
-    right = array(a, (batch_count if stride_a else 1, k, m), dtype, (stride_a * size, *_strides(transpose_a, lda, size)))
-    if dtype.kind == "c":
-        left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
-    if alpha == 1 and beta == 0 and wider(dtype) is dtype:
-        _matmul(left, right, out)
-    else:
-        _multiply_each(left, right, out, alpha, beta)
+    for index, rows in pieces(out.shape[:-2], out.shape[-2], out.shape[-1], a.shape[-1], wide):
+        left, right = (stack if stack.ndim == 2 else stack[index] for stack in (a, b))
+        product = np.matmul(left[..., rows, :].astype(wide, copy=False), right.astype(wide, copy=False))
+        if alpha != 1:
+            np.multiply(product, wide.type(alpha), out=product)
+        part = out[index][..., rows, :]
+        if beta:
+            np.add(product, np.multiply(part, wide.type(beta), dtype=wide), out=product)
+        part[...] = product  # rounded once
 
 
-def scale(out: Array, beta: complex) -> None:
+def _scale(out: Array, beta: complex) -> None:
     """Compute ``out = beta * out``, without reading it if ``beta`` is 0."""
-    if beta == 0:
+    if not beta:
         out[...] = 0
     elif beta != 1:
         wide = wider(out.dtype)
         np.multiply(out, wide.type(beta), out=out, dtype=wide, casting="unsafe")
 
 
-def finish(out: Array, product: Array, alpha: complex, beta: complex) -> None:
-    """Store ``alpha * product + beta * out``, rounding once; ``product`` is used up."""
-    wide = product.dtype
-    if alpha != 1:
-        np.multiply(product, wide.type(alpha), out=product)
-    if beta != 0:
-        np.add(product, np.multiply(out, wide.type(beta), dtype=wide), out=product)
-    out[...] = product
+def _gemm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, b, out = operand(inputs[0], op.a), operand(inputs[1], op.b), result(outputs[0], plan)
+    m, n = out.shape[-2:]
+    work = partial(_multiply, a, b, out, op.alpha, op.beta, op.transpose_a, op.transpose_b)
+    k, count = a.shape[-1 if op.transpose_a is _NONE else -2], 1 if out.ndim == 2 else len(out)
+    lane.stream.submit(work, costs.matmul(m, n, k, out.dtype, count))
 
 
-def _strides(transpose: Transpose, ld: int, size: int) -> tuple[int, int]:
-    """Return the strides of the row-major view of ``op(M).T``."""
-    return (ld * size, size) if transpose is _NONE else (size, ld * size)
+def _gemm_grouped(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    for number, (m, n, k) in enumerate(op.sizes()):
+        a, b = operand(inputs[number], op.a[number]), operand(inputs[len(op.a) + number], op.b[number])
+        out = result(outputs[number], plan, number)
+        work = partial(_multiply, a, b, out, op.alpha, op.beta, op.transpose_a, op.transpose_b)
+        lane.stream.submit(work, costs.matmul(m, n, k, out.dtype))
 
 
-def _conjugated(matrix: Array, transpose: Transpose) -> Array:
-    return np.conjugate(matrix) if transpose is _CONJUGATE else matrix
+def _gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, x, out = operand(inputs[0], op.a), operand(inputs[1], op.x), result(outputs[0], plan)
+    work = partial(_multiply, a, x[:, None], out[:, None], op.alpha, op.beta, op.transpose_a)
+    lane.stream.submit(work, costs.matmul(out.size, 1, x.size, out.dtype))
 
 
-def _multiply(left: Array, right: Array, out: Array, alpha: complex, beta: complex) -> None:
-    wide = wider(out.dtype)
-    right = right.astype(wide, copy=False)
-    rows, columns = out.shape
-    for part in blocks(rows, (left.shape[1] + 2 * columns) * wide.itemsize):
-        finish(out[part], np.matmul(left[part].astype(wide, copy=False), right), alpha, beta)
-
-
-def _multiply_each(left: Array, right: Array, out: Array, alpha: complex, beta: complex) -> None:
-    wide = wider(out.dtype)
-    nbytes = (left[0].size + right[0].size + out[0].size) * wide.itemsize
-    for part in blocks(len(out), nbytes):
-        x, y = (stack if len(stack) == 1 else stack[part] for stack in (left, right))
-        if nbytes > WORKSPACE:
-            _multiply(x[0], y[0], out[part][0], alpha, beta)
-        else:
-            finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)
-
-
-def _axpy(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Add ``alpha * x`` to y."""
-    lane.compute.axpy(op.x.size, op.alpha, inputs[0], 1, outputs[0], 1, dtype=op.x.dtype)
-
-
-def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Sum ``x * y``."""
-    lane.compute.dot(op.x.size, inputs[0], 1, inputs[1], 1, outputs[0], dtype=op.x.dtype)
-
-
-def _nrm2(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Compute the norm without overflow of the squares."""
-    lane.compute.nrm2(op.x.size, inputs[0], 1, outputs[0], dtype=op.x.dtype)
-
-
-def _scal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply x by ``alpha``; NaN stays NaN whatever alpha is."""
-    lane.compute.scal(op.x.size, op.alpha, outputs[0], 1, dtype=op.x.dtype)
+def _ger(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, y, out = operand(inputs[0], op.x), operand(inputs[1], op.y), result(outputs[0], plan)
+    turn = Transpose.CONJUGATE if op.conjugate else Transpose.TRANSPOSE
+    work = partial(_multiply, x[:, None], y[:, None], out, op.alpha, op.beta, _NONE, turn)
+    lane.stream.submit(work, costs.matmul(x.size, y.size, 1, out.dtype))
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -208,5 +133,13 @@ def _vector_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
 
 
 PART = BackendPart(
-    {"axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal, **blas_vectors.KERNELS, **blas_matrices.KERNELS}, samples=_samples
+    {
+        **dict.fromkeys(("gemm", "gemm_batched"), _gemm),
+        "gemm_grouped": _gemm_grouped,
+        "gemv": _gemv,
+        "ger": _ger,
+        **blas_vectors.KERNELS,
+        **blas_matrices.KERNELS,
+    },
+    samples=_samples,
 )

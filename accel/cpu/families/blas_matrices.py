@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "applied"]
 
 # Rows that are solved one after the other; what they need of the rows before them is one product.
 _ROWS = 64
 
 
-def _applied(a: Array, transpose: Transpose) -> Array:
-    """Return ``op(a)`` of the last two dimensions. Called when the work runs: it reads what it conjugates."""
+def applied(a: Array, transpose: Transpose) -> Array:
+    """Return ``op(a)`` of the last two dimensions, as a view where nothing is conjugated. Called when the work runs."""
     if transpose is Transpose.NONE:
         return a
     turned = a.swapaxes(-1, -2)
@@ -42,7 +42,7 @@ def _triangle(a: Array, op: Any) -> Array:
     if op.unit_diagonal:
         places = np.arange(a.shape[-1])
         kept[..., places, places] = 1
-    return _applied(kept, op.trans)
+    return applied(kept, op.trans)
 
 
 def _solve_rows(a: Array, x: Array, *, lower: bool) -> None:
@@ -143,7 +143,7 @@ def _update(is_hermitian: bool, lane: Any, op: Any, plan: Any, inputs: Sequence[
 
 @np.errstate(all="ignore")
 def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
-    a = _applied(a, op.trans)
+    a = applied(a, op.trans)
     made = np.empty_like(out) if op.out is None else out.copy()
     _finish(a @ _mirrored(a, is_hermitian), made, op)
     n = out.shape[-1]
@@ -168,7 +168,7 @@ def _add(terms: Sequence[tuple[complex, Array, Transpose]], out: Array) -> None:
     kind, total = out.dtype.type, np.zeros_like(out)
     for factor, matrix, transpose in terms:
         if factor:
-            total += kind(factor) * _applied(matrix, transpose)
+            total += kind(factor) * applied(matrix, transpose)
     out[...] = total
 
 

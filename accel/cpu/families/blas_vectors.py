@@ -1,4 +1,4 @@
-"""Ops of BLAS on vectors that are no calls of the compute interface, in numpy."""
+"""Ops of BLAS on vectors, in numpy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu import costs
-from accel.cpu.views import Array, operand
-from accel.cpu.views import array as view
+from accel.cpu.families import vectors
+from accel.cpu.views import Array, array, operand, result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from accel.backend import Kernel
+    from accel.ref import AccelRef
 
 __all__ = ["KERNELS"]
-
-_INT64 = np.dtype(np.int64)
 
 
 def _sizes(x: Array) -> Array:
@@ -32,23 +31,45 @@ def _store(function: Callable[..., Any], out: Array, *operands: Array) -> None:
     out[...] = function(*operands)
 
 
+def _flat(pointer: int, ref: AccelRef) -> Array:
+    return array(pointer, (ref.size,), ref.dtype.numpy)
+
+
+def _axpy(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, y = _flat(inputs[0], op.x), _flat(outputs[0], op.y)
+    lane.stream.submit(partial(vectors.axpy, op.alpha, x, y), costs.elements(3 * x.size, x.dtype))
+
+
+def _scal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x = _flat(outputs[0], op.x)
+    lane.stream.submit(partial(vectors.scal, op.alpha, x), costs.elements(2 * x.size, x.dtype))
+
+
+def _dot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, y = _flat(inputs[0], op.x), _flat(inputs[1], op.y)
+    lane.stream.submit(partial(vectors.dot, x, y, result(outputs[0], plan)), costs.elements(2 * x.size, x.dtype))
+
+
+def _nrm2(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x = _flat(inputs[0], op.x)
+    lane.stream.submit(partial(vectors.nrm2, x, result(outputs[0], plan)), costs.elements(2 * x.size, x.dtype))
+
+
 def _asum(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x = operand(inputs[0], op.x)
-    out = view(outputs[0], (), x.real.dtype)
+    x, out = operand(inputs[0], op.x), result(outputs[0], plan)
     lane.stream.submit(partial(_store, lambda x: _sizes(x).sum(), out, x), costs.elements(2 * x.size, x.dtype))
 
 
 def _extreme(find: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x, out = operand(inputs[0], op.x), view(outputs[0], (), _INT64)
+    x, out = operand(inputs[0], op.x), result(outputs[0], plan)
     lane.stream.submit(partial(_store, lambda x: find(_sizes(x)), out, x), costs.elements(2 * x.size, x.dtype))
 
 
 def _dotc(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.dtype.is_complex:
-        lane.compute.dot(op.x.size, inputs[0], 1, inputs[1], 1, outputs[0], dtype=op.x.dtype)
+        _dot(lane, op, plan, inputs, outputs)
         return
-    x, y = operand(inputs[0], op.x), operand(inputs[1], op.y)
-    out = view(outputs[0], (), x.dtype)
+    x, y, out = operand(inputs[0], op.x), operand(inputs[1], op.y), result(outputs[0], plan)
     lane.stream.submit(partial(_store, np.vdot, out, x, y), costs.elements(2 * x.size, x.dtype))
 
 
@@ -77,6 +98,10 @@ def _exchange(x: Array, y: Array) -> None:
 
 
 KERNELS: Mapping[str, Kernel] = {
+    "axpy": _axpy,
+    "scal": _scal,
+    "dot": _dot,
+    "nrm2": _nrm2,
     "asum": _asum,
     "dotc": _dotc,
     "iamax": partial(_extreme, np.argmax),

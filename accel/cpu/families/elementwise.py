@@ -23,28 +23,21 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
 
-__all__ = ["PART", "binary", "unary"]
+__all__ = ["PART"]
 
 # Temporaries of this size stay in the second-level cache.
 _CACHE = 1 << 18
 
 
 @np.errstate(all="ignore")
-def unary(op: UnaryOp, source: int, destination: int, n: int, dtype: np.dtype[Any]) -> None:
-    """Compute ``destination[i] = op(source[i])``; the two may be the same memory."""
-    x, out = array(source, (n,), dtype), array(destination, (n,), _result(op, dtype))
+def _unary(op: UnaryOp, x: Array, out: Array) -> None:
+    """Compute ``out[i] = op(x[i])``; the two may be the same memory."""
     if op is UnaryOp.RELU:
-        _apply(np.maximum, (x, dtype.type(0)), out)
+        _apply(np.maximum, (x, x.dtype.type(0)), out)
     elif (function := FUNCTIONS.get(op)) is None:
         _apply(UFUNCS[op], (x,), out)
     else:
         _in_blocks(function, x, out)
-
-
-@np.errstate(all="ignore")
-def binary(op: BinaryOp, a: int, b: int, destination: int, n: int, dtype: np.dtype[Any]) -> None:
-    """Compute ``destination[i] = op(a[i], b[i])``; the result may overwrite an operand."""
-    _binary(op, (array(a, (n,), dtype), array(b, (n,), dtype)), array(destination, (n,), _result(op, dtype)))
 
 
 def _result(op: UnaryOp | BinaryOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -130,7 +123,9 @@ _binary_of_broadcast = _kernel(_broadcast_binary, lambda op, last: _result(op.op
 
 def _binary_kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
-        lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
+        n, dtype = op.x.size, op.x.dtype.numpy
+        operands, out = [array(address, (n,), dtype) for address in inputs], array(outputs[0], (n,), _result(op.op, dtype))
+        lane.stream.submit(partial(_quietly, _broadcast_binary, op, operands, out), costs.elements(3 * n, dtype))
     else:
         _binary_of_broadcast(lane, op, plan, inputs, outputs)
 
@@ -138,16 +133,17 @@ def _binary_kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs
 def _unary_kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x, dtype = op.x, op.x.dtype.numpy
     if op.is_plain():
-        lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)
+        work = partial(_unary, op.op, array(inputs[0], (x.size,), dtype), array(outputs[0], (x.size,), _result(op.op, dtype)))
+        lane.stream.submit(work, costs.unary(op.op, x.size, dtype))
     else:
         out = array(outputs[0], x.shape, _result(op.op, dtype)) if op.out is None else operand(outputs[0], op.out)
         lane.stream.submit(partial(_strided_unary, op.op, operand(inputs[0], x), out), costs.elements(4 * x.size, dtype))
 
 
 def _strided_unary(op: UnaryOp, x: Array, out: Array) -> None:
-    dense, result = np.ascontiguousarray(x), np.empty(x.shape, out.dtype)
-    unary(op, dense.ctypes.data, result.ctypes.data, x.size, x.dtype)
-    out[...] = result
+    made = np.empty(x.size, out.dtype)
+    _unary(op, x.ravel(), made)
+    out[...] = made.reshape(out.shape)
 
 
 _KERNELS: dict[str, Kernel] = {

@@ -12,15 +12,16 @@ import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
+from accel.cpu.families.blas_matrices import applied
 from accel.cpu.families.functions import FUNCTIONS
-from accel.cpu.families.precision import WORKSPACE, blocks, wider
+from accel.cpu.families.precision import pieces, wider
 from accel.cpu.views import Array, array
 from accel.dtype import DType
 from accel.enums import Transpose, UnaryOp
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from accel.ops.linalg import MatmulMemory
 
@@ -55,7 +56,7 @@ def _multiply(op: Any, result: DType, sizes: tuple[tuple[int, ...], int, int, in
     scale = (float(_number(memory.scale_a)) if memory.scale_a else 1.0) * (float(_number(memory.scale_b)) if memory.scale_b else 1.0)
     scale_out = _number(memory.scale_out) if memory.scale_out else None
     most = np.float32(0)
-    for index, rows in _pieces(batch, m, n, k, wide):
+    for index, rows in pieces(batch, m, n, k, wide):
         product = np.matmul(x[index][..., rows, :].astype(wide, copy=False), y[index].astype(wide, copy=False))
         if scale != 1:
             product *= wide.type(scale)
@@ -83,18 +84,7 @@ def _matrices(address: int, ref: Any, transpose: Transpose, vector: tuple[int, i
     x = array(address, ref.shape, ref.dtype.numpy)
     if x.ndim == 1:
         return x.reshape(vector)
-    if transpose is Transpose.NONE:
-        return x
-    turned = x.swapaxes(-1, -2)
-    return np.conjugate(turned) if transpose is Transpose.CONJUGATE and ref.dtype.is_complex else turned
-
-
-def _pieces(batch: tuple[int, ...], m: int, n: int, k: int, wide: np.dtype[Any]) -> Iterable[tuple[tuple[int, ...], slice]]:
-    """Return indices of the batch, and rows: everything at once if it fits the workspace."""
-    row = (k + 2 * n) * wide.itemsize
-    if math.prod(batch) * (m * row + k * n * wide.itemsize) <= WORKSPACE:
-        return (((), slice(None)),)
-    return ((index, rows) for index in np.ndindex(batch) for rows in blocks(m, row))
+    return x if transpose is Transpose.NONE else applied(x, transpose)
 
 
 def _stored(product: Array, result: DType) -> Array:

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from accel.cpu.views import Array
 
-__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "one_by_one", "total", "wider"]
+__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "one_by_one", "pieces", "total", "wider"]
 
 WORKSPACE = 16 << 20
 """Bytes that a kernel may take for intermediate results, except where a single row of them is larger."""
@@ -59,3 +59,11 @@ def blocks(count: int, nbytes: int, workspace: int = WORKSPACE) -> Iterator[slic
     rows = max(1, workspace // max(1, nbytes))
     for start in range(0, count, rows):
         yield slice(start, min(count, start + rows))
+
+
+def pieces(batch: tuple[int, ...], m: int, n: int, k: int, wide: np.dtype[Any]) -> Iterable[tuple[tuple[int, ...], slice]]:
+    """Return what of a stack of m x n products is computed at a time, indices of the stack and rows: all of it, if it fits the workspace."""
+    row = (k + 2 * n) * wide.itemsize
+    if math.prod(batch) * (m * row + k * n * wide.itemsize) <= WORKSPACE:
+        return (((), slice(None)),)
+    return ((index, rows) for index in np.ndindex(batch) for rows in blocks(m, row))

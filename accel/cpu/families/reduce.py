@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["PART", "reduce"]
+__all__ = ["PART"]
 
 _UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -33,11 +33,6 @@ _UFUNC: dict[ReduceOp, np.ufunc] = {
 _MEAN = ReduceOp.MEAN
 _NOTHING = {ReduceOp.PROD: 1, ReduceOp.ALL: 1, ReduceOp.LOGSUMEXP: -math.inf}
 _NOTHING |= dict.fromkeys((ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD), math.nan)
-
-
-def reduce(op: ReduceOp, source: int, destination: int, outer: int, length: int, inner: int, dtype: np.dtype[Any]) -> None:
-    """Reduce the middle axis of a C-contiguous ``[outer, length, inner]`` array to ``[outer, inner]``; ``length`` may be 0 but for :data:`EXTREMES`."""
-    _reduce(op, array(source, (outer, length, inner), dtype), (1,), 0, array(destination, (outer, inner), _result(op, dtype)))
 
 
 def _result(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -83,15 +78,14 @@ def _others(op: ReduceOp, x: Array, axes: tuple[int, ...], divisor: int) -> Any:
 
 
 def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    middle = op.middle()
-    if middle is not None:
-        lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)
-        return
-    x, axes, dtype = op.x, op.axes(), op.x.dtype.numpy
-    kept = tuple([length for axis, length in enumerate(x.shape) if axis not in axes])
+    x, middle = op.x, op.middle()
+    if middle is None:
+        source, axes, kept = operand(inputs[0], x), op.axes(), tuple([x.shape[axis] for axis in range(x.ndim) if axis not in op.axes()])
+    else:  # neighbouring axes of a contiguous array are one
+        source, axes, kept = array(inputs[0], middle, x.dtype.numpy), (1,), (middle[0], middle[2])
     if 0 not in kept:
-        work = partial(_reduce, op.op, operand(inputs[0], x), axes, op.ddof, array(outputs[0], kept, _result(op.op, dtype)))
-        lane.stream.submit(work, costs.elements(x.size, dtype))
+        work = partial(_reduce, op.op, source, axes, op.ddof, array(outputs[0], kept, _result(op.op, source.dtype)))
+        lane.stream.submit(work, costs.elements(x.size, source.dtype))
 
 
 def _log_of_sum(x: Array, axis: Any = None, keepdims: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Vectors with BLAS increments: matrix times vector, sums, products, norms, scaling."""
+"""BLAS on vectors: sums, products, norms, scaling."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu.families.precision import blocks, wider
-from accel.cpu.views import Array, array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from accel.cpu.views import Array
 
 __all__ = ["axpy", "dot", "nrm2", "scal"]
 
@@ -20,51 +21,37 @@ _TINY, _HUGE = 1e-280, 1e300
 
 
 @np.errstate(all="ignore")
-def axpy(n: int, alpha: complex, x: int, incx: int, y: int, incy: int, dtype: np.dtype[Any]) -> None:
+def axpy(alpha: complex, x: Array, y: Array) -> None:
     """Compute ``y = alpha * x + y``; with ``alpha == 0`` x is not read."""
-    if alpha == 0:
+    if not alpha:
         return
-    wide = wider(dtype)
-    source, out = _vector(x, n, incx, dtype), _vector(y, n, incy, dtype)
-    for part in blocks(n, wide.itemsize, _CACHE):
-        product = np.multiply(source[part], wide.type(alpha), dtype=wide)
-        np.add(product, out[part], out=out[part], dtype=wide, casting="unsafe")
+    wide = wider(x.dtype)
+    for part in blocks(x.size, wide.itemsize, _CACHE):
+        product = np.multiply(x[part], wide.type(alpha), dtype=wide)
+        np.add(product, y[part], out=y[part], dtype=wide, casting="unsafe")
 
 
 @np.errstate(all="ignore")
-def scal(n: int, alpha: complex, x: int, incx: int, dtype: np.dtype[Any]) -> None:
+def scal(alpha: complex, x: Array) -> None:
     """Compute ``x = alpha * x``; NaN and infinity times 0 are NaN."""
-    wide = wider(dtype)
-    out = _vector(x, n, incx, dtype)
-    np.multiply(out, wide.type(alpha), out=out, dtype=wide, casting="unsafe")
+    wide = wider(x.dtype)
+    np.multiply(x, wide.type(alpha), out=x, dtype=wide, casting="unsafe")
 
 
 @np.errstate(all="ignore")
-def dot(n: int, x: int, incx: int, y: int, incy: int, result: int, dtype: np.dtype[Any]) -> None:
-    """Store ``sum(x[i] * y[i])``; nothing is conjugated. ``n`` may be 0."""
-    wide = wider(dtype)
+def dot(x: Array, y: Array, result: Array) -> None:
+    """Store ``sum(x[i] * y[i])``; nothing is conjugated."""
+    wide = wider(x.dtype)
     total = wide.type(0)
-    if n:
-        first, second = _vector(x, n, incx, dtype), _vector(y, n, incy, dtype)
-        for part in blocks(n, 2 * wide.itemsize, _CACHE):
-            total += np.dot(first[part].astype(wide, copy=False), second[part].astype(wide, copy=False))
-    array(result, (), dtype)[...] = total
+    for part in blocks(x.size, 2 * wide.itemsize, _CACHE):
+        total += np.dot(x[part].astype(wide, copy=False), y[part].astype(wide, copy=False))
+    result[...] = total
 
 
 @np.errstate(all="ignore")
-def nrm2(n: int, x: int, incx: int, result: int, dtype: np.dtype[Any]) -> None:
-    """Store the Euclidean norm of x, as a real number of x's precision. Squares neither overflow nor vanish. ``n`` may be 0."""
-    real = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-    norm = _norm(_parts(_vector(x, n, incx, dtype), real)) if n else 0.0
-    array(result, (), real)[...] = norm
-
-
-def _vector(pointer: int, n: int, increment: int, dtype: np.dtype[Any]) -> Array:
-    size = dtype.itemsize
-    if increment > 0:
-        return array(pointer, (n,), dtype, (increment * size,))
-    # BLAS walks backwards over the same memory: the first element is the one with the highest address.
-    return array(pointer, (n,), dtype, (-increment * size,))[::-1]
+def nrm2(x: Array, result: Array) -> None:
+    """Store the Euclidean norm of x, as a real number of x's precision. Squares neither overflow nor vanish."""
+    result[...] = _norm(_parts(x, result.dtype)) if x.size else 0.0
 
 
 def _parts(x: Array, real: np.dtype[Any]) -> Array:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LEVELS", "Case", "Check", "Harness", "checks"]
 
 _MODULES: dict[str, tuple[str, ...]] = {
-    "compute": ("compute_memory", "compute_arguments", "compute_gemm", "compute_elementwise", "compute_reduce", "compute_dnn"),
+    "compute": ("compute_memory", "compute_arguments", "compute_calls"),
     "streams": ("streams",),
     "device": ("device_ops", "device_order", "device_status", "device_faults", "device_durable"),
 }

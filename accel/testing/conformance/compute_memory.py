@@ -33,7 +33,7 @@ _F32 = DType.FLOAT32
 async def check_starts_initialized(harness: Harness) -> None:
     """Check that a device's compute interface is ready, and that ``init`` may be called again."""
     with harness.open_compute() as compute:
-        assert compute.is_initialized, "create_compute() gave an interface that is not initialized"
+        assert compute.is_initialized, "init() left the interface unready"
         compute.init()
         assert compute.is_initialized, "init() called again made the interface unready"
         assert compute.name == harness.backend.name, f"the interface is called {compute.name!r}, its backend {harness.backend.name!r}"

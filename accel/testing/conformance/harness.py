@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from accel.compute import DeviceCompute
 from accel.dtype import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from accel.backend import AccelBackend, AccelDevice
+    from accel.backend import AccelBackend, AccelDevice, AccelStream
     from accel.compute import ComputeBackend
 
 __all__ = ["Array", "Case", "Harness", "difference", "rounding", "sum_rounding", "wide"]
@@ -37,6 +38,8 @@ class Harness:
         Which of its devices.
     seed
         Seed of the random inputs; a fresh one where left out.
+    compute
+        ``compute(device, stream)`` makes the compute interface under test: that of the device's kernels, unless a backend has another one.
 
     Attributes
     ----------
@@ -44,10 +47,18 @@ class Harness:
         Source of all random inputs.
     """
 
-    def __init__(self, backend: AccelBackend, index: int = 0, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        backend: AccelBackend,
+        index: int = 0,
+        *,
+        seed: int | None = None,
+        compute: Callable[[AccelDevice, AccelStream], ComputeBackend] = DeviceCompute,
+    ) -> None:
         self.backend = backend
         self.index = index
         self.seed = secrets.randbits(32) if seed is None else seed
+        self._compute = compute
         self.rng = np.random.default_rng(self.seed)
 
     @contextmanager
@@ -66,8 +77,14 @@ class Harness:
         """Open a context with one stream, and give its compute interface."""
         with self.open_context() as context:
             stream = context.create_stream()
-            yield context.create_compute(stream, "batch")
-            stream.close()
+            compute = self._compute(context, stream)
+            compute.init()
+            try:
+                yield compute
+            finally:
+                stream.close()
+                if isinstance(compute, DeviceCompute):
+                    compute.close()
 
     @contextmanager
     def case(self, compute: ComputeBackend, what: str) -> Iterator[Case]:

@@ -118,10 +118,9 @@ async def _poison(device: AccelDevice, stream: AccelStream) -> None:
 def _read(device: AccelDevice, address: int, nbytes: int) -> bytes:
     """Read device memory in a new stream."""
     stream = device.create_stream()
-    compute = device.create_compute(stream, "batch")
     data = bytearray(nbytes)
-    compute.copy_dtoh(memoryview(data), address)
-    compute.synchronize()
+    stream.copy_dtoh(memoryview(data), address)
+    stream.synchronize()
     stream.close()
     return bytes(data)
 
@@ -325,12 +324,11 @@ async def check_copy_moves_bytes(harness: Harness) -> None:
     """Check that copies of any size move exactly their bytes."""
     with harness.open_context() as device:
         stream = device.create_stream()
-        compute = device.create_compute(stream, "batch")
         slab = device.create_slab(4 << 20)
         half = 2 << 20
         for nbytes in (0, 1, 255, 4096, int(harness.rng.integers(1 << 16, half - 512))):
             data = np.frombuffer(harness.rng.bytes(nbytes), np.uint8).tobytes()
-            compute.copy_htod(slab.address, memoryview(data))
+            stream.copy_htod(slab.address, memoryview(data))
             stream.fill(slab.address + half, b"\xa5", nbytes + 256)
             stream.copy(slab.address + half, slab.address, nbytes)
             await _bounded("stream.synchronize()", stream.synchronize)

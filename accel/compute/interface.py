@@ -1,8 +1,7 @@
-"""The compute interface of a backend: fifteen calls on raw pointers, asynchronous in one stream.
+"""The compute interface: fifteen calls on raw pointers, asynchronous in one stream.
 
-Implementing :class:`ComputeBackend` (and the small protocols of :mod:`accel.backend`) is all that a new vendor needs to get actors, refs, supervision,
-batches and hosts. The method list follows oxicuda's ``ComputeBackend`` trait; the semantics, which that trait leaves open, are fixed here and checked by the
-conformance suite in :mod:`accel.testing`.
+The calls are those of oxicuda's ``ComputeBackend`` trait. What that trait leaves open is fixed here, and
+checked by the conformance suite in :mod:`accel.testing`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from accel.compute import arguments
 from accel.dtype import DType
 from accel.enums import CAPABILITIES
 
@@ -100,7 +100,6 @@ class ComputeBackend(ABC):
             Element type.
         """
 
-    @abstractmethod
     def batched_gemm(
         self,
         transpose_a: Transpose,
@@ -125,8 +124,17 @@ class ComputeBackend(ABC):
     ) -> None:
         """Enqueue ``batch_count`` independent :meth:`gemm` calls whose matrices lie ``stride_*`` **elements** apart.
 
-        A stride of 0 for A or B uses the same matrix for the whole batch; for C it is refused, since results would overwrite each other.
+        A stride of 0 for A or B uses the same matrix for the whole batch; for C, results would overwrite
+        each other. This makes one call after the other; a subclass may have one call for all.
         """
+        strides = {"stride_a": stride_a, "stride_b": stride_b, "stride_c": stride_c}
+        arguments.not_negative("batched_gemm", m=m, n=n, k=k, batch_count=batch_count, **strides)
+        if m and n:
+            arguments.separate("batched_gemm", stride_c, ldc, batch_count)
+        step = dtype.itemsize
+        for i in range(batch_count):
+            at_a, at_b, at_c = a + i * stride_a * step, b + i * stride_b * step, c + i * stride_c * step
+            self.gemm(transpose_a, transpose_b, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc, dtype=dtype)
 
     @abstractmethod
     def conv2d_forward(

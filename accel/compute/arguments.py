@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.errors import InvalidArgumentError
+from accel.memory.space import BASE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from accel.dtype import DType
 
 __all__ = [
-    "BASE",
     "convolution",
     "host_bytes",
-    "increments",
     "leading_dimensions",
     "not_negative",
     "pointers",
@@ -29,9 +28,6 @@ __all__ = [
     "reduced_shape",
     "separate",
 ]
-
-BASE = 4096
-"""The lowest address at which memory can be. The first page of a process is never mapped, so that a null pointer is below it."""
 
 
 def not_negative(op: str, **sizes: int) -> None:
@@ -66,13 +62,6 @@ def leading_dimensions(op: str, **pairs: tuple[int, int]) -> None:
             raise InvalidArgumentError(
                 f"{name} is {value}: the matrix is stored with {rows} rows", op=op, remedy=f"Use {max(1, rows)} or more."
             )
-
-
-def increments(op: str, **values: int) -> None:
-    """Refuse an increment of 0."""
-    for name, value in values.items():
-        if value == 0:
-            raise InvalidArgumentError(f"{name} is 0", op=op, remedy="Use 1 for elements that follow each other.")
 
 
 def real_scalars(op: str, alpha: complex, beta: complex, dtype: DType) -> tuple[complex, complex]:
