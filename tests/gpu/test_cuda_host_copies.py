@@ -11,7 +11,7 @@ import accel
 from accel.cpu.parts import PARTS
 from accel.ops import SizedOp
 from accel.ops.families import FAMILIES
-from accel_cuda.core.compute_memory import CudaMemory
+from accel_cuda.core.host_copies import HostCopies
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,13 +50,13 @@ async def test_ops_copy_nothing_but_their_status(family: Family, rng: np.random.
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "cupy", None)
     copies: list[int] = []
-    copy = CudaMemory._copy
+    copy = HostCopies.run
 
-    def counted(self: CudaMemory, device: int, host: int, nbytes: int, keep: memoryview, *, is_put: bool) -> None:
+    def counted(self: HostCopies, device: int, host: int, nbytes: int, keep: memoryview, *, is_put: bool) -> None:
         copies.append(nbytes)
         copy(self, device, host, nbytes, keep, is_put=is_put)
 
-    monkeypatch.setattr(CudaMemory, "_copy", counted)
+    monkeypatch.setattr(HostCopies, "run", counted)
     async with accel.System() as system:
         device = await system.open_device("cuda", host="inline")  # in a child, copies would be counted there
         for kind, sample in first_samples(family, rng).items():
