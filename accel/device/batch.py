@@ -54,7 +54,9 @@ class Batch(Recorder):
 
         The array must not change before the block has ended.
         """
-        return self.run(ops.Put(native(array), out))
+        op = ops.Put(native(array), out)
+        made: AccelRef = self._record(op) if out is None else self.run(op)
+        return made
 
     def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
         """Record a copy of a buffer to the host, and return the array.

@@ -259,9 +259,7 @@ class Model:
         """
         buckets = self._buckets
         named = given if isinstance(given, dict) else {next(iter(buckets.inputs)): given}
-        buckets.check_names(named)
-        arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True, finite=finite) for name in buckets.inputs}
-        return Item(arrays, buckets.item_sizes(arrays))
+        return buckets.item(named, finite=finite)
 
     def _given(self, args: tuple[Any, ...], inputs: Inputs) -> dict[str, Any]:
         names = tuple(self._buckets.inputs)

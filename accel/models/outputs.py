@@ -141,6 +141,8 @@ class OutputSpecs:
         The dimension of each array along which it is split among requests; ``None``: each gets it whole.
     item_shapes
         The shapes of the arrays in the answer to one request.
+    is_cut
+        Whether a dimension of an array in the answer follows one of the request's.
     places
         How many places of the first dimension of each array a row has; ``None``: it is not split along that.
     """
@@ -152,12 +154,15 @@ class OutputSpecs:
     is_captured: bool = field(default=False, compare=False)
     batch_axes: tuple[int | None, ...] = field(init=False, compare=False, repr=False)
     item_shapes: tuple[tuple[Dim, ...], ...] = field(init=False, compare=False, repr=False)
+    is_cut: tuple[bool, ...] = field(init=False, compare=False, repr=False)
     places: tuple[int | None, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # A frozen class that finds them once: they are needed for each batch.
         object.__setattr__(self, "batch_axes", tuple(map(_batch_axis, self.shapes)))
         object.__setattr__(self, "item_shapes", tuple(map(_item_shape, self.shapes, self.batch_axes)))
+        follows = [any(isinstance(dim, (str, Follows)) for dim in shape) for shape in self.item_shapes]
+        object.__setattr__(self, "is_cut", tuple(follows))
         firsts = [_length(shape[0], {BATCH: 1}) if axis == 0 else None for shape, axis in zip(self.shapes, self.batch_axes, strict=True)]
         object.__setattr__(self, "places", tuple(firsts))
 
@@ -226,9 +231,8 @@ class OutputSpecs:
         An array that is common to all is given to each, and cannot be written.
         """
         found = []
-        for array, shape, inner, axis in zip(arrays, self.shapes, self.item_shapes, self.batch_axes, strict=True):
+        for array, shape, inner, axis, is_cut in zip(arrays, self.shapes, self.item_shapes, self.batch_axes, self.is_cut, strict=True):
             parts = _parts(array, shape[axis], axis, len(sizes)) if axis is not None else [_frozen(array)] * len(sizes)
-            is_cut = any(isinstance(dim, (str, Follows)) for dim in inner)
             found.append([_cut(part, inner, each) for part, each in zip(parts, sizes, strict=True)] if is_cut else parts)
         return found[0] if self.structure == "array" else [self.joined([each[place] for each in found]) for place in range(len(sizes))]
 

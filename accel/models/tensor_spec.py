@@ -249,15 +249,19 @@ class Buckets:
                 raise _misfit(name, shape, expected, found)
         return found
 
-    def item_sizes(self, item: Mapping[str, Array]) -> Sizes:
-        """Return the length of each named dimension in a request, whose inputs have no batch dimension.
+    def item(self, given: Inputs, *, finite: bool = False) -> Item:
+        """Return a request, whose inputs have no batch dimension. It shares no memory with what was given.
 
         Raises
         ------
         InvalidArgumentError
-            As :meth:`sizes` and :meth:`bucket` do.
+            As :meth:`check_names`, :meth:`array`, :meth:`sizes` and :meth:`bucket` do.
         """
-        return self._sizes_of_item(*[item[name].shape for name in self.inputs])
+        self.check_names(given)
+        arrays = {}
+        for name in self.inputs:
+            arrays[name] = self.array(name, given[name], is_item=True, finite=finite)
+        return Item(arrays, self._sizes_of_item(*map(attrgetter("shape"), arrays.values())))
 
     def _item_sizes(self, *shapes: tuple[int, ...]) -> Sizes:
         found = self.sizes(dict(zip(self.inputs, shapes, strict=True)), is_item=True)

@@ -274,7 +274,7 @@ def check_plan(op: KernelOp, plan: object) -> Plan:
         wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
     elif not _are_refs(plan.reads + plan.writes):
         wrong = "names reads and writes that are not refs"
-    elif not _are_specs((plan := with_dtypes(plan)).creates):
+    elif not (_are_specs(plan.creates) or _are_specs((plan := with_dtypes(plan)).creates)):
         wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
     elif plan.status is not None and not (
         isinstance(plan.status, Status) and _are_specs((plan.status.spec,)) and callable(plan.status.check)

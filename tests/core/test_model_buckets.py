@@ -140,7 +140,7 @@ def test_a_batch_dimension_may_be_anywhere(rng: np.random.Generator) -> None:
     assert (stacked[1:, 1] == 9).all()
     assert (stacked[:, 2] == 9).all()
     np.testing.assert_array_equal(buckets.part({"x": stacked}, 1, 3)["x"], stacked[:, 1:3])
-    assert buckets.item_sizes(items[0]) == {"length": 3}
+    assert buckets.item(items[0]).sizes == {"length": 3}
 
 
 @pytest.mark.parametrize(
