@@ -450,18 +450,6 @@ class Context(ContextBase):
         """Give the memory of dropped refs back, of ``most`` at most."""
         self.buffers.apply_frees(most)
 
-    def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
-        """Take note that work ``first`` to ``last`` of a lane, of one submission, failed halfway.
-
-        The durable buffers that it writes hold neither the old nor the new contents.
-        """
-        submission, index = self.failures.owner(lane, first)
-        if submission is not None:
-            written = [buffer for at, buffer, _ in submission.writes if index <= at <= index + last - first]
-            torn = self.durables.buffers.intersection(written)
-            if torn:
-                self.core.keeper.tear(torn, why)
-
     def is_out_of_memory(self, raised: BaseException) -> bool:
         """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""
         return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)

@@ -19,6 +19,8 @@ from accel.memory import Block
 from accel.ref import RefView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from accel.engine.core import DeviceCore
     from accel.engine.lane import Lane
     from accel.engine.launches import Sendable
@@ -185,8 +187,14 @@ class Failures:
                 del self._statuses[lane]
 
     def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
-        """Take note that an op failed after its work began to be enqueued."""
+        """Take note that an op failed after its work began to be enqueued.
+
+        The durable buffers that it writes hold neither the old nor the new contents.
+        """
         self._skip_status(lane, seq)
+        submission, index = self.owner(lane, seq)
+        if submission is not None:
+            self._tear([buffer for at, buffer, _ in submission.writes if at == index], submission.kinds[index])
         if self.is_tracking:
             self.raised.append(((lane, seq), error))
 
@@ -237,9 +245,13 @@ class Failures:
         found = {buffer: write for buffer, block in context.buffers.blocks.items() if (write := block.usage.last_write()) in failed}
         self._unsound.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
         self.has_unsound = bool(self._unsound)
-        torn = context.durables.buffers.intersection(found)
+        self._tear(found, error.op)
+
+    def _tear(self, written: Iterable[int], kind: str | None) -> None:
+        """Let nothing read the durable ones of buffers that a failed op was to write, also in the generations that follow."""
+        torn = self._context.durables.buffers.intersection(written)
         if torn:
-            context.core.keeper.tear(torn, f"the work of the {error.op} op that wrote it failed")
+            self._context.core.keeper.tear(torn, f"the {kind} op that wrote it failed")
 
     def _with_batch(self, key: Dependency) -> set[Dependency]:
         """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""

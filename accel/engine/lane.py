@@ -105,9 +105,6 @@ class LaneContext(LaunchContext, Protocol):
     def is_out_of_memory(self, raised: BaseException) -> bool:
         """Return whether what a kernel raised says that the device has no memory."""
 
-    def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
-        """Note that work of a lane failed halfway."""
-
 
 class Lane(StreamClock):
     """One stream of a context.
@@ -357,18 +354,16 @@ class Lane(StreamClock):
     def _unmarked(self, raised: BaseException, group: Sendable) -> None:
         """Answer a group that is in its stream as far as it came. Its end cannot be seen: a later mark of the lane stands for it."""
         context, submission, launches = self._context, group.submission, group.launches
-        first, last = launches[0].seq, launches[-1].seq
         self._next = 0
-        self.advance(last)
+        self.advance(launches[-1].seq)
         error = op_error(raised, f"marking the end of {submission.name}", context.core.loop)
         if error.is_fault or context.fault is not None:
             context.report_fault(error)
             return
         if submission in context.submissions:
-            context.tear(self, first, last, f"the end of the {submission.name} op that wrote it could not be seen")
-            self._failed(error, launches[0], group)
             for launch in launches:
                 context.failures.failed(self, launch.seq, error)
+            self._failed(error, launches[0], group)
             context.failures.settle(group)
             context.retire(submission, len(launches), group.commands, is_last=group.is_last)
 
@@ -387,7 +382,6 @@ class Lane(StreamClock):
         if not error.is_fault:
             group.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
             if is_begun and not isinstance(error, _REFUSALS):
-                context.tear(self, launch.seq, launch.seq, f"the {_kind(launch, group)} op that wrote it failed")
                 context.failures.failed(self, launch.seq, error)
             else:
                 context.failures.dropped(self, launch.seq)

@@ -51,7 +51,6 @@ class Context:
     def __init__(self) -> None:
         self.failures = Failures()
         self.told: list[Any] = []
-        self.torn: list[tuple[int, int]] = []
         self.retired: list[tuple[int, bool]] = []
         self.submissions: dict[Any, None] = {}
         self.device: Any = SimpleNamespace()
@@ -77,9 +76,6 @@ class Context:
 
     def report_fault(self, error: Any) -> None:
         self.told.append(error)
-
-    def tear(self, lane: Any, first: int, last: int, why: str) -> None:
-        self.torn.append((first, last))
 
     def retire(self, submission: Any, count: int, commands: int, *, is_last: bool) -> None:
         self.retired.append((count, is_last))
@@ -179,7 +175,6 @@ async def test_ops_of_a_batch_after_one_that_failed_are_not_enqueued() -> None:
     error = group.submission.future.exception()
     assert isinstance(error, accel.LibraryError)
     assert error.op_index == 1
-    assert bench.context.torn == [(2, 2)]
     assert bench.context.failures.lost == [2]
     assert bench.context.failures.gone == [3]
     assert (bench.lane.enqueued, bench.lane.completed) == (3, 3)
@@ -193,7 +188,6 @@ async def test_what_a_kernel_that_raised_may_have_written_is_torn(error: Excepti
     op = bench.op(fails(error))
     assert bench.take(op)
     assert isinstance(op.future.exception(), type(error) if isinstance(error, accel.AccelError) else accel.LibraryError)
-    assert bench.context.torn == [(1, 1)] * is_begun
     assert bench.context.failures.lost == [1] * is_begun
     assert bench.context.failures.gone == [1] * (not is_begun)
 
@@ -203,7 +197,7 @@ async def test_an_injected_error_comes_before_the_kernel_and_tears_nothing() -> 
     op = bench.op(action=accel.LibraryError("planned"))
     assert bench.take(op)
     assert str(op.future.exception()).count("planned") == 1
-    assert (bench.calls, bench.context.torn) == ([], [])
+    assert (bench.calls, bench.context.failures.lost) == ([], [])
 
 
 async def test_a_wait_that_could_not_be_made_is_owed_to_the_next_op() -> None:
@@ -281,7 +275,7 @@ async def test_an_op_that_is_enqueued_beside_the_loop(error: Exception | None) -
     await bounded(bench.wait_sent())
     assert op.launched == 1
     assert len(bench.calls) == (error is None)
-    assert bench.context.torn == [(1, 1)] * (error is not None)
+    assert bench.context.failures.lost == [1] * (error is not None)
     assert op.future.done() is (error is not None)
 
 
@@ -292,7 +286,6 @@ async def test_a_batch_whose_end_cannot_be_marked_is_answered_and_all_of_it_is_t
     group = bench.group(*[bench.kernel] * count)
     assert bench.take(group)
     assert group.submission.future.exception().__cause__ is bench.lane.stream.error  # type: ignore[union-attr]
-    assert bench.context.torn == [(1, count)]
     assert bench.context.failures.lost == list(range(1, count + 1))
     assert bench.context.retired == [(count, True)]
     assert bench.context.told == []
@@ -319,7 +312,7 @@ async def test_an_op_for_which_there_is_no_thread_counts_once() -> None:
     await bounded(bench.wait_sent())
     assert op.future.exception().__cause__ is error  # type: ignore[union-attr]
     assert op.launched == 1, "what is not known to have stayed away may have come"
-    assert bench.context.torn == []
+    assert bench.context.failures.lost == []
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 1 << 20])
