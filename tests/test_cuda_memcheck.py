@@ -57,6 +57,8 @@ class FakeContext:
     def ready(self) -> FakeContext:
         return self
 
+    def copy_dtoh(self, destination: memoryview, source: int) -> None: ...
+
     def launch(self, function: str, blocks: int, threads: int, *arguments: int) -> None:
         assert blocks > 0
         self.launched.add(function)
