@@ -500,12 +500,15 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
                 await core.disposal.aclose()
 
     def own(self, system: ActorSystem) -> None:
-        """End a system, in which nothing else lives, with the device. See :func:`accel.open_device`."""
+        """End the device's own system with the device; see :func:`accel.open_device`."""
         self._owned = system
         atexit.register(self.close_at_exit)
 
     def close_at_exit(self) -> None:
-        """Warn, when the program ends, that the device was not closed, and close it if its loop can still run."""
+        """Warn, when the program ends, that the device was not closed.
+
+        It is closed then, if its loop can still run.
+        """
         loop = self._core.loop
         if self.state is DeviceState.CLOSED or self._core.home.is_inherited:
             return

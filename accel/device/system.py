@@ -291,7 +291,7 @@ class System(ActorSystem):
 def _of_its_own(
     opening: Callable[Concatenate[System, P], Coroutine[Any, Any, Device]],
 ) -> Callable[P, Coroutine[Any, Any, Device]]:
-    """Return the function that opens a device in a system that the device owns, with the method's parameters."""
+    """Return the function, with the parameters of the method, that opens a device of its own."""
 
     @wraps(opening)
     async def open_device(*args: P.args, **kwargs: P.kwargs) -> Device:

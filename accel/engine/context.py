@@ -356,7 +356,7 @@ class Context(ContextBase):
         lanes = self.lanes
         if wanting is lanes.equipping:
             return False
-        given = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
+        given = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.release_workspaces(lane)]
         for lane in given:
             stream = lane.stream
             assert isinstance(stream, TakesWorkspace), "it was given workspaces"

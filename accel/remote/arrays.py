@@ -127,7 +127,7 @@ class SharedArrays:
         found = self._find(array)
         if found is not None:
             return found
-        piece = self._pinned.take(array.nbytes)
+        piece = self._pinned.allocate_part(array.nbytes)
         return None if piece is None else self.within(piece, array)
 
     def has_place(self, array: np.ndarray[Any, Any]) -> bool:

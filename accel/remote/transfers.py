@@ -169,7 +169,7 @@ class ArrayTransfers:
     async def _room(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
         """Return room for an array, or for a piece of it, in this call's turn; ``None`` if its caller has gone before it was begun."""
         context, core = self._context, self._context.core
-        waiting = core.loop.create_task(self._pinned.room(nbytes, context.check_alive))
+        waiting = core.loop.create_task(self._pinned.wait_part(nbytes, context.check_alive))
         core.workload.in_hand += not is_begun
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._over]

@@ -92,7 +92,7 @@ class Buffers:
     blocks : dict of int to Block
         Where each buffer is.
     lent : int
-        Bytes of the allocator's that lanes have as workspaces.
+        Bytes that lanes have as workspaces.
     special : dict of int to callable
         How buffers are freed that are not simply the allocator's; see
         :class:`~accel.sharing.sharing.Sharing`.
@@ -213,7 +213,7 @@ class Buffers:
                 self.allocator.free(block)
 
     async def provide_workspaces(self, lane: Timeline, stream: AccelStream, library: str) -> None:
-        """Give the stream of a lane the workspaces that ops of a library use there; it keeps them.
+        """Give the stream of a lane the workspaces that ops of a library use there.
 
         Raises
         ------
@@ -229,8 +229,11 @@ class Buffers:
             self._workspaces.setdefault(lane, []).append(block)
             stream.use_workspace(block.address, nbytes)
 
-    def take_workspaces(self, lane: Timeline) -> bool:
-        """Take the workspaces of a lane back, in which nothing runs; return whether it had any. Its stream must use them no more."""
+    def release_workspaces(self, lane: Timeline) -> bool:
+        """Free the workspaces of a lane, in which nothing runs; return whether it had any.
+
+        Its stream must use them no more.
+        """
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:
             self.lent -= block.size

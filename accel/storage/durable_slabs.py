@@ -112,9 +112,9 @@ class DurableSlabs:
         buffers.special[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
-        """Give a block back.
+        """Free a block.
 
-        A slab without others is let go of, and given back, if it holds nothing else.
+        A slab without other durable buffers is kept no more, and closed if it holds nothing else.
         """
         self.buffers.discard(buffer)
         slab = block.slab

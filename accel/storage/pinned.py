@@ -150,14 +150,14 @@ class PinnedMemory:
         # Not by the lock: between two waiters it is free.
         return None if self._waiting else self.arena.take(nbytes)
 
-    def take(self, nbytes: int) -> Block | None:
+    def allocate_part(self, nbytes: int) -> Block | None:
         """Return a piece for an array that moves now.
 
-        ``None`` if it has to wait for :meth:`room`, or moves in parts.
+        ``None`` if it has to wait for :meth:`wait_part`, or moves in parts.
         """
         return self._allocate_now(nbytes) if nbytes <= self.part else None
 
-    async def room(self, nbytes: int, check: Callable[[], None]) -> Block:
+    async def wait_part(self, nbytes: int, check: Callable[[], None]) -> Block:
         """Wait for a piece for an array that moves, or for its next part.
 
         Calls are served in order, together with those of :meth:`array`.

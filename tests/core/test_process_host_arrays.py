@@ -129,7 +129,7 @@ def test_a_landing_is_made_or_given_up_once() -> None:
 
 async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room is found, and before its owner goes on the context has faulted: the op goes to the next generation, and the memory comes back."""
-    room = PinnedMemory.room
+    room = PinnedMemory.wait_part
 
     async def then_faults(self: PinnedMemory, nbytes: int, check: Any) -> Any:
         piece = await room(self, nbytes, check)
@@ -140,7 +140,7 @@ async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_t
     async with accel.System() as system:
         device: Any = await system.open_device("cpu", host="process")
         x = await device.zeros(4)
-        monkeypatch.setattr(PinnedMemory, "room", then_faults)
+        monkeypatch.setattr(PinnedMemory, "wait_part", then_faults)
         error = await failure(device.get(x), accel.StaleRefError)
         assert error.reason == "generation"
         np.testing.assert_array_equal(await device.get(await device.put(np.arange(3.0))), np.arange(3.0))
