@@ -12,7 +12,13 @@ from accel import DType
 from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
-NOT_YET = set(LIMITS)
+REACHED = {
+    "matmul awaited, inline",
+    "gemm beside a checked buffer, inline",
+    "gemm awaited, process",
+    "first gemm of the new generation",
+}
+NOT_YET = LIMITS.keys() - REACHED
 """Rows whose limit is not reached."""
 
 of_this_python = pytest.mark.skipif(
