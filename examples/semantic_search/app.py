@@ -114,6 +114,16 @@ async def poison(search: Served, device: DeviceDependency) -> dict[str, Any]:
     return {"generation_before": before, "generation": device.generation, "seconds": round(time.perf_counter() - started, 3), **outcome}
 
 
+@app.post("/kill")
+async def kill(device: DeviceDependency) -> dict[str, int]:
+    """Kill the process in which the device's context is, as an operator or the system would."""
+    process = device.info().pid
+    if process is None:
+        raise HTTPException(503, "the device has no process now", {"retry-after": "1"})
+    os.kill(process, signal.SIGKILL)
+    return {"process": process}
+
+
 def main() -> None:
     """Serve until Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-POISON = [1 << 50 | 1 << 30]
-"""A row that the tokenizer never makes: it names an embedding far behind the last one, also to kernels that read 32 bits of an index."""
+def fresh_poison() -> list[int]:
+    """Return a row that the tokenizer never makes, another one each time.
+
+    It names an embedding far behind the last one, also to kernels that read 32 bits of an index.
+    """
+    return [1 << 50 | 1 << 30 | secrets.randbits(20)]
 
 
 _IDS = accel.TensorSpec(("batch", "length"), "int64", pad=0)
@@ -57,13 +62,14 @@ class TextEncoder:
     query, document
         Make an item of the model. Any thread may call them.
     poison
-        An item that no text makes, and that ends the process of the model where lookups are not checked.
+        Makes an item that no text does, a new one each time, which ends the process of the model where
+        lookups are not checked.
     """
 
     model: accel.Model
     query: Callable[[str], Any]
     document: Callable[[Document], Any]
-    poison: Any
+    poison: Callable[[], Any]
 
     @property
     def dimensions(self) -> int:
@@ -100,7 +106,10 @@ async def load_torch_encoder(device: accel.Device) -> TextEncoder:
 
 def _committed(model: accel.Model) -> TextEncoder:
     return TextEncoder(
-        model, lambda text: np.array(tokens(text) or [0]), lambda document: np.array(document_tokens(document)), np.array(POISON)
+        model,
+        lambda text: np.array(tokens(text) or [0]),
+        lambda document: np.array(document_tokens(document)),
+        lambda: np.array(fresh_poison()),
     )
 
 
@@ -117,5 +126,7 @@ async def _load_transformer(device: accel.Device, folder: Path) -> TextEncoder:
     def document_item(document: Document) -> Any:
         return tokenizer(f"{document.name} {document.summary} {document.signature} {prose(document)}", DOCUMENT_LENGTH)
 
-    poison = {"input_ids": np.array(POISON), "attention_mask": np.ones(1, np.int64)}
+    def poison() -> Any:
+        return {"input_ids": np.array(fresh_poison()), "attention_mask": np.ones(1, np.int64)}
+
     return TextEncoder(model, lambda text: tokenizer(text, QUERY_LENGTH), document_item, poison)

@@ -79,16 +79,16 @@ class Search:
         return await self._add([document])
 
     async def send_poison(self) -> None:
-        """Send a request that kills the process of the device's context.
+        """Send a request that kills the process of the device's context, a new one each time.
 
         Raises
         ------
         PoisonedInputError
-            It was found, or it was known already and not even tried.
+            It was found.
         LibraryError
             The model checks its lookups: it has only refused this one.
         """
-        await self.encoder.submit(self._texts.poison)
+        await self.encoder.submit(self._texts.poison())
 
     async def load(self) -> None:
         """Read and encode the corpus."""

@@ -32,10 +32,9 @@ async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path
         assert await browser.text("#generation") == "1"
 
         await browser.click("#poison")
-        await browser.until("document.getElementById('fault').textContent.startsWith('PoisonedInputError: the request killed')")
-        await browser.until("document.getElementById('generation').textContent === '2'")
-        shown = await browser.text("#fault")
-        assert "Generation 1 became 2" in shown, shown
+        await browser.until("document.getElementById('timeline').textContent.includes('PoisonedInputError: the request killed')")
+        await browser.until("document.getElementById('timeline').textContent.includes('Generation 1 became 2')")
+        assert await browser.text("#generation") == "2"
         await browser.run("document.getElementById('results').dataset.query = ''")
         await browser.click("form button")
         await browser.until(f"document.getElementById('results').dataset.query === '{QUERY}'")
@@ -44,9 +43,23 @@ async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path
         assert picture.startswith(b"\x89PNG")
         Path(os.environ.get("SEARCH_SCREENSHOT", tmp_path / "page.png")).write_bytes(picture)
 
+        await browser.click("#kill")
+        await browser.until("document.getElementById('timeline').textContent.includes('SIGKILL was sent to process')")
+        await browser.until("document.getElementById('timeline').textContent.includes('Generation 2 became 3')")
+        answered = await browser.run("return counts.answered")
+        await browser.until(f"counts.answered > {answered + 2}")  # a search that two deaths cut short may fail
         await browser.click("#poison")
-        await browser.until("document.getElementById('fault').textContent.startsWith('PoisonedInputError: this request is known')")
-        assert await browser.text("#generation") == "2", "refused without a fault"
+        await browser.until("document.getElementById('timeline').textContent.includes('Generation 3 became 4')")
+        await browser.until("document.getElementById('timeline').textContent.split('killed the device').length === 3")
+        others = await browser.text("#others")
+        failed = await browser.run("return [...document.querySelectorAll('#strip i.failed')].map(mark => mark.title)")
+        assert failed == [], others
+
+        await browser.run("document.getElementById('q').value = ' '")
+        await browser.click("form button")
+        await browser.until("document.getElementById('latency').textContent.startsWith('Write what a function should do')")
+        link = await browser.run("return document.querySelector('#results a').href")
+        assert link == f"https://docs.scipy.org/doc/scipy/reference/generated/{await browser.text('#results li code')}.html"
 
         async with aiohttp.ClientSession(base) as session:
             new = {"name": "zork.frobnicate", "summary": "Frobnicate the quuxes of a <b>zorkmid</b>", "body": "Live."}
@@ -56,7 +69,7 @@ async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path
                 state = await answer.json()
             async with session.get("/search", params={"q": ""}) as answer:
                 assert answer.status == 422
-        assert (state["poisoned"], state["refused"], state["generation"]) == (1, 1, 2)
+        assert (state["poisoned"], state["refused"], state["generation"]) == (2, 0, 4)
         assert state["durable_bytes"] > 16_000_000
         await browser.type("#q", "frobnicate quuxes\ue007")
         await browser.until("document.getElementById('results').dataset.query === 'frobnicate quuxes'")
