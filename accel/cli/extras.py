@@ -54,8 +54,8 @@ def install_command(*names: str) -> str:
     installer, origin = _installation()
     if names[0] not in EXTRAS:
         return f"{installer} {' '.join(names)}"
-    is_checkout = (Path(origin) / "pyproject.toml").is_file()
-    return f"{installer} {'-e ' if is_checkout else ''}{shlex.quote(f'{origin}[{names[0]}]')}"
+    runs_there = Path(origin) == _root()
+    return f"{installer} {'-e ' if runs_there else ''}{shlex.quote(f'{origin}[{names[0]}]')}"
 
 
 def installable(remedy: str) -> str:
@@ -64,10 +64,15 @@ def installable(remedy: str) -> str:
     return re.sub(command, lambda found: install_command(found[1]), remedy)
 
 
+def _root() -> Path:
+    """Return the folder that has accel: a checkout, or site-packages."""
+    return Path(__file__).resolve().parents[2]
+
+
 @functools.cache
 def _installation() -> tuple[str, str]:
     """Return the installer's command, and what an extra in brackets follows to be installed."""
-    root = Path(__file__).resolve().parents[2]
+    root = _root()
     try:
         found = metadata.distribution(_DISTRIBUTION)
         installer, origin = found.read_text("INSTALLER") or "", json.loads(found.read_text("direct_url.json") or "{}")

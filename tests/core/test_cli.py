@@ -276,10 +276,11 @@ def test_doctor_prints_the_command_that_fixes_what_is_missing(monkeypatch: pytes
         ({"INSTALLER": "pip\n"}, "pip install 'accel-actors[web]'"),
         ({"INSTALLER": "uv"}, "uv pip install 'accel-actors[web]'"),
         ({"INSTALLER": "pip", "direct_url.json": '{"url": "file://HERE/a.whl"}'}, "pip install 'HERE/a.whl[web]'"),
+        ({"INSTALLER": "pip", "direct_url.json": '{"url": "file://HERE/folder", "dir_info": {}}'}, "pip install 'HERE/folder[web]'"),
         ({"INSTALLER": "pip", "direct_url.json": '{"url": "file://HERE/gone.whl"}'}, "pip install 'accel-actors[web]'"),
         (None, "pip install 'accel-actors[web]'"),
     ],
-    ids=["index", "uv", "wheel", "wheel that has gone", "not installed"],
+    ids=["index", "uv", "wheel", "folder", "wheel that has gone", "not installed"],
 )
 def test_a_command_installs_as_accel_was_installed(
     files: dict[str, str] | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,6 +292,8 @@ def test_a_command_installs_as_accel_was_installed(
         return types.SimpleNamespace(read_text=lambda file: files.get(file, "").replace("HERE", str(tmp_path)))
 
     (tmp_path / "a.whl").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "pyproject.toml").touch()
     monkeypatch.setattr(extras, "_installation", extras._installation.__wrapped__)
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "accel" / "cli" / "extras.py"))
     monkeypatch.setattr(metadata, "distribution", distribution)
