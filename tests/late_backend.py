@@ -46,8 +46,8 @@ class LateStream(CpuStream):
 
     __slots__ = ()
 
-    def submit(self, work: Callable[[], object], cost: float = 1.0, keep: object = None) -> None:
-        super().submit(work, 1.0, keep)
+    def submit(self, work: Callable[[], object], cost: float = 1.0, keep: object = None, *, is_op: bool = True) -> None:
+        super().submit(work, 1.0, keep, is_op=is_op)
 
     def record(self, event: CpuEvent) -> bool:
         super().record(event)

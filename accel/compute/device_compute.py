@@ -102,7 +102,7 @@ class DeviceCompute(ComputeBackend):
         return self._is_initialized
 
     def close(self) -> None:
-        """Give all memory back, allocated or freed: call it once the stream has ended. Idempotent."""
+        """Give all memory back. Called once the stream has ended. Idempotent."""
         self._blocks.clear()
         for slab in self._memory.take_all():
             slab.close()
@@ -259,7 +259,7 @@ class DeviceCompute(ComputeBackend):
         self, call: str, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex,
         a: tuple[int, int], b: tuple[int, int], beta: complex, c: tuple[int, int], dtype: DType,
     ) -> tuple[complex, complex]:  # fmt: skip
-        """Check the arguments of a product, matrices being (address, leading dimension); return the factors as the elements' kind."""
+        """Check a product, whose matrices are (address, leading dimension); return its factors."""
         self._require(call, dtype)
         arguments.not_negative(call, m=m, n=n, k=k)
         rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
@@ -280,7 +280,7 @@ class DeviceCompute(ComputeBackend):
     def _columns(
         self, address: int, ld: int, transpose: Transpose, rows: int, columns: int, dtype: DType, count: int = 1, stride: int = 0
     ) -> AccelRef:
-        """Return column-major matrices, of which ``op`` makes rows x columns, as C-order ones: their transposes."""
+        """Return the transposes of column-major matrices, of which ``op`` makes rows x columns."""
         stored = (columns, rows) if transpose is _NONE else (rows, columns)
         if stride:
             return self._ref(address, (count, *stored), dtype, (stride, ld, 1))

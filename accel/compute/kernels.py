@@ -25,15 +25,17 @@ _NONE = Transpose.NONE
 
 
 def kernels_of(compute: Callable[[Any], ComputeBackend]) -> Mapping[str, Mapping[str, Kernel]]:
-    """Return library -> kind of an op -> kernel, for the ops that the calls of a compute interface make.
+    """Return library -> kind of an op -> kernel, for the ops that a compute interface can make.
 
-    These are ``gemm gemm_batched gemm_grouped gemv ger axpy dot nrm2 scal`` of ``blas``, ``unary`` and ``binary`` of ``elementwise``, ``reduce``,
-    and ``conv2d`` and ``attention`` of ``dnn``, on contiguous operands but for products. Other ops need a kernel of their own.
+    These are ``gemm gemm_batched gemm_grouped gemv ger axpy dot nrm2 scal`` of ``blas``, ``unary``
+    and ``binary`` of ``elementwise``, ``reduce``, and ``conv2d`` and ``attention`` of ``dnn``, on
+    contiguous operands but for products. Other ops need a kernel of their own.
 
     Parameters
     ----------
     compute
-        ``compute(stream)`` returns the interface whose calls go into a stream of the backend's, initialized: the same one each time.
+        ``compute(stream)`` returns the interface whose calls go into a stream of the backend's,
+        initialized: the same one each time.
     """
     kernels = _Kernels(compute)
     return {
@@ -113,7 +115,7 @@ class _Kernels:
         compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[1], n or 1, 0.0, outputs[0], 1, dtype=plan.dtype)
 
     def nrm2(self, lane: Any, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Take the root of the product of x with itself; squares beyond the dtype's range overflow."""
+        """Take the root of the product of x with itself; large squares overflow."""
         n, compute = op.x.size, self._compute(lane.stream)
         compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[0], n or 1, 0.0, outputs[0], 1, dtype=plan.dtype)
         compute.unary(UnaryOp.SQRT, outputs[0], outputs[0], 1, dtype=plan.dtype)

@@ -101,7 +101,7 @@ class CpuStream:
         self._refusal: AccelError | None = None  # what enqueuing raises: the fault, or ClosedError
         self._lock = threading.Lock()
         self._queue: deque[tuple[Callable[[], object], object, int]] = deque()
-        self._number: Callable[[], int] = lambda: _NO_OP
+        self._number: Callable[[], int] = _no_op
         self._tell: Callable[[int, BaseException], object] = lambda number, error: None
         self._active = False  # some thread owns the right to run items: the worker, or one running inline
         self._touching = False  # the item being run may use device memory
@@ -119,7 +119,7 @@ class CpuStream:
             context.remove(self)
             raise no_thread(error, "a stream has no worker") from error
 
-    def submit(self, work: Callable[[], object], cost: float = _ALWAYS_ON_WORKER, keep: object = None) -> None:
+    def submit(self, work: Callable[[], object], cost: float = _ALWAYS_ON_WORKER, keep: object = None, *, is_op: bool = True) -> None:
         """Enqueue ``work``.
 
         It runs on this thread, before this returns, if the stream is idle and ``cost`` is below :data:`INLINE_LIMIT`; else on the stream's
@@ -135,14 +135,10 @@ class CpuStream:
             Estimated seconds on one core; not given, the worker runs it, so that it never blocks the loop.
         keep
             Object to keep alive until the work has ended or was dropped.
+        is_op
+            Whether the work belongs to the op that is being enqueued.
         """
-        self._enqueue(work, cost, keep, self._number)
-
-    def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
-        """See :class:`accel.backend.ReportsFailures`."""
-        self._number, self._tell = number, tell
-
-    def _enqueue(self, work: Callable[[], object], cost: float, keep: object = None, number: Callable[[], int] = lambda: _NO_OP) -> None:
+        number = self._number if is_op else _no_op
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.clone()
@@ -165,6 +161,10 @@ class CpuStream:
                 raise
         finally:
             self._end_inline()
+
+    def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
+        """See :class:`accel.backend.ReportsFailures`."""
+        self._number, self._tell = number, tell
 
     def _failed(self, error: BaseException, number: int) -> None:
         """Tell of what work raised, or poison the context."""
@@ -192,7 +192,7 @@ class CpuStream:
             if self._refusal is not None:
                 raise self._refusal.clone()
             return
-        self._enqueue(lambda: self._wait_for(source, ticket), _ALWAYS_ON_WORKER)
+        self.submit(lambda: self._wait_for(source, ticket), is_op=False)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` of memory from address to address."""
@@ -225,7 +225,7 @@ class CpuStream:
 
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function`` once everything enqueued so far has ended, on this thread or the worker. After a fault it is never called."""
-        self._enqueue(function, 0.0)
+        self.submit(function, 0.0, is_op=False)
 
     def synchronize(self) -> None:
         """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""
@@ -298,10 +298,10 @@ class CpuStream:
         """Enqueue a fault or a hang. Both always run on the worker, so that they surface later, as a device's do."""
         if injection.kind == "poison":
             error = self.context.injected(injection.error)
-            self._enqueue(lambda: self.context.poison(error), _ALWAYS_ON_WORKER)
+            self.submit(lambda: self.context.poison(error), is_op=False)
         else:
             release = injection.release
-            self._enqueue(lambda: self._hang(release), _ALWAYS_ON_WORKER)
+            self.submit(lambda: self._hang(release), is_op=False)
 
     def stop(self, fault: AccelError) -> None:
         """Run nothing more: drop what has not begun, and wake whoever waits. The first fault stands."""
@@ -468,3 +468,7 @@ def _foreign() -> AccelError:
 
 def _copy(destination: Array, source: Array) -> None:
     destination[...] = source
+
+
+def _no_op() -> int:
+    return _NO_OP

@@ -1,4 +1,4 @@
-"""Products of column-major matrices: cuBLAS, and a kernel of the backend's own where nothing is multiplied."""
+"""Products of column-major matrices by cuBLAS, and their scaling where nothing is multiplied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def product(
     stream: CudaStream, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
     beta: complex, c: int, ldc: int, dtype: DType, allow_tf32: bool = False,
 ) -> None:  # fmt: skip
-    """Enqueue ``C = alpha * op(A) @ op(B) + beta * C`` on column-major matrices. Float32 is rounded to TF32 only if that is allowed."""
+    """Enqueue ``C = alpha * op(A) @ op(B) + beta * C``; float32 is rounded to TF32 if allowed."""
     if not (m and n):
         return
     stream.ready()

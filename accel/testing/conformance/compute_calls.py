@@ -1,4 +1,7 @@
-"""The computing calls of a compute interface: what each argument means. How well kernels compute is checked by the samples of ops."""
+"""The computing calls of a compute interface: what each argument means.
+
+How well kernels compute is checked by the samples of ops.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def _rounding(dtype: DType) -> float:
 
 
 def _columns(harness: Harness, rows: int, columns: int, dtype: DType, count: int = 1) -> Array:
-    """Return column-major matrices, ``[count, columns, leading dimension]``: columns, and each matrix, end in poison."""
+    """Return column-major matrices, ``[count, columns, ld]``; columns and matrices end in poison."""
     made = poison((count, columns + 1, rows + 2), dtype).copy()
     made[:, :columns, :rows] = harness.random((count, columns, rows), dtype)
     return made
@@ -81,7 +84,7 @@ def _applied(stored: Array, rows: int, columns: int, transpose: Transpose) -> Ar
 
 
 def _check_products(case: Case, call: Callable[..., None], given: tuple[Array, Array, Array], form: tuple[Any, ...], dtype: DType) -> None:
-    """Have ``call(*sizes, alpha, a, b, beta, c)`` compute, and compare everything that C's memory holds afterwards."""
+    """Have ``call`` compute, and compare everything that C's memory holds afterwards."""
     (a, b, c), (ta, tb, m, n, k, alpha, beta) = given, form
     at_a, at_b, at_c = case.put(a), case.put(b), case.put(c)
     call(ta, tb, m, n, k, alpha, at_a, at_b, beta, at_c)
@@ -99,7 +102,7 @@ def _check_products(case: Case, call: Callable[..., None], given: tuple[Array, A
 
 
 async def check_gemm(harness: Harness) -> None:
-    """Check dtypes, transposes, leading dimensions and factors; with ``beta == 0`` C is NaN before, with ``alpha == 0`` A and B are."""
+    """Check dtypes, transposes, leading dimensions and factors; ``beta == 0`` reads no C."""
     with harness.open_compute() as compute:
         for dtype, ta, tb, (alpha, beta) in itertools.product(
             _dtypes(compute, "gemm"), Transpose, Transpose, ((1, 0), (-0.5, 2), (0, 0), (0, -1))
@@ -167,7 +170,7 @@ async def check_conv2d(harness: Harness) -> None:
 
 
 async def check_attention(harness: Harness) -> None:
-    """Check scale and causal forms, with fewer and with more keys than queries, and with none; a query that sees no key gives zeros."""
+    """Check scale and causal forms, with fewer and more keys than queries, and with none."""
     with harness.open_compute() as compute:
         for dtype, causal, (seq_q, seq_kv) in itertools.product(_dtypes(compute, "attention"), _CAUSAL, ((7, 3), (3, 9), (2, 0))):
             with harness.case(compute, f"attention {dtype.value} causal={causal!r} {seq_q} of {seq_kv}") as case:
@@ -187,7 +190,7 @@ async def check_attention(harness: Harness) -> None:
 
 
 async def check_reduce(harness: Harness) -> None:
-    """Check every reduction, along first, middle and last axes; over no elements those that have a value."""
+    """Check every reduction along any axis; over no elements those that have a value."""
     with harness.open_compute() as compute:
         for op, (shape, axis) in itertools.product(ReduceOp, (((5, 3), 0), ((2, 3, 4), 1), ((2, 30), 1), ((2, 0, 3), 1))):
             for dtype in _dtypes(compute, f"reduce.{op.value}") if 0 not in shape or op not in EXTREMES else ():
