@@ -84,7 +84,6 @@ class Channel:
         self._end: AccelError | None = None  # ... and why
         self._flushing: asyncio.Handle | None = None
         self._turn: asyncio.Handle | None = None
-        self._draining: list[asyncio.Future[None]] = []
         loop.add_reader(self._fd, self._on_readable)
         self._outgoing.append(greeting())
         self._flushing = loop.call_soon(self._flush)
@@ -148,23 +147,8 @@ class Channel:
         elif self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
 
-    async def drained(self) -> None:
-        """Wait until the socket has taken all that was sent.
-
-        Raises
-        ------
-        ClosedError
-            If the channel is or gets closed or lost before.
-        """
-        if self._is_closed:
-            raise ClosedError("the connection to the other process is closed")
-        if self._outgoing.pending:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._draining.append(waiter)
-            await waiter
-
     def close(self) -> None:
-        """Close the connection. What the socket takes at once is still sent; wait for :meth:`drained` before where more is pending. Idempotent."""
+        """Close the connection. What the socket takes at once is still sent. Idempotent."""
         if not self._is_closed and self._broken is None:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._outgoing.write(_TURN_BYTES)
@@ -198,8 +182,6 @@ class Channel:
             self._break(error)
             return
         self._set_full(not is_empty)
-        if is_empty and self._draining:
-            self._wake(None)
 
     def _break(self, error: OSError) -> None:
         """Write nothing any more."""
@@ -216,15 +198,6 @@ class Channel:
                 self._loop.add_writer(self._fd, self._flush)
             else:
                 self._loop.remove_writer(self._fd)
-
-    def _wake(self, error: AccelError | None) -> None:
-        waiters, self._draining = self._draining, []
-        for waiter in waiters:
-            if not waiter.done():
-                if error is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(error.clone())
 
     # -- reading
 
@@ -319,11 +292,9 @@ class Channel:
     def _shut(self) -> None:
         if self._is_closed:
             return
-        if not self._loop.is_closed():
-            if self._sock.fileno() == self._fd:  # else it was closed, and the number may be another's
-                self._loop.remove_reader(self._fd)
-                self._loop.remove_writer(self._fd)
-            self._wake(ClosedError("the connection to the other process was closed before all was sent"))
+        if not self._loop.is_closed() and self._sock.fileno() == self._fd:  # else it was closed, and the number may be another's
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
         self.close_inherited()
 
     def close_inherited(self) -> None:
