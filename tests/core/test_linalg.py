@@ -51,7 +51,7 @@ async def test_what_goes_into_the_gelu_is_written_too(monkeypatch: pytest.Monkey
     before = a.astype(np.float64) @ b + bias
     async with opened() as device:
         for workspace in (1 << 20, 300):  # at once, and in pieces
-            monkeypatch.setattr("accel.cpu.families.linalg.WORKSPACE", workspace)
+            monkeypatch.setattr("accel.cpu.families.precision.WORKSPACE", workspace)
             aux, out = await device.full((2, 5, 16), np.nan, "float32"), await device.full((2, 5, 16), np.nan, "float32")
             refs = [await device.put(each) for each in (a, b, bias)]
             result = await device.linalg.matmul(*refs[:2], bias=refs[2], activation="gelu", aux=aux, out=out)
