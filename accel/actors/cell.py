@@ -271,6 +271,8 @@ class ActorCell:
                 self.parent.fail(outcome)
 
     def _refuse_queued(self, cause: BaseException | None) -> None:
+        if self.mailbox.is_empty:
+            return
         lost = 0
         for item in self.mailbox.drain():
             message, reply = (item[0], item[1]) if type(item) is Envelope else (item, None)

@@ -148,6 +148,11 @@ class Mailbox(Generic[M]):
         """Whether the reader waits and there is nothing to take, nor will be without a further put."""
         return self._getter is not None and not (self._items or self._system or self._ahead or self._closed)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is queued."""
+        return not (self._items or self._system)
+
     # -- putting
 
     def put_nowait(self, message: M) -> None:

@@ -111,7 +111,7 @@ class Lanes:
         """Use the streams that were made with the backend's context: the pool, and the lanes of transfers."""
         made = [self._add(name, stream) for name, stream in streams]
         self.pool = [lane for lane in made if lane.name not in ("put", "get")]
-        self.transfers = {name: next((lane for lane in made if lane.name == name), self.pool[0]) for name in ("put", "get")}
+        self.transfers = dict.fromkeys(("put", "get"), self.pool[0]) | {lane.name: lane for lane in made if lane not in self.pool}
         self.takes_workspaces = isinstance(self.pool[0].stream, TakesWorkspace)
         self.routes[_MEMORY] = self.pool[0]
         for lane in self.pool:

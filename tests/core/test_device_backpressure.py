@@ -35,6 +35,20 @@ async def test_no_more_than_max_in_flight_reach_the_device() -> None:
         assert device.info().in_flight == device.info().queued == 0
 
 
+async def test_a_full_mailbox_holds_ops_back() -> None:
+    """One op on the device, one in the hand of the device's actor, two in its mailbox: the others wait for room there."""
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan, max_in_flight=1, pending_limit=2) as device:
+        calls = await filled(device, 7)
+        [actor] = [each for each in device._core.system.tree() if each.name.startswith("cpu:0#")]
+        assert (device.info().in_flight, actor.depth, plan.count) == (1, 2, 1)
+        assert device._actor.mailbox.statistics().waiting_putters == 3
+        assert not any(call.done() for call in calls)
+        plan.release()
+        await asyncio.gather(*calls)
+        assert plan.count == 7
+
+
 async def test_batch_larger_than_max_in_flight_runs_in_pieces() -> None:
     plan = FaultPlan().hang_at(1)
     async with opened(plan, max_in_flight=4) as device:

@@ -223,6 +223,42 @@ async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monk
         assert len(lanes_of(device).all) == 1
 
 
+async def test_the_tree_shows_libraries_and_lanes() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, streams=2) as device:
+        x = await device.put(X)
+        [product] = await hanging(device, x, 1)
+        [context] = [each for each in device._core.system.tree() if each.name == "context"]
+        shown = {each.name: (each.state, each.depth) for each in context.children}
+        idle = ("idle", 0)
+        assert shown == {"blas": ("running", 0), "lane-1": ("busy", 1), "put": idle, "get": idle, "lane-2": idle}
+        plan.release()
+        await product
+
+
+async def test_a_library_that_could_not_be_opened_is_opened_by_its_next_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in ones like those of users: the kernel actor ends with the error, and another one is started."""
+    failing = [accel.OutOfMemoryError("not now")]
+    create = CpuDevice.create_stream
+
+    def create_stream(self: CpuDevice, *, priority: int = 0) -> CpuStream:
+        if armed and failing:
+            raise failing.pop()
+        return create(self, priority=priority)
+
+    armed = False
+    monkeypatch.setattr(CpuDevice, "create_stream", create_stream)
+    async with opened() as device:
+        x = await device.put(X)
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+        armed = True
+        await failure(graph.replay(), accel.OutOfMemoryError)  # the lane of replays cannot be made
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), -X)
+        assert "graph" in device._host.context.libraries.actors
+
+
 async def test_debug_runs_everything_in_one_stream() -> None:
     async with opened(debug=True, libraries=("blas", "reduce")) as device:
         assert len(lanes_of(device).all) == 1
