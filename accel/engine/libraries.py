@@ -144,6 +144,6 @@ class Libraries:
 
     async def aclose(self) -> None:
         """Close no more libraries: the context ends."""
-        for task in (*self._closings, *self._openings.values()):
+        for task in tuple(self._closings):
             task.cancel()
             await asyncio.wait((task,))
