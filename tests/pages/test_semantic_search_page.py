@@ -7,10 +7,25 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.browser_support import opened_browser
+from tests.browser_support import Browser, opened_browser
 from tests.program_support import python, started
 
 QUERY = "smallest eigenvalues of a sparse matrix"
+
+
+async def kill_and_poison(browser: Browser) -> None:
+    """Have the page kill the device's process and send poison, and see that no other search fails."""
+    await browser.click("#kill")
+    await browser.until("document.getElementById('timeline').textContent.includes('SIGKILL was sent to process')")
+    await browser.until("document.getElementById('timeline').textContent.includes('Generation 2 became 3')")
+    answered = await browser.run("return counts.answered")
+    await browser.until(f"counts.answered > {answered + 2}")  # a search that two deaths cut short may fail
+    await browser.click("#poison")
+    await browser.until("document.getElementById('timeline').textContent.includes('Generation 3 became 4')")
+    await browser.until("document.getElementById('timeline').textContent.split('killed the device').length === 3")
+    others = await browser.text("#others")
+    failed = await browser.run("return [...document.querySelectorAll('#strip i.failed')].map(mark => mark.title)")
+    assert failed == [], others
 
 
 @pytest.mark.page
@@ -43,17 +58,7 @@ async def test_the_page_searches_and_survives_a_poisonous_request(tmp_path: Path
         assert picture.startswith(b"\x89PNG")
         Path(os.environ.get("SEARCH_SCREENSHOT", tmp_path / "page.png")).write_bytes(picture)
 
-        await browser.click("#kill")
-        await browser.until("document.getElementById('timeline').textContent.includes('SIGKILL was sent to process')")
-        await browser.until("document.getElementById('timeline').textContent.includes('Generation 2 became 3')")
-        answered = await browser.run("return counts.answered")
-        await browser.until(f"counts.answered > {answered + 2}")  # a search that two deaths cut short may fail
-        await browser.click("#poison")
-        await browser.until("document.getElementById('timeline').textContent.includes('Generation 3 became 4')")
-        await browser.until("document.getElementById('timeline').textContent.split('killed the device').length === 3")
-        others = await browser.text("#others")
-        failed = await browser.run("return [...document.querySelectorAll('#strip i.failed')].map(mark => mark.title)")
-        assert failed == [], others
+        await kill_and_poison(browser)
 
         await browser.run("document.getElementById('q').value = ' '")
         await browser.click("form button")
