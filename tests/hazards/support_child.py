@@ -32,7 +32,7 @@ LIE, PARENT, ONCE = "ACCEL_TEST_LIE", "ACCEL_TEST_LIE_PARENT", "ACCEL_TEST_LIE_O
 NAME = "lying"
 
 _HEADER, _MAGIC = struct.Struct("<IHHI"), 0x4C434341
-_OP, _BATCH, _PING, _REGISTER, _HELD, _COMPILE = 2, 3, 8, 10, 11, 21
+_BATCH, _PING, _REGISTER, _HELD, _COMPILE = 3, 8, 10, 11, 21
 _READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _BUSY, _COMPILED = 101, 103, 104, 107, 108, 110, 121, 123
 _OFFER = json.dumps({"capabilities": {"fill": ["float64"]}, "durable": True}).encode()
 _SLAB_BYTES = 1 << 20
@@ -161,7 +161,7 @@ def _ops(wire: _Wire) -> Iterator[tuple[int, tuple[int, ...]]]:
     for kind, body in wire.heard():
         if kind == _HELD:
             wire.say(_DONE, body[:8])
-        elif kind == _OP:
+        elif kind == _BATCH:
             number, _, (made,), *_ = marshal.loads(body)
             yield number, tuple(made)
 
