@@ -31,7 +31,8 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError
 from accel.memory import Allocator
 from accel.ops import Free
-from accel.storage.buffers import Buffers, close_all
+from accel.storage.buffers import Buffers
+from accel.storage.closing import close_all
 from accel.storage.durable_slabs import DurableSlabs
 
 if TYPE_CHECKING:

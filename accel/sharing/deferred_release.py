@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accel.engine.launches import OpSubmission
 from accel.ops import KernelOp, Plan
+from accel.storage.closing import Closing
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,8 +51,7 @@ class DeferredRelease:
         self._waiting: list[ExternalBlock] = []
         self._sent: list[ExternalBlock] = []  # an op that ends after their last uses is in flight
         self._dependencies: list[Dependency] = []  # of that op
-        self._unused: list[SlabMemory] = []  # to be closed
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Closing[SlabMemory] = Closing(context.core.system)
         self._retry: asyncio.TimerHandle | None = None
         self._pause = _PAUSE
 
@@ -69,7 +69,7 @@ class DeferredRelease:
         context, self._retry = self._context, None
         blocks, self._waiting = self._waiting, []
         if context.fault is not None or not blocks:
-            self._unused += [block.memory for block in blocks]
+            self._closing.left += [block.memory for block in blocks]
             return
         self._sent = blocks
         lane = context.lanes.transfers["put"]
@@ -99,9 +99,7 @@ class DeferredRelease:
             self._send_later(sent)
             return
         self._dependencies, self._pause = [], _PAUSE
-        self._unused += [block.memory for block in sent]
-        if self._closing is None or self._closing.done():
-            self._closing = self._context.core.loop.create_task(self._close_unused())
+        self._closing.add([block.memory for block in sent])
         self._send_last_use()
 
     def _send_later(self, sent: list[ExternalBlock]) -> None:
@@ -114,11 +112,6 @@ class DeferredRelease:
         self._retry = self._context.core.loop.call_later(self._pause, self._send_last_use)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    async def _close_unused(self) -> None:
-        while self._unused:
-            unused, self._unused = self._unused, []
-            await self._context.core.system.run_blocking(_close, unused)
-
     # -- the end
 
     async def aclose(self) -> None:
@@ -128,18 +121,12 @@ class DeferredRelease:
         """
         if self._retry is not None:
             self._retry.cancel()
-        if self._closing is not None:
-            await self._closing
+        await self._closing.wait_closed()
 
     def take_all(self) -> list[SlabMemory]:
         """Return the memory that was not closed, for the caller to close."""
-        return [*self._unused, *(block.memory for block in (*self._sent, *self._waiting))]
+        return [*self._closing.left, *(block.memory for block in (*self._sent, *self._waiting))]
 
 
 def _nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue nothing."""
-
-
-def _close(memories: list[SlabMemory]) -> None:
-    while memories:
-        memories.pop().close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import TakesWorkspace
-from accel.errors import ClosedError, OutOfMemoryError, StaleRefError
+from accel.errors import OutOfMemoryError, StaleRefError
 from accel.memory import Block
+from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.actors import ActorSystem
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accel.storage.memory_back import MemoryBack
     from accel.storage.refs import Refs
 
-__all__ = ["Buffers", "Held", "close_all"]
+__all__ = ["Buffers", "Held"]
 
 
 class DurableMemory(Protocol):
@@ -57,7 +57,7 @@ class Held:
         self.address = address
         self._release = release
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the resource. May block. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
@@ -99,8 +99,8 @@ class Buffers:
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_generation", "_held", "_idle", "_memory_back", "_reclaim", "_refs", "_resting", "_system", "_unused",
-        "_workspaces", "allocator", "blocks", "durables", "lent", "special",
+        "_check_alive", "_generation", "_held", "_idle", "_memory_back", "_reclaim", "_refs", "_resting", "_system", "_unused", "_workspaces",
+        "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
     def __init__(
@@ -128,9 +128,8 @@ class Buffers:
         self._workspaces: dict[Timeline, list[Block]] = {}
         self._held = 0  # resources in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
-        self._unused: list[Held] = []  # freed, and to be released
-        self._idle: list[SlabMemory] = []  # removed from the allocator, and to be closed
-        self._closing: asyncio.Task[None] | None = None
+        self._unused: Closing[Held] = Closing(system)  # freed, and to be released
+        self._idle: Closing[SlabMemory] = Closing(system)  # removed from the allocator
 
     def block(self, ref: AccelRef) -> Block | Held:
         """Return where a buffer is.
@@ -289,13 +288,12 @@ class Buffers:
     def release_idle(self) -> None:
         """Close all slabs that are wholly free and idle: another library found no memory."""
         self.apply_frees()
-        self._idle += self.allocator.trim(everything=True)
-        self._close_soon()
+        self._idle.add(self.allocator.trim(everything=True))
 
     @property
     def leaving_nbytes(self) -> int:
         """Bytes of slabs that were removed from the allocator and are not closed yet."""
-        return sum(slab.nbytes for slab in self._idle)
+        return sum(slab.nbytes for slab in self._idle.left)
 
     def settle(self) -> bool:
         """Apply frees when work has ended, for what is held may rest until then.
@@ -312,27 +310,12 @@ class Buffers:
         over = [held for held in self._resting if held.usage.is_idle()]
         if over:
             self._resting = [held for held in self._resting if held not in over]
-            self._unused += over
-            self._close_soon()
-
-    def _close_soon(self) -> None:
-        if (self._unused or self._idle) and (self._closing is None or self._closing.done()):
-            self._closing = self._system.loop.create_task(self._close_unused())
-
-    async def _close_unused(self) -> None:
-        while self._unused or self._idle:
-            unused, idle = tuple(self._unused), tuple(self._idle)
-            try:
-                await self._system.run_blocking(_release_all, unused)
-                await self._system.run_blocking(close_all, idle)
-            except ClosedError:  # the system ends: `close` does it
-                return
-            del self._unused[: len(unused)], self._idle[: len(idle)]
+            self._unused.add(over)
 
     async def aclose(self) -> None:
         """Wait until what is being released is so."""
-        if self._closing is not None:
-            await self._closing
+        await self._unused.wait_closed()
+        await self._idle.wait_closed()
 
     def close(self, *, abandon: bool) -> None:
         """Give back what is held and no memory of the allocator's.
@@ -340,10 +323,10 @@ class Buffers:
         The streams have ended, or are abandoned. May block.
         """
         kept = [block for block in self.blocks.values() if isinstance(block, Held)]
-        held, self._resting = [*self._unused, *self._resting, *kept], []
+        held, self._resting = [*self._unused.left, *self._resting, *kept], []
         if not abandon:
-            _release_all(held)
-        close_all(self._idle)
+            close_all(held)
+        close_all(self._idle.left)
         self.durables.close()
 
     def free(self, buffer: int) -> None:
@@ -358,14 +341,3 @@ class Buffers:
             self._held -= 1
             self._resting.append(block)
             self._sweep()
-
-
-def _release_all(held: Iterable[Held]) -> None:
-    for resource in held:
-        resource.release()
-
-
-def close_all(slabs: Iterable[SlabMemory]) -> None:
-    """Close slabs. May block."""
-    for slab in slabs:
-        slab.close()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 from accel.actors.acquire import acquire
 from accel.backend import ImportsSlabs
 from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
+from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable
 
     from accel.actors import ActorSystem
@@ -62,8 +62,7 @@ class DurableSlabs:
         self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
         self._ahead: dict[int, HeldSlab] = {}  # mapped, and not bound yet; by number
         self._places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
-        self._unused: list[SlabMemory] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Closing[SlabMemory] = Closing(system)
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()
 
@@ -136,25 +135,15 @@ class DurableSlabs:
         """
         slabs, waiting = buffers.allocator.trim_these(self.idle)
         self.idle = set(waiting)
-        if slabs:
-            self._unused += slabs
-            if self._closing is None or self._closing.done():
-                self._closing = self._system.loop.create_task(self._close_unused())
-
-    async def _close_unused(self) -> None:
-        while self._unused:
-            unused, self._unused = self._unused, []
-            await self._system.run_blocking(_close, unused)
+        self._closing.add(slabs)
 
     async def aclose(self) -> None:
         """Wait until what is being closed is so."""
-        if self._closing is not None:
-            await self._closing
+        await self._closing.wait_closed()
 
     def close(self) -> None:
         """Close what is left. May block."""
-        _close(self._unused)
-        _close([*self._ahead.values()])
+        close_all([*self._closing.left, *self._ahead.values()])
         self._ahead.clear()
 
     # -- slabs of earlier contexts
@@ -234,8 +223,3 @@ class DurableSlabs:
         number, offset = self._places.get(buffer, (None, 0))
         slab = None if number is None else self._ahead.get(number)
         return None if slab is None else slab.address + offset
-
-
-def _close(slabs: list[SlabMemory]) -> None:
-    while slabs:
-        slabs.pop().close()

@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
 from accel.memory import HostArena, HostRegistrar, memory_size
-from accel.storage.buffers import close_all
+from accel.storage.closing import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

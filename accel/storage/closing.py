@@ -1,0 +1,71 @@
+"""Closing slabs and other resources of one context, which may block, off the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from accel.errors import ClosedError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+    from accel.actors import ActorSystem
+
+__all__ = ["Closing", "close_all"]
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Give the resource back. May block. Idempotent."""
+
+
+T = TypeVar("T", bound=_Closable)
+
+
+class Closing(Generic[T]):
+    """Closes resources off the loop, in one task at a time.
+
+    Parameters
+    ----------
+    system
+        Runs what blocks. Once it has ended, the rest is left for :func:`close_all`.
+
+    Attributes
+    ----------
+    left : list
+        What is not closed yet.
+    """
+
+    __slots__ = ("_system", "_task", "left")
+
+    def __init__(self, system: ActorSystem) -> None:
+        self.left: list[T] = []
+        self._system = system
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, resources: Iterable[T]) -> None:
+        """Close resources, after those that are being closed."""
+        self.left += resources
+        if self.left and (self._task is None or self._task.done()):
+            self._task = self._system.loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        while self.left:
+            batch = tuple(self.left)
+            try:
+                await self._system.run_blocking(close_all, batch)
+            except ClosedError:
+                return
+            del self.left[: len(batch)]
+
+    async def wait_closed(self) -> None:
+        """Wait until what is being closed is so."""
+        if self._task is not None:
+            await self._task
+
+
+def close_all(resources: Iterable[_Closable]) -> None:
+    """Close resources. May block."""
+    for resource in resources:
+        resource.close()
