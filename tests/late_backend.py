@@ -24,16 +24,12 @@ __all__ = ["LateBackend", "LateDevice"]
 class LateEvent(CpuEvent):
     """A mark that is seen ``LateDevice.delay`` seconds after it was recorded, at the earliest; marks of one stream stay in order."""
 
-    __slots__ = ("_due",)
+    __slots__ = ("due",)
 
-    def mark(self, stream: CpuStream, ticket: int) -> None:
-        super().mark(stream, ticket)
-        self._due = time.perf_counter() + LateDevice.delay
+    due: float
 
     def query(self) -> bool:
-        if self.position()[0] is None:
-            return True
-        return super().query() and time.perf_counter() >= self._due
+        return self.stream is None or (super().query() and time.perf_counter() >= self.due)
 
     def synchronize(self) -> None:
         super().synchronize()
@@ -51,6 +47,8 @@ class LateStream(CpuStream):
 
     def record(self, event: CpuEvent) -> bool:
         super().record(event)
+        assert isinstance(event, LateEvent), "the device makes no others"
+        event.due = time.perf_counter() + LateDevice.delay
         return False
 
 

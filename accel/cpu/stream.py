@@ -160,7 +160,7 @@ class CpuStream:
             if leaves:  # the work is half done, and the caller must still be told
                 raise
         finally:
-            self._end_inline()
+            self._on_ended(is_inline=True)
 
     def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
         """See :class:`accel.backend.ReportsFailures`."""
@@ -179,15 +179,14 @@ class CpuStream:
             raise self._refusal.clone()
         if event.context is not self.context:
             raise _foreign()
-        ticket = self._submitted
-        event.mark(self, ticket)
-        return self.completed >= ticket
+        event.stream, event.ticket = self, self._submitted
+        return self.completed >= event.ticket
 
     def wait(self, event: CpuEvent) -> None:
         """Let later work wait for the event's mark as it is recorded now."""
         if event.context is not self.context:
             raise _foreign()
-        source, ticket = event.position()
+        source, ticket = event.stream, event.ticket
         if source is None or source is self or source.completed >= ticket:
             if self._refusal is not None:
                 raise self._refusal.clone()
@@ -370,28 +369,24 @@ class CpuStream:
         else:
             self._wait(self._submitted + 1)  # no item has this number yet: only a fault or abandoning ends it
 
-    def _end_inline(self) -> None:
+    def _on_ended(self, *, is_inline: bool) -> None:
+        """Count the item that was run; if the caller's thread has run it, give the right to run items back."""
         with self._lock:
-            self._finish()
-            if self._queue or self._ending:
-                self._park.release()  # the worker has the right to run items now
-            else:
-                self._active = False
+            self._touching = False
+            if self.fault is None:
+                self.completed = done = self.completed + 1
+                if self._waiters:
+                    for ticket, latch in self._waiters:
+                        if ticket <= done:
+                            latch.release()
+                    self._waiters = [waiter for waiter in self._waiters if waiter[0] > done]
+            if is_inline:
+                if self._queue or self._ending:
+                    self._park.release()  # the worker has the right to run items now
+                else:
+                    self._active = False
         if self.context.leftovers:
             self.context.settle()
-
-    def _finish(self) -> None:
-        """Count the item that was run; the lock is held."""
-        self._touching = False
-        if self.fault is not None:
-            return
-        self.completed += 1
-        if self._waiters:
-            done = self.completed
-            for ticket, latch in self._waiters:
-                if ticket <= done:
-                    latch.release()
-            self._waiters = [waiter for waiter in self._waiters if waiter[0] > done]
 
     def _work(self) -> None:
         """Body of the worker thread."""
@@ -413,21 +408,26 @@ class CpuStream:
             except BaseException as error:  # the thread has no one else to tell
                 self._failed(error, item[2])
             del item  # here and not under the lock: what it kept alive may do anything when it goes
-            with self._lock:
-                self._finish()
-            if self.context.leftovers:
-                self.context.settle()
+            self._on_ended(is_inline=False)
 
 
 class CpuEvent:
-    """A mark in a :class:`CpuStream`; see :class:`~accel.backend.AccelEvent`. Made by ``CpuDevice.create_event``."""
+    """A mark in a :class:`CpuStream`; see :class:`~accel.backend.AccelEvent`. Made by ``CpuDevice.create_event``.
 
-    __slots__ = ("_stream", "_ticket", "context")
+    Attributes
+    ----------
+    stream : CpuStream or None
+        Where it was recorded last; see :meth:`CpuStream.record`.
+    ticket : int
+        How many items were in that stream then.
+    """
+
+    __slots__ = ("context", "stream", "ticket")
 
     def __init__(self, context: CpuContext) -> None:
         self.context = context
-        self._stream: CpuStream | None = None
-        self._ticket = 0
+        self.stream: CpuStream | None = None
+        self.ticket = 0
 
     def query(self) -> bool:
         """Return whether the stream has passed the mark. Never blocks; an event that was never recorded has passed.
@@ -437,29 +437,21 @@ class CpuEvent:
         AccelError
             The context's fault, if the mark was not passed before it; :class:`~accel.ClosedError` if the stream was abandoned.
         """
-        stream = self._stream
-        if stream is None or stream.completed >= self._ticket:
+        stream = self.stream
+        if stream is None or stream.completed >= self.ticket:
             return True
         if stream.fault is None:
             return False
-        return stream.passed(self._ticket)
+        return stream.passed(self.ticket)
 
     def synchronize(self) -> None:
         """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
-        if self._stream is not None:
-            self._stream.wait_passed(self._ticket)
+        if self.stream is not None:
+            self.stream.wait_passed(self.ticket)
 
     def close(self) -> None:
         """Forget the mark: a closed event has passed. Idempotent."""
-        self._stream = None
-
-    def mark(self, stream: CpuStream, ticket: int) -> None:
-        """Take the position ``ticket`` of ``stream``; called by :meth:`CpuStream.record`."""
-        self._stream, self._ticket = stream, ticket
-
-    def position(self) -> tuple[CpuStream | None, int]:
-        """Return the stream and ticket recorded last."""
-        return self._stream, self._ticket
+        self.stream = None
 
 
 def _foreign() -> AccelError:

@@ -60,16 +60,19 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._families = families
         self._ops = OpList(core, sender.check, 0)
         self._state = "new"
-        # It refers to the recorder, which keeps it while it records only, so that one that is
+        # They refer to the recorder, which keeps them while it records only, so that one that is
         # dropped later is gone at once.
-        self._submitter: Submitter[Recorded] | None = None
+        self._namespaces: dict[Any, OpNamespace[Recorded]] = {}
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
         """See :meth:`BuiltInFamilies.family`."""
-        submitter = self._submitter or Submitter(self._record, self._refuse, self.what)
-        if self._state == "recording":
-            self._submitter = submitter
-        return namespace(submitter)
+        found: Any = self._namespaces.get(namespace)
+        if found is None:
+            found = namespace(Submitter(self._record, self._refuse, self.what))
+            if self._state == "recording":
+                self._namespaces[namespace] = found
+        result: N = found
+        return result
 
     @property
     def compiler(self) -> Launches:
@@ -163,7 +166,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
-        self._submitter = None
+        self._namespaces.clear()
         for name in self._families:
             vars(self).pop(name, None)
 

@@ -163,8 +163,8 @@ class Context(ContextBase):
         if (plan.status is not None or library in scratch.libraries) and not scratch.reserve(op, plan, lane):
             return False
         if plan.creates:
-            made = buffers.create(plan.creates, lane, submission.made)
-            if made is None:
+            made = submission.made or self.core.refs.make(plan.creates, self.generation)
+            if not buffers.place(made, lane):
                 scratch.give_up()
                 return False
             refs += made

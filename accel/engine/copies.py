@@ -92,27 +92,17 @@ class OpList:
         """Return which of the ops that were given op ``index`` is, copies operands for, or is a part of; ``None`` if a child named none of them."""
         return None if index is None or not 0 <= index < len(self._given) else self._given[index]
 
-    def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None) -> Any:
-        """Add a checked op, which a batch or graph records, and return its result."""
-        if isinstance(op, Copy) and isinstance(plan, OnCopies):
-            op = Part(op.source, ..., out=op.destination)
-            plan = self._check(op, recording)
-        result = self._add(op, plan, recording) if type(plan) is Plan else self._add_any(op, plan, recording)
-        self._count += 1
-        return result
+    def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None, shown: tuple[AccelRef, ...] | None = None) -> Any:
+        """Add a checked op, which a batch or graph records, and return its result.
 
-    def _add_any(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
-        if isinstance(plan, ComposedPlan):
-            return cast("ComposedOp", op).compose(lambda part: self._add_any(part, self._check(part, recording), recording))
-        return self._add_on_copies(op, plan, recording) if isinstance(plan, OnCopies) else self._add(op, plan, recording)
-
-    def _add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None, shown: tuple[AccelRef, ...] | None = None) -> Any:
-        """Add an op and return its result; ``shown`` are the refs that the caller knows what it writes by."""
+        ``shown`` are the refs that the caller knows what it writes by.
+        """
+        if type(plan) is OnCopies or type(plan) is ComposedPlan:
+            return self._add_as_several(op, plan, recording)
         core = self._core
         made = core.refs.make(plan.creates, self.generation)
-        result = result_of(
-            op, (plan.writes if shown is None else shown) + made, core.loop
-        )  # of an op for which that fails, nothing is added
+        # Of an op for which that fails, nothing is added.
+        result = result_of(op, (plan.writes if shown is None else shown) + made, core.loop)
         if recording is not None:
             for ref in made:
                 core.refs.recording[ref.buffer] = recording
@@ -120,11 +110,29 @@ class OpList:
         self.plans.append(plan)
         self.outputs.append(made)
         self._given.append(self._count)
+        self._count += 1
+        return result
+
+    def _add_as_several(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
+        """Add the ops that one is sent as: they count as the one that was given."""
+        count, start = self._count, len(self.ops)
+        try:
+            if isinstance(plan, ComposedPlan):
+                result = cast("ComposedOp", op).compose(lambda part: self.add(part, self._check(part, recording), recording))
+            elif isinstance(op, Copy):
+                part = Part(op.source, ..., out=op.destination)
+                result = self.add(part, self._check(part, recording), recording)
+            else:
+                result = self._add_on_copies(op, cast("OnCopies", plan), recording)
+        finally:
+            self._given[start:] = [count] * (len(self.ops) - start)
+            self._count = count
+        self._count += 1
         return result
 
     def _add_on_copies(self, op: KernelOp[Any], plan: OnCopies, recording: Recording | None) -> Any:
         def copied(copy: KernelOp[AccelRef]) -> AccelRef:
-            made: AccelRef = self._add(copy, self._check(copy, recording), recording)
+            made: AccelRef = self.add(copy, self._check(copy, recording), recording)
             return made
 
         copies: dict[int, AccelRef] = {}
@@ -136,7 +144,7 @@ class OpList:
         found = self._check(dense, recording)
         if isinstance(found, OnCopies):
             raise InvalidArgumentError(f"{found.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
-        result = self._add(dense, found, recording, plan.writes)
+        result = self.add(dense, found, recording, plan.writes)
         for ref in plan.copied:
             if any(ref is each for each in plan.writes):
                 copied(Part(copies[id(ref)], ..., out=ref))

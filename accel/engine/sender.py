@@ -193,7 +193,9 @@ class Sender:
         finally:
             if submission.timer is not None:
                 submission.timer.cancel()
-            core.workload.over()
+            core.workload.pending -= 1
+            if core.refs.is_closing:
+                core.workload.settled()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
 

@@ -26,12 +26,6 @@ class Workload:
         self.pending = self.in_hand = self.retired = 0
         self._idle: asyncio.Future[None] | None = None
 
-    def over(self) -> None:
-        """Note that a caller waits no more."""
-        self.pending -= 1
-        if self._idle is not None:
-            self.settled()
-
     def settled(self) -> None:
         """Wake :meth:`change`: something has ended."""
         if self._idle is not None and not self._idle.done():

@@ -122,13 +122,10 @@ class Allocator:
         """
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
-        memory = self._memory
-        wanted = memory.size_class(nbytes)
-        chunk = memory.allocate(wanted, timeline)
+        chunk = self._memory.allocate(nbytes, timeline)
         if chunk is None:
             return None
         chunk.state = LIVE
-        chunk.home = wanted
         usage = chunk.usage
         if usage is None:
             usage = Usage()

@@ -95,20 +95,27 @@ class FreeMemory:
                     break
                 self.space.add(rest.popleft())
 
-    def allocate(self, wanted: SizeClass, timeline: Timeline | None) -> Chunk | None:
-        """Return a chunk of the wanted size for use on ``timeline``, or ``None``.
+    def allocate(self, nbytes: int, timeline: Timeline | None) -> Chunk | None:
+        """Return a chunk for a block of ``nbytes`` for use on ``timeline``, or ``None``.
 
         Its ``usage`` is what is pending on it. The caller sets its state.
         """
+        wanted = self._by_request.get(nbytes) or self.size_class(nbytes)
         rest = wanted.rest
         # Nearly always the newest one will do.
+        found: Chunk | None
         if rest and (chunk := rest[-1]).size == wanted.size and (usage := chunk.usage) and usage.is_idle_for(timeline):
             self.reuses += 1
-            return rest.pop()
-        found = self._reuse(wanted, timeline) or self.space.allocate(wanted)
-        if found is None:
-            self.clean_idle()
-            found = self.space.allocate(wanted) or self._inherit_one(wanted, timeline) or self._inherit_many(wanted.size)
+            found = rest.pop()
+        else:
+            found = self._reuse(wanted, timeline) if rest else None
+            found = found or self.space.allocate(wanted)
+            if found is None:
+                self.clean_idle()
+                found = self.space.allocate(wanted) or self._inherit_one(wanted, timeline) or self._inherit_many(wanted.size)
+                if found is None:
+                    return None
+        found.home = wanted
         return found
 
     def clean_idle(self) -> None:
@@ -139,7 +146,7 @@ class FreeMemory:
         rest = wanted.rest
         newest = len(rest) - 1
         # The oldest is the most likely to be over, the newest to be of this timeline.
-        for index in (0, *range(newest, max(0, newest - _LOOK), -1)) if rest else ():
+        for index in (0, *range(newest, max(0, newest - _LOOK), -1)):
             chunk = rest[index]
             if chunk.size == wanted.size and _usage(chunk).is_idle_for(timeline):
                 del rest[index]

@@ -6,7 +6,6 @@ it calls the same function again, which returns what is converted already, and t
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import operator
 from typing import Any, TypeVar
@@ -49,7 +48,9 @@ def member(enumeration: type[E], value: object) -> E:
     if type(value) is enumeration:
         return value
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        try:
             return enumeration(value)
+        except ValueError:
+            pass  # raised below, with the names
     names = ", ".join(repr(each.value) for each in enumeration)
     raise InvalidArgumentError(f"{value!r} is not a {enumeration.__name__}", remedy=f"Use one of {names}.")

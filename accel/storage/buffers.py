@@ -10,7 +10,7 @@ from accel.memory import Block
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from accel.actors import ActorSystem
     from accel.backend import AccelStream, SlabMemory
@@ -163,15 +163,6 @@ class Buffers:
         self.blocks[ref.buffer] = Held(usage, release)
         self._held += 1
 
-    def create(self, specs: Sequence[Spec], lane: Timeline, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
-        """Make a new buffer for each of ``specs`` from the slabs there are.
-
-        ``None``, with nothing made, if there is no room. ``named`` are their refs, where they were
-        made before.
-        """
-        refs = named or self._refs.make(specs, self._generation)
-        return refs if self.place(refs, lane) else None
-
     def place(self, refs: Iterable[AccelRef], lane: Timeline) -> bool:
         """Allocate memory for buffers that have none; ``False``, for none of them, without room."""
         allocate, blocks = self.allocator.allocate, self.blocks
@@ -194,7 +185,7 @@ class Buffers:
         return True
 
     async def provide(self, specs: Iterable[Spec], lane: Timeline) -> None:
-        """See that :meth:`create` finds room for ``specs``, with another slab if need be.
+        """See that :meth:`place` finds room for ``specs``, with another slab if need be.
 
         Raises
         ------

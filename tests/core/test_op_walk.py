@@ -13,6 +13,7 @@ from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
 REACHED = {
+    "durable put with checksum, inline",
     "matmul awaited, inline",
     "gemm beside a checked buffer, inline",
     "gemm awaited, process",
