@@ -519,6 +519,8 @@ class Context(ContextBase):
     def _give_back(self, abandon: bool) -> None:
         for lane in self.lanes.all:
             lane.close(abandon=abandon)
+        for _, stream in self.lanes.unused:
+            stream.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
         self.events.close()
         close_all(self.sharing.take_all())

@@ -94,7 +94,10 @@ class ContextActor(Actor[Never, None]):
 
     def owned(self) -> tuple[ActorTree, ...]:
         """See :meth:`Actor.owned`: the lanes."""
-        return () if self._context is None else tuple([_drawn(lane) for lane in self._context.lanes.all])
+        if self._context is None:
+            return ()
+        lanes = self._context.lanes
+        return (*[_drawn(lane) for lane in lanes.all], *[ActorTree(name=name, state="idle", depth=0) for name, _ in lanes.unused])
 
     async def _open_eager(self, made: Context) -> None:
         """Open the registered libraries that are to be open before the generation begins. It begins without those that cannot be."""

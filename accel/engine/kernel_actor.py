@@ -73,6 +73,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lane = await lanes.named(library, captures=library == "capture")
         await made.provide_workspaces(lane, library)
         if library in lanes.spread:
+            while lanes.unused and library in made.core.options.libraries:
+                lanes.grow()
             for other in lanes.pool:
                 if not lanes.takes_workspaces or not other.needs_workspace(library):
                     other.provided.add(library)

@@ -9,7 +9,8 @@ An op that is spread goes to the first of these that exists:
 
 1. The lane of its newest unfinished dependency: the last write of an operand. A chain of ops stays in one stream and
    waits for no other stream.
-2. An idle lane, in the order in which the lanes were made. A device that runs one op at a time uses one lane.
+2. An idle lane, in the order of their numbers. A lane is made when all before it are busy: a device that runs one op at
+   a time has one.
 3. The lane with the fewest unfinished ops.
 
 If operands have unfinished writes in several lanes, the write with the most unfinished ops before it counts as the
@@ -73,7 +74,9 @@ class Lanes:
     ----------
     all : list of Lane
     pool : list of Lane
-        Those over which ops are spread.
+        Those over which ops are spread; one more is made when all are busy.
+    unused : list of (str, AccelStream)
+        The pool's streams that have no lane yet.
     routes : dict
         Library that is open -> its lane; of those that are spread the pool's first.
     spread : set of str
@@ -91,6 +94,7 @@ class Lanes:
     def __init__(self, context: LaneContext, count: int, equip: Callable[[Lane, str], object]) -> None:
         self.all: list[Lane] = []
         self.pool: list[Lane] = []
+        self.unused: Streams = []
         self.routes: dict[str, Lane] = {}
         self.spread = set(LIBRARIES) - _OWN_LANES
         self.lending: set[str] = set()
@@ -109,13 +113,26 @@ class Lanes:
 
     def adopt(self, streams: Streams) -> None:
         """Use the streams that were made with the backend's context: the pool, and the lanes of transfers."""
-        made = [self._add(name, stream) for name, stream in streams]
-        self.pool = [lane for lane in made if lane.name not in ("put", "get")]
-        self.transfers = dict.fromkeys(("put", "get"), self.pool[0]) | {lane.name: lane for lane in made if lane not in self.pool}
-        self.takes_workspaces = isinstance(self.pool[0].stream, TakesWorkspace)
-        self.routes[_MEMORY] = self.pool[0]
-        for lane in self.pool:
-            lane.provided.add(_MEMORY)
+        first = self._add(*streams[0])
+        self.pool.append(first)
+        first.provided.add(_MEMORY)
+        self.takes_workspaces = isinstance(first.stream, TakesWorkspace)
+        self.routes[_MEMORY] = first
+        self.transfers = dict.fromkeys(("put", "get"), first)
+        for name, stream in streams[1:]:
+            if name in self.transfers:
+                self.transfers[name] = self._add(name, stream)
+            else:
+                self.unused.append((name, stream))
+
+    def grow(self) -> Lane:
+        """Add a lane with the next unused stream to the pool, with the open libraries that need no workspace there."""
+        lane = self._add(*self.unused.pop(0))
+        for library in self.spread.intersection(self.routes):
+            if not self.takes_workspaces or not lane.needs_workspace(library):
+                lane.provided.add(library)
+        self.pool.append(lane)
+        return lane
 
     def _add(self, name: str, stream: AccelStream) -> Lane:
         lane = Lane(name, self._context, stream)
@@ -179,6 +196,10 @@ class Lanes:
                 return lane
             elif unfinished < fewest or fewest < 0:
                 least, fewest = lane, unfinished
+        if lacking is None and self.unused:
+            lacking = self.grow()
+            if lacking.provided.issuperset(libraries):
+                return lacking
         if lacking is not None and not self._is_asking:
             self._is_asking = True
             self._equip(lacking, next(library for library in libraries if library not in lacking.provided))
