@@ -252,22 +252,15 @@ class AccelDevice(Protocol):
     shares_processor: bool
     capabilities: Mapping[str, frozenset[DType]]
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> AccelStream:
+    def create_stream(self, *, library: str = "") -> AccelStream:
         """Create a stream. May block: it may load libraries.
 
         Parameters
         ----------
-        priority
-            Lower numbers run first, as in CUDA; 0 is always offered.
         library
             Name of the library that the stream is opened for (``"memory"``, ``"graph"``, ...), or ``"batch"`` for ops of any. A hint of what to make ready
             now: streams are shared, so that kernels of other libraries must work too. :meth:`may_block` says ``True`` while the first of them would have to
             make something.
-
-        Raises
-        ------
-        InvalidArgumentError, UnsupportedError
-            If streams of this device have no such priority, or none at all.
         """
 
     def create_event(self) -> AccelEvent:

@@ -90,21 +90,18 @@ class CudaDevice(CudaContext):
             "memory": {**MANAGED_KERNELS, "checksum": checksum},
         }
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> CudaStream:
-        """Create a stream. Lower ``priority`` numbers run first. One for ``library`` ``"memory"`` or ``"batch"`` has pinned memory for small copies at once.
+    def create_stream(self, *, library: str = "") -> CudaStream:
+        """Create a stream. One for ``library`` ``"memory"`` or ``"batch"`` has pinned memory for small copies at once.
 
         Raises
         ------
-        InvalidArgumentError
-            If the device has no such priority; the message has its range.
         ClosedError
             After :meth:`close`.
         AccelError
             The context's fault.
         """
         self.check_open()
-        self._check_priority(priority)
-        stream = CudaStream(self, self.functions, priority)
+        stream = CudaStream(self, self.functions)
         self.adopt(stream)
         if library in STAGES:
             stream.transfers.prepare()
@@ -193,16 +190,3 @@ class CudaDevice(CudaContext):
     def _unload(self) -> None:
         self.families.close()
         self._modules.close(self._release_context)
-
-    def _check_priority(self, priority: int) -> None:
-        """Refuse what the driver would silently take for something else."""
-        if not priority:
-            return
-        with self.section:
-            lowest, highest = (int(each) for each in self.call("cuCtxGetStreamPriorityRange"))
-        if not highest <= priority <= lowest:
-            raise InvalidArgumentError(
-                f"a stream cannot have priority {priority} on {self.description.name}",
-                device=self.description.spec,
-                remedy=f"Use {highest} (runs first) to {lowest}.",
-            )

@@ -98,7 +98,7 @@ class Device:
         self.fault: AccelError | None = None
         self.streams: list[Stream] = []
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> Stream:
+    def create_stream(self, *, library: str = "") -> Stream:
         if self.fault is not None:
             raise self.fault.clone()
         self.streams.append(Stream(self))

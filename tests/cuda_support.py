@@ -33,7 +33,7 @@ class Driver:
     """Answers what it is told to."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"cuStreamCreateWithPriority": 77, "cuMemCreate": 5, "cuStreamEndCapture": 88}
+        self.answers: dict[str, Any] = {"cuStreamCreate": 77, "cuMemCreate": 5, "cuStreamEndCapture": 88}
         self.fails: dict[str, int] = {}
         self.called: list[tuple[Any, ...]] = []
         self.while_recording: Callable[[], object] = lambda: None

@@ -65,8 +65,8 @@ class LateDevice(CpuDevice):
         super().__init__(description)
         self._asked: Iterator[int] = itertools.count(1)
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> LateStream:
-        stream: Any = super().create_stream(priority=priority)
+    def create_stream(self, *, library: str = "") -> LateStream:
+        stream: Any = super().create_stream()
         stream.__class__ = LateStream
         made: LateStream = stream
         return made

@@ -18,7 +18,7 @@ from accel.cpu.families.digest import checksum
 from accel.cpu.parts import PARTS
 from accel.cpu.stream import CpuEvent, CpuStream
 from accel.enums import CAPABILITIES
-from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
+from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError
 from accel.memory.machine import memory_size
 from accel.memory.slab import MemfdSlab
 
@@ -99,20 +99,16 @@ class CpuDevice:
         self._streams = 0
         self._is_closed = False
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> CpuStream:
+    def create_stream(self, *, library: str = "") -> CpuStream:
         """Create a stream, and the thread for work that is too large for the caller's.
 
         Parameters
         ----------
-        priority
-            0: the system's scheduler treats all streams of a CPU alike.
         library
             Streams of all libraries are alike.
 
         Raises
         ------
-        UnsupportedError
-            For another priority.
         ClosedError
             After :meth:`close`.
         OutOfMemoryError
@@ -120,12 +116,6 @@ class CpuDevice:
         AccelError
             The context's fault.
         """
-        if priority:
-            raise UnsupportedError(
-                f"streams of the CPU have no priorities, {priority} was asked for",
-                device=self.description.spec,
-                remedy="Leave priorities out.",
-            )
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the context is closed", device=self.description.spec)

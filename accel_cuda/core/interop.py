@@ -95,7 +95,7 @@ class CudaExchange:
 
     def __init__(self, context: CudaContext, functions: Mapping[str, Handle]) -> None:
         self._context = context
-        self.stream = PrimaryContext(context, functions, 0)
+        self.stream = PrimaryContext(context, functions)
         self.device = (dlpack.CUDA, context.description.index)
 
     def follow(self, stream: int, event: CudaEvent) -> None:

@@ -46,8 +46,6 @@ class CudaStream:
         The driver's CUstream.
     pointer : Handle
         The same, for hot calls.
-    priority : int
-        As it was asked for.
     is_capturing : bool
         Whether what is enqueued now becomes part of a graph, and does not run.
     transfers : Transfers
@@ -77,15 +75,13 @@ class CudaStream:
         "handle",
         "is_capturing",
         "pointer",
-        "priority",
         "transfers",
         "workspaces",
     )
 
-    def __init__(self, context: CudaContext, functions: Mapping[str, Handle], priority: int) -> None:
+    def __init__(self, context: CudaContext, functions: Mapping[str, Handle]) -> None:
         self.context = context
         self.functions = functions
-        self.priority = priority
         self.transfers = StreamTransfers(context.staging)
         self._refusal: AccelError | None = None
         self._functions: dict[int, HostFunction] = {}
@@ -98,9 +94,7 @@ class CudaStream:
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
         with context.section:
-            self.handle = int(
-                context.call("cuStreamCreateWithPriority", int(context.driver.CUstream_flags.CU_STREAM_NON_BLOCKING), priority)
-            )
+            self.handle = int(context.call("cuStreamCreate", int(context.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         self.is_capturing = False
         self.blas: Any = None
         self.workspaces: list[int] = []

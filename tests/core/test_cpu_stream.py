@@ -17,7 +17,6 @@ from accel.errors import (
     ClosedError,
     InvalidArgumentError,
     OutOfMemoryError,
-    UnsupportedError,
 )
 from accel.registry import find_device
 from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
@@ -304,8 +303,3 @@ def test_copies_to_and_from_the_host_are_work_of_the_stream(device: CpuDevice, g
     stream.synchronize()
     np.testing.assert_array_equal(target, source)
     assert bytes(back) == source.tobytes()
-
-
-def test_priorities_are_refused_and_not_ignored(device: CpuDevice) -> None:
-    with pytest.raises(UnsupportedError, match="no priorities, -1 was asked for"):
-        device.create_stream(priority=-1)

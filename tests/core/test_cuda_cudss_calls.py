@@ -92,7 +92,7 @@ def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(CudaStream, "launch", lambda self, *each: None)
     monkeypatch.setattr(CudaStream, "synchronize", lambda self: None)
     functions: Any = {f"sparse_{step}_{width}": step for step in ("check", "replace") for width in (4, 8)}
-    stream = CudaStream(context, functions, 0)
+    stream = CudaStream(context, functions)
     stream.blas = blas
     return SimpleNamespace(stream=stream, filled=filled, turned=turned, told=told)
 

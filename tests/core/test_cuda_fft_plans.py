@@ -53,8 +53,8 @@ def context() -> Iterator[Any]:
 def streams(context: Any) -> list[CudaStream]:
     made = []
     for handle in (77, 78):
-        context.driver.answers["cuStreamCreateWithPriority"] = handle
-        made.append(CudaStream(context, {}, 0))
+        context.driver.answers["cuStreamCreate"] = handle
+        made.append(CudaStream(context, {}))
     return made
 
 

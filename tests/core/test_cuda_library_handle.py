@@ -33,7 +33,7 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def stream(context: Any) -> CudaStream:
-    return CudaStream(context, {}, 0)
+    return CudaStream(context, {})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_library_without_workspaces_is_given_none(stream: CudaStream, library:
 
 
 def test_each_stream_has_its_handle_which_ends_with_it(context: Any, stream: CudaStream, library: FakeLibrary) -> None:
-    other = CudaStream(context, {}, 0)
+    other = CudaStream(context, {})
     handles = [LibraryHandle(SOLVER, each).value for each in (stream, other)]
     assert handles == [1, 2]
     other.close()

@@ -84,7 +84,7 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def stream(context: Any) -> CudaStream:
-    return CudaStream(context, {}, 0)
+    return CudaStream(context, {})
 
 
 F = TypeVar("F", bound=FakeLt)

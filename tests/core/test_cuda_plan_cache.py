@@ -59,8 +59,8 @@ def marks(context: Any) -> Marks:
 def streams(context: Any, marks: Marks) -> list[CudaStream]:
     made = []
     for handle in (77, 78):
-        context.driver.answers["cuStreamCreateWithPriority"] = handle
-        made.append(CudaStream(context, {}, 0))
+        context.driver.answers["cuStreamCreate"] = handle
+        made.append(CudaStream(context, {}))
     return made
 
 

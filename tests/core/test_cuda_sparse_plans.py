@@ -105,7 +105,7 @@ def lane(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A lane that takes down what is launched: `checks` of indices, and `launched`, which is all else."""
     told: list[int] = []
     functions: Any = Functions()
-    made = SimpleNamespace(stream=CudaStream(context, functions, 0), checks=[], launched=[], told=told)
+    made = SimpleNamespace(stream=CudaStream(context, functions), checks=[], launched=[], told=told)
 
     def launch(stream: Any, function: Any, *arguments: int) -> None:
         is_check = function.startswith(("sparse_check", "sparse_replace"))

@@ -40,7 +40,7 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def stream(context: Any) -> CudaStream:
-    return CudaStream(context, {}, 0)
+    return CudaStream(context, {})
 
 
 def event_of(context: Any) -> Any:

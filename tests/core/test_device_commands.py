@@ -47,7 +47,7 @@ class Lending(CpuDevice):
 
     lent: ClassVar[list[Borrowing]]
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> Borrowing:
+    def create_stream(self, *, library: str = "") -> Borrowing:
         made = Borrowing(self._context, f"borrowing-{len(self.lent)}")
         self.lent.append(made)
         return made

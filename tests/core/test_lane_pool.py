@@ -210,10 +210,10 @@ async def test_every_generation_has_a_pool_of_its_own() -> None:
 async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     create, made = CpuDevice.create_stream, itertools.count(1)
 
-    def scarce(self: CpuDevice, *, priority: int = 0, library: str = "") -> CpuStream:
+    def scarce(self: CpuDevice, *, library: str = "") -> CpuStream:
         if next(made) > 1:
             raise accel.OutOfMemoryError("no stream")
-        return create(self, priority=priority)
+        return create(self)
 
     monkeypatch.setattr(CpuDevice, "create_stream", scarce)
     async with opened() as device:

@@ -27,11 +27,11 @@ class Streams:
         self._make = CpuDevice.create_stream
         streams = self
 
-        def create_stream(device: CpuDevice, *, priority: int = 0, library: str = "") -> Any:
+        def create_stream(device: CpuDevice, *, library: str = "") -> Any:
             if streams.armed:
                 streams.armed = False
                 raise streams.error
-            return streams._make(device, priority=priority)
+            return streams._make(device)
 
         monkeypatch.setattr(CpuDevice, "create_stream", create_stream)
 

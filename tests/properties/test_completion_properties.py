@@ -51,7 +51,7 @@ class Device:
         self.changed = threading.Condition()
         self.lanes: list[list[Event]] = [[] for _ in range(LANES)]
 
-    def create_stream(self, *, priority: int = 0, library: str = "") -> SideStream:
+    def create_stream(self, *, library: str = "") -> SideStream:
         if self.fault is not None:
             raise self.fault.clone()
         return SideStream()
