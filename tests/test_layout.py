@@ -41,6 +41,7 @@ LAYERS = {
     "memory": 2,
     "compute": 3,
     "expressions": 3,
+    "libraries": 3,
     "solvers": 3,
     "storage": 4,
     "engine": 5,

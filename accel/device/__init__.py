@@ -9,10 +9,10 @@ from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
 from accel.device.system import System, open_device
 from accel.engine.hosts import InlineHost, ProcessHost
-from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
 from accel.functions import kernel_op
+from accel.libraries.kernel_library import KernelLibrary, Operand, kernel
 from accel.solvers import DeviceSparse
 
 __all__ = [

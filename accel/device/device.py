@@ -20,13 +20,13 @@ from accel.device.memory_face import MemoryFace
 from accel.device.model_face import ModelFace
 from accel.device.quarantine import opened
 from accel.engine.attribution import Attribution
-from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
 from accel.engine.registration import Registration, Unregistration
 from accel.errors import ContextPoisonedError, InvalidArgumentError
 from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
+from accel.libraries.kernel_library import KernelLibrary, kernels_of
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 from accel.residents import Residents
 from accel.solvers import DeviceSparse

@@ -13,10 +13,11 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.backend import PreparesLibraries
 from accel.engine.captures import captures_of
-from accel.engine.kernel_library import Operand, OwnLibrary
 from accel.engine.lane import Lane
 from accel.engine.op_error import op_error
+from accel.engine.own_library import OwnLibrary
 from accel.errors import AccelError, ClosedError, OutOfMemoryError, StaleRefError
+from accel.libraries.kernel_library import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable

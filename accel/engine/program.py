@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.kernel_library import OwnLibrary
     from accel.engine.lane import Lane
+    from accel.engine.own_library import OwnLibrary
     from accel.engine.scratch import Scratch
     from accel.memory import Block, Usage
     from accel.storage.buffers import Buffers

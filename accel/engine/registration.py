@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-    from accel.engine.kernel_library import KernelLibrary, Operand
+    from accel.libraries.kernel_library import KernelLibrary, Operand
 
     Call: TypeAlias = tuple[type[KernelLibrary], tuple[Any, ...], dict[str, Any]]
 

@@ -8,9 +8,9 @@ import typing
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from accel.engine.kernel_library import Operand
 from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
+from accel.libraries.kernel_library import Operand
 from accel.ops.base import FamilyOp, Plan, Spec, operand, with_dtypes
 from accel.ref import AccelRef
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.dtype import DType
-from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.errors import LibraryError
+from accel.libraries.kernel_library import KernelLibrary, Operand, kernel
 from accel.models.outputs import DESCRIPTION_NBYTES, dtype_of, encoded, flattened
 from accel.ops import KernelOp, Plan, Spec
 from accel.ref import AccelRef

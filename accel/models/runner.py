@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from accel.dtype import DTypeLike
-    from accel.engine.kernel_library import KernelLibrary
+    from accel.libraries.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
 

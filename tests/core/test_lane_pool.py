@@ -13,7 +13,7 @@ import pytest
 import accel
 from accel.cpu.backend import CpuDevice
 from accel.engine.captures import captures_of
-from accel.engine.kernel_library import kernels_of
+from accel.libraries.kernel_library import kernels_of
 from accel.ops.base import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 import numpy as np
 
 from accel.dtype import DType
-from accel.engine.kernel_library import Operand
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError, LibraryError, UnsupportedError
+from accel.libraries.kernel_library import Operand
 from accel.models.adapters import host
 from accel.values import check_choice
 

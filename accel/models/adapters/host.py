@@ -12,7 +12,7 @@ from accel.models.examples import expanded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from accel.engine.kernel_library import Operand
+    from accel.libraries.kernel_library import Operand
     from accel.models.examples import Fill
     from accel.ops import Spec
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accel.backend import DeviceDescription
-    from accel.engine.kernel_library import Operand
+    from accel.libraries.kernel_library import Operand
     from accel.models.examples import Fill
     from accel.ops import Spec
 

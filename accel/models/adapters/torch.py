@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accel.backend import DeviceDescription
-    from accel.engine.kernel_library import Operand
+    from accel.libraries.kernel_library import Operand
     from accel.models.examples import Fill
     from accel.ops import Spec
 

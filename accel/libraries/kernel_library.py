@@ -1,33 +1,26 @@
-"""Kernels of the user's own: torch, CuPy, NVRTC or anything that enqueues into a stream, served by a kernel actor like those of the built-in libraries."""
+"""Kernels of the user's own: torch, CuPy, NVRTC or anything that enqueues into a stream."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from accel import dlpack
-from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.family import BackendPart
 from accel.ops import KernelOp
 from accel.ops.base import check_frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from accel.backend import DeviceDescription, Kernel
-    from accel.engine.stream_clock import StreamClock
-    from accel.ops import Plan
+    from accel.backend import DeviceDescription
 
-__all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
-
-logger = get_logger()
+__all__ = ["KernelLibrary", "Operand", "kernel", "kernels_of"]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -248,57 +241,6 @@ class KernelLibrary:
 
         What it raises is logged.
         """
-
-
-class OwnLibrary:
-    """A registered library in one context: the instance, and its kernels as the device layer calls them.
-
-    Parameters
-    ----------
-    name
-        What it is registered as.
-    library
-        The instance.
-    description
-        Of the device.
-
-    Attributes
-    ----------
-    part : BackendPart
-        The kernels, as those of a family.
-    is_leaving : bool
-        Whether the library was unregistered: it takes no more ops.
-    """
-
-    def __init__(self, name: str, library: KernelLibrary, description: DeviceDescription) -> None:
-        self.name = name
-        self.library = library
-        library.description = self._description = description
-        self.is_leaving = False
-        self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
-        kernels = {op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()}
-        self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches)
-
-    def _adapt(self, method: Callable[..., object]) -> Kernel:
-        backend, index, lock = self._description.backend, self._description.index, self._lock
-
-        def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            stream = lane.stream
-            reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
-            specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)
-            written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in specs]
-            writes = [Operand(a, shape, dtype, True, backend, index, stream) for a, (shape, dtype) in zip(outputs, written, strict=True)]
-            with lock:
-                method(op, stream, reads, writes)
-
-        return call
-
-    def close(self) -> None:
-        """Close the instance. What it raises is logged: the rest of the context is given back all the same."""
-        try:
-            self.library.close()
-        except Exception as error:
-            logger.warning("library_not_closed", library=self.name, error=error)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
