@@ -122,7 +122,7 @@ class Model:
     @property
     def outputs(self) -> OutputSpecs:
         """What it returns."""
-        return self._serving.outputs
+        return self._versions.serving.outputs
 
     @property
     def buckets(self) -> Buckets:
@@ -132,7 +132,7 @@ class Model:
     @property
     def weights(self) -> dict[str, AccelRef]:
         """The durable refs of the weights that serve, by name."""
-        return dict(self._serving.weights)
+        return dict(self._versions.serving.weights)
 
     @property
     def forwards(self) -> dict[tuple[int, ...], int]:
@@ -147,11 +147,7 @@ class Model:
     @property
     def version(self) -> int:
         """Which weights serve: 1, and after a :meth:`swap` one more than any before."""
-        return self._serving.number
-
-    @property
-    def _serving(self) -> Version:
-        return self._versions.serving
+        return self._versions.serving.number
 
     # -- calls
 
@@ -234,9 +230,10 @@ class Model:
         bucket = buckets.bucket({BATCH: rows, **largest})
         with version:
             self._count(version, bucket)
-            relations, inputs = version.relations, buckets.stacked(items, bucket)  # which have the bucket's size
+            relations = version.relations
             known = await relations.known(bucket, None)
-            arrays = await version.runner.fetch([*inputs.values()], known.specs, relations.outputs.leading(rows), None)
+            inputs = buckets.stacked(items, known.inputs)
+            arrays = await version.runner.fetch(inputs, known.specs, relations.outputs.leading(rows), None)
             if known.common:
                 relations.check_common(arrays, known)
         results = relations.outputs.rows(arrays, sizes)
@@ -257,9 +254,7 @@ class Model:
         InvalidArgumentError
             It does not fit the specs, or is longer than the longest bucket; ``argument`` names the input.
         """
-        buckets = self._buckets
-        named = given if isinstance(given, dict) else {next(iter(buckets.inputs)): given}
-        return buckets.item(named, finite=finite)
+        return self._buckets.item(given, finite=finite)
 
     def _given(self, args: tuple[Any, ...], inputs: Inputs) -> dict[str, Any]:
         names = tuple(self._buckets.inputs)
@@ -283,7 +278,7 @@ class Model:
         return result
 
     async def _called(self, given: dict[str, Any], timeout: float | None, *, to_host: bool) -> Any:
-        buckets, version = self._buckets, self._serving
+        buckets, version = self._buckets, self._versions.serving
         buckets.check_names(given)
         arrays = {name: buckets.array(name, given[name]) for name in buckets.inputs}
         sizes = buckets.sizes({name: each.shape for name, each in arrays.items()})
@@ -385,7 +380,7 @@ class Model:
         _check_function("on_progress", on_progress)
         items = self._canaries(canaries)
         async with self._swapping, self._versions.coming(weights, on_progress) as new:
-            old = self._serving
+            old = self._versions.serving
             new.outputs.check_serves_for(old.outputs)
             await self._check_canaries(old, new, items, compare)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
@@ -423,7 +418,7 @@ class Model:
 
     async def on(self, device: Any) -> Model:
         """Return the same model, with copies of the weights that serve, on another device."""
-        version = self._serving
+        version = self._versions.serving
         with version:
             arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
         versions = self._versions.elsewhere(device)

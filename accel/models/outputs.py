@@ -273,7 +273,7 @@ def _parts(array: Any, dim: Dim, axis: int, rows: int) -> list[Any]:
     before = (slice(None),) * axis
     if isinstance(dim, Follows):
         return [array[(*before, slice(place * dim.times, (place + 1) * dim.times))] for place in range(rows)]
-    return [array[(*before, place)] for place in range(rows)]
+    return [array[(*before, place)] for place in range(rows)] if axis else list(array[:rows])
 
 
 def _frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

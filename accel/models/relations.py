@@ -42,8 +42,10 @@ _KEPT = 256
 
 
 class Known(NamedTuple):
-    """What the outputs of a run on inputs of some size must be."""
+    """The inputs of a run of some size, and what its outputs must be."""
 
+    inputs: tuple[tuple[int, ...], ...]
+    """Their shapes."""
     specs: tuple[Spec, ...]
     common: Mapping[int, Array]
     """By the place of the output: the values of those that are common to all requests."""
@@ -134,13 +136,13 @@ class Relations:
         key = tuple(map(bucket.__getitem__, self._buckets.dims))
         known = self._known.get(key)
         if known is None:
-            told = Known(self.outputs.specs(bucket), self._common) if self._is_told else None
-            known = self._known[key] = told or await self._found(bucket, timeout)
+            told = (self.outputs.specs(bucket), self._common) if self._is_told else await self._found(bucket, timeout)
+            known = self._known[key] = Known(tuple([spec.of_size(bucket) for spec in self._specs]), *told)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return known
 
-    async def _found(self, bucket: Sizes, timeout: float | None) -> Known:
+    async def _found(self, bucket: Sizes, timeout: float | None) -> tuple[tuple[Spec, ...], Mapping[int, Array]]:
         """Run the model on examples, to see what it returns for inputs of a size."""
         deadline = deadline_of(timeout)
         found = await self._described(bucket, left(deadline))
@@ -155,7 +157,7 @@ class Relations:
         if common:
             inputs = await self._system.run_blocking(self._inputs, bucket, 0, is_varied=False)
             values = await self._values(specs, bucket, inputs, left(deadline))
-        return Known(specs, {place: values[place] for place in common})
+        return specs, {place: values[place] for place in common}
 
     def check_common(self, arrays: Sequence[Array], known: Known) -> None:
         """Raise unless the outputs that are common to all requests have the values that were established.

@@ -7,7 +7,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -249,18 +249,19 @@ class Buckets:
                 raise _misfit(name, shape, expected, found)
         return found
 
-    def item(self, given: Inputs, *, finite: bool = False) -> Item:
-        """Return a request, whose inputs have no batch dimension. It shares no memory with what was given.
+    def item(self, given: Any, *, finite: bool = False) -> Item:
+        """Return a request: a dict of inputs, or the only one, without a batch dimension. It shares no memory with what was given.
 
         Raises
         ------
         InvalidArgumentError
             As :meth:`check_names`, :meth:`array`, :meth:`sizes` and :meth:`bucket` do.
         """
-        self.check_names(given)
+        named = given if isinstance(given, dict) else {next(iter(self.inputs)): given}
+        self.check_names(named)
         arrays = {}
         for name in self.inputs:
-            arrays[name] = self.array(name, given[name], is_item=True, finite=finite)
+            arrays[name] = self.array(name, named[name], is_item=True, finite=finite)
         return Item(arrays, self._sizes_of_item(*map(attrgetter("shape"), arrays.values())))
 
     def _item_sizes(self, *shapes: tuple[int, ...]) -> Sizes:
@@ -274,9 +275,12 @@ class Buckets:
         shape = spec.of_size(bucket)
         return array if array.shape == shape else _filled(spec, shape, [((), array)])
 
-    def stacked(self, items: Sequence[Mapping[str, Array]], bucket: Sizes) -> dict[str, Array]:
-        """Return one array an input, of the sizes of a bucket, that has the items, without a batch dimension, as its first rows."""
-        return {name: _stacked(spec, spec.of_size(bucket), [item[name] for item in items]) for name, spec in self.inputs.items()}
+    def stacked(self, items: Sequence[Mapping[str, Array]], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+        """Return one array an input, of these shapes, that has the items, without a batch dimension, as its first rows."""
+        return [
+            _stacked(spec, shape, list(map(itemgetter(name), items)))
+            for (name, spec), shape in zip(self.inputs.items(), shapes, strict=True)
+        ]
 
     def part(self, arrays: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         """Return rows of a batch: arrays, or refs, of which those that have a batch dimension are cut along it."""

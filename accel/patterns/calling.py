@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +13,7 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["Attribution", "Recovering", "attribution_on", "call", "until_ready"]
+__all__ = ["Attribution", "Recovering", "call", "until_ready"]
 
 
 class Recovering(Protocol):
@@ -40,12 +39,6 @@ class Attribution(Protocol):
 
     def release(self, *, found: bool = False) -> None:
         """Say that a part of the work was examined, and whether it was found to be the cause."""
-
-
-def attribution_on(device: Any) -> AbstractContextManager[Attribution | None]:
-    """Return what charges deaths of a device to the work of the block; nothing where the device does not count them."""
-    make = getattr(device, "attribution", None)
-    return nullcontext() if make is None else make()
 
 
 async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: list[Any]) -> Any:

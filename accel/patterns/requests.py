@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Hashable
-
-    from accel.patterns.calling import Attribution
+from accel.patterns.calling import Attribution
 
 __all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
 
@@ -78,6 +76,7 @@ class BatcherStatistics:
     isolating: int
 
 
+@dataclass(slots=True)
 class Counters:
     """The running totals behind :class:`BatcherStatistics`.
 
@@ -87,40 +86,23 @@ class Counters:
         Moving average of the handler's time for a batch, once there was one.
     """
 
-    __slots__ = (
-        "abandoned",
-        "answered",
-        "batch_seconds",
-        "batches",
-        "dropped",
-        "expired",
-        "failed",
-        "isolated",
-        "items",
-        "poisoned",
-        "refused",
-        "rejected",
-        "retried",
-        "submitted",
-    )
-
-    def __init__(self) -> None:
-        self.submitted = 0
-        self.answered = 0
-        self.failed = 0
-        self.expired = 0
-        self.batch_seconds = 0.0
-        self.dropped = 0
-        self.abandoned = 0
-        self.rejected = 0
-        self.refused = 0
-        self.retried = 0
-        self.isolated = 0
-        self.poisoned = 0
-        self.batches = 0
-        self.items = 0
+    submitted: int = 0
+    answered: int = 0
+    failed: int = 0
+    expired: int = 0
+    dropped: int = 0
+    abandoned: int = 0
+    rejected: int = 0
+    refused: int = 0
+    retried: int = 0
+    isolated: int = 0
+    poisoned: int = 0
+    batches: int = 0
+    items: int = 0
+    batch_seconds: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One item with the future of its caller.
 
@@ -148,36 +130,19 @@ class Request:
         What the contexts that died under a suspect are charged to.
     """
 
-    __slots__ = (
-        "attribution",
-        "fault",
-        "future",
-        "is_idempotent",
-        "is_launched",
-        "is_retried",
-        "is_suspect",
-        "item",
-        "key",
-        "number",
-        "since",
-        "size",
-        "timer",
-    )
-
-    def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:
-        self.item = item
-        self.size = size
-        self.future = future
-        self.since = since
-        self.is_idempotent = is_idempotent
-        self.is_launched = False
-        self.is_retried = False
-        self.is_suspect = False
-        self.number = 0
-        self.key: Hashable = None
-        self.attribution: Attribution | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.fault: Exception | None = None
+    item: Any
+    size: int
+    future: asyncio.Future[Any]
+    since: float
+    is_idempotent: bool
+    is_launched: bool = False
+    is_retried: bool = False
+    is_suspect: bool = False
+    number: int = 0
+    key: Hashable = None
+    attribution: Attribution | None = None
+    timer: asyncio.TimerHandle | None = None
+    fault: Exception | None = None
 
 
 class RequestQueue:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import ClosedError
-from accel.patterns.calling import attribution_on, call, until_ready
+from accel.patterns.calling import call, until_ready
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class BatchRunner:
         Moving average of the handler's time for one item of a batch.
     """
 
-    __slots__ = ("_counters", "_device", "_handler", "_isolation", "seconds_per_item")
+    __slots__ = ("_attribution", "_counters", "_device", "_handler", "_isolation", "seconds_per_item")
 
     def __init__(
         self,
@@ -53,12 +54,15 @@ class BatchRunner:
         self._device = device
         self._counters = counters
         self._isolation = isolation
+        # Without quarantine nothing is examined, and each death is the device's own.
+        self._attribution: Callable[[], AbstractContextManager[Attribution | None]] = getattr(
+            None if isolation is None else device, "attribution", nullcontext
+        )
         self.seconds_per_item = 1e-3
 
     async def run(self, batch: list[Request]) -> None:
         """Run a batch to its end. If this is cancelled, requests stay unanswered: then call :meth:`fail`."""
-        # Without quarantine nothing is examined, and each death is the device's own.
-        with attribution_on(None if self._isolation is None else self._device) as attribution:
+        with self._attribution() as attribution:
             while batch:
                 again = await self._attempt(batch, attribution)
                 if again and self._device is not None:

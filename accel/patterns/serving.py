@@ -76,7 +76,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         AccelError
             As :meth:`DynamicBatcher.submit`.
         """
-        return await super().submit(self.model.item(item), timeout=timeout, idempotent=idempotent)
+        return await super().submit(self.model.buckets.item(item), timeout=timeout, idempotent=idempotent)
 
     __call__ = submit
 

@@ -79,10 +79,11 @@ def test_items_of_several_lengths_are_stacked(rng: np.random.Generator) -> None:
         {name: buckets.array(name, value, is_item=True) for name, value in item.items()}
         for item in ({"ids": list(range(n)), "mask": np.ones(n), "scale": rng.standard_normal(3)} for n in (5, 1, 6))
     ]
-    stacked = buckets.stacked(items, {"batch": 4, "length": 6})
-    np.testing.assert_array_equal(stacked["ids"], [[0, 1, 2, 3, 4, 7], [0] + [7] * 5, [0, 1, 2, 3, 4, 5], [7] * 6])
-    np.testing.assert_array_equal(stacked["mask"].sum(1), [5, 1, 6, 0])
-    assert (stacked["mask"].dtype, stacked["scale"].shape) == (np.float32, (4, 3))
+    sizes = {"batch": 4, "length": 6}
+    ids, mask, scale = buckets.stacked(items, [spec.of_size(sizes) for spec in TOKENS.values()])
+    np.testing.assert_array_equal(ids, [[0, 1, 2, 3, 4, 7], [0] + [7] * 5, [0, 1, 2, 3, 4, 5], [7] * 6])
+    np.testing.assert_array_equal(mask.sum(1), [5, 1, 6, 0])
+    assert (mask.dtype, scale.shape) == (np.float32, (4, 3))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_batch_dimension_may_be_anywhere(rng: np.random.Generator) -> None:
     assert buckets.is_batched
     assert (spec.batch_axis, spec.item_shape) == (1, ("length", 2))
     items = [{"x": rng.standard_normal((n, 2)).astype(np.float32)} for n in (3, 1)]
-    stacked = buckets.stacked(items, {"length": 4, "batch": 3})["x"]
+    stacked = buckets.stacked(items, [(4, 3, 2)])[0]
     assert stacked.shape == (4, 3, 2)
     np.testing.assert_array_equal(stacked[:3, 0], items[0]["x"])
     np.testing.assert_array_equal(stacked[:1, 1], items[1]["x"])

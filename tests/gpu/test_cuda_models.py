@@ -116,7 +116,7 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
     async with accel.System() as system:
         device = await system.open_device("cuda", host="inline")
         model = await device.load_model(encoder, weights=weights, inputs=IDS, buckets={"batch": (4, 16), "length": (32,)})
-        serving: Any = model._serving
+        serving: Any = model._versions.serving
 
         async def called(ids: np.ndarray[Any, Any]) -> Any:
             return await model.numpy(ids)
