@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
 from accel.engine.hosts import InlineHost, ProcessHost
+from accel.engine.options import positive
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.values import check_choice
 
@@ -41,10 +42,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
             f"host is {host!r}", remedy=f"Use one of {', '.join(map(repr, _HOSTS))}, an accel.InlineHost or an accel.ProcessHost."
         )
     check_choice("standby", standby, "none", "imports", "context", "model")
-    if type(spares) is not int or spares < 1:
-        raise InvalidArgumentError(
-            f"spares is {spares!r}", remedy="Give how many spare children there are, from 1; standby='none' is for none."
-        )
+    positive("spares", spares, "Give how many spare children there are, from 1; standby='none' is for none.")
     if standby == "none" and spares > 1:
         raise InvalidArgumentError(
             f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."

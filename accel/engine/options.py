@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from accel.completion import CompletionName
     from accel.errors import AccelError
 
-__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options"]
+__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options", "positive"]
 
 Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
 
+_STREAMS = "Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream."
 _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
 
 
@@ -78,7 +79,7 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
-    streams = _streams(streams)
+    positive("streams", streams, _STREAMS)
     check_choice("overload", overload, "wait", "reject")
     _check_flag("debug", debug)
     return DeviceOptions(
@@ -86,10 +87,10 @@ def check_options(
         # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
         streams=1 if debug else streams,
         libraries=_libraries(libraries),
-        memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
-        pinned_limit=None if pinned_limit is None else _positive("pinned_limit", pinned_limit),
-        pending_limit=_positive("pending_limit", pending_limit),
-        max_in_flight=_positive("max_in_flight", max_in_flight),
+        memory_limit=None if memory_limit is None else positive("memory_limit", memory_limit),
+        pinned_limit=None if pinned_limit is None else positive("pinned_limit", pinned_limit),
+        pending_limit=positive("pending_limit", pending_limit),
+        max_in_flight=positive("max_in_flight", max_in_flight),
         overload=overload,
         restart=_restart(restart),
         faults=_faults(faults),
@@ -109,18 +110,16 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     return cast("tuple[Library, ...]", tuple(ready))
 
 
-def _streams(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(
-            f"streams is {value!r}",
-            remedy="Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream.",
-        )
-    return value
+def positive(name: str, value: int, remedy: str = "Give a positive int.") -> int:
+    """Return ``value`` if it is an int of at least 1.
 
-
-def _positive(name: str, value: int) -> int:
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not, with the remedy.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive int.")
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy)
     return value
 
 
