@@ -11,7 +11,6 @@ import pytest
 
 import accel
 from accel import ops
-from accel.cpu.backend import CpuDevice
 from accel.views import strides_of
 from accel_cuda.families.elementwise import PART, collapsed
 from tests.device_support import failure, opened
@@ -92,15 +91,6 @@ async def test_what_is_no_operand_is_refused_with_the_remedy(device: accel.Devic
     )
     await failure(device.elementwise.cast(x, "float8_e4m3fn"), accel.UnsupportedError)
     await failure(device.elementwise.binary("add", x, await device.zeros((2, 3), "float64")), accel.InvalidArgumentError)
-
-
-async def test_a_backend_without_kernels_of_its_own_takes_operands_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
-    async with opened() as device:
-        x = await device.put(np.arange(6.0).reshape(2, 3))
-        np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", x, x)), 2 * np.arange(6.0).reshape(2, 3))
-        await failure(device.elementwise.binary("add", x, 1), accel.UnsupportedError)
-        await failure(device.elementwise.binary("add", x, x[0]), accel.UnsupportedError)
 
 
 @pytest.mark.parametrize(
