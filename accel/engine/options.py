@@ -26,6 +26,9 @@ Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyN
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
 
 _STREAMS = "Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream."
+_MOST_STREAMS = 128
+"""More kernels than that run side by side on no GPU; each stream costs a thread on the CPU, and staging memory on a GPU."""
+
 _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
 
 
@@ -79,7 +82,8 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
-    positive("streams", streams, _STREAMS)
+    if positive("streams", streams, _STREAMS) > _MOST_STREAMS:
+        raise InvalidArgumentError(f"streams is {streams}, and {_MOST_STREAMS} are the most", remedy=_STREAMS)
     check_choice("overload", overload, "wait", "reject")
     _check_flag("debug", debug)
     return DeviceOptions(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 WRONG: dict[str, list[Any]] = {
     "host": ["remote", 1, None],
     "completion": ["often", 3, None],
-    "streams": ["many", "balanced", "pooled(2)", 0, -1, True, 2.0, None],
+    "streams": ["many", "balanced", "pooled(2)", 0, -1, True, 2.0, None, 129, 2**40],
     "libraries": ["astrology", ["blas", "astrology"], 5],
     "memory_limit": [0, -1, "1G", 1.5, True],
     "pending_limit": [0, -1, "1", None, True],
