@@ -84,8 +84,8 @@ async def test_advice_is_taken_and_taken_back(device: accel.Device) -> None:
 async def test_memory_comes_back(device: accel.Device) -> None:
     def is_given_back() -> bool:
         sharing: Any = device._host.context.sharing
-        leaving = sharing._leaving
-        return not (sharing._lone or leaving._waiting or leaving._sent or leaving._left)
+        releases = sharing._releases
+        return not (sharing._external or releases._waiting or releases._sent or releases._closing.left)
 
     refs = [await device.managed(1 << 20, "float32") for _ in range(4)]
     out = await device.zeros(1 << 20)

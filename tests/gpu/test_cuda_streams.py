@@ -57,9 +57,9 @@ async def test_every_library_that_was_named_is_warm(streams: int) -> None:
     async with accel.System() as system:
         device = await system.open_device("cuda", streams=streams, libraries=libraries)
         context = device._host.context
-        computes = {library: context.lanes.routes[library].compute for library in libraries}
-        assert computes["blas"].has_blas
-        assert computes["reduce"].has_workspace
+        of_library = {library: context.lanes.routes[library].stream for library in libraries}
+        assert of_library["blas"].blas is not None
+        assert of_library["reduce"].workspaces
         assert context.device.families.states["fft"].library is not None
         x = await device.put(np.ones((8, 8), np.float32))
         # cuBLAS loads a kernel with the first call that needs it.
