@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+import threading
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -26,6 +28,10 @@ __all__ = [
     "requirements",
     "version_of",
 ]
+
+# NVIDIA's packages import each other in circles: of two threads that import at the same time, one
+# may get a module that is half there, for good. Modules are the process's, and so is this lock.
+_importing = threading.RLock()
 
 _INSTALL = "In a checkout, run: pip install '.[{}]'"
 INSTALL = _INSTALL.format("cuda")
@@ -155,8 +161,12 @@ def load_module(name: str, distribution: str, extra: str = "cuda") -> Any:
     BackendUnavailableError
         If it cannot be imported; it names the ``distribution`` that has it.
     """
+    found = sys.modules.get(name)
+    if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
+        return found  # without the lock, which another thread may hold for seconds
     try:
-        return importlib.import_module(name)
+        with _importing:
+            return importlib.import_module(name)
     except ImportError as error:
         raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=_INSTALL.format(extra)) from error
 
@@ -177,8 +187,9 @@ def load_extension(package: str, name: str, distribution: str, extra: str = "cud
     if spec is None or spec.loader is None:
         raise BackendUnavailableError(f"{distribution} is not installed: there is no {whole}", remedy=_INSTALL.format(extra))
     try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with _importing:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
     except ImportError as error:
         raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=_INSTALL.format(extra)) from error
     return sys.modules.setdefault(whole, module)
@@ -199,3 +210,12 @@ def load_library(name: str, distribution: str, extra: str = "cuda") -> str:
         raise BackendUnavailableError(
             f"{distribution} (or the CUDA toolkit) is not installed: lib{name} is not found", remedy=_INSTALL.format(extra)
         ) from error
+
+
+def _renew_lock() -> None:
+    """Make another lock in a forked child: a thread that is not there may have held this one."""
+    global _importing
+    _importing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
