@@ -85,7 +85,9 @@ class Libraries:
             while (opening := self._openings.get(library)) is not None:  # for a call that was cancelled
                 await asyncio.wait((opening,))
             if library not in context.lanes.routes:
-                opening = self._openings[library] = context.core.loop.create_task(self._open(library))
+                opening = context.core.loop.create_task(self._open(library))
+                if not opening.done():  # an eager task may have ended in the call
+                    self._openings[library] = opening
                 opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if no caller waits
                 await asyncio.wait((opening,))  # cancelled, it is opened all the same
                 if not opening.cancelled():  # else its context ended
@@ -106,7 +108,7 @@ class Libraries:
             with self._context.opening:
                 self.actors[library] = await self._start(library)
         finally:
-            del self._openings[library]
+            self._openings.pop(library, None)
 
     def withdraw(self, submission: Unregistration) -> None:
         """Take no more ops of a registered library, and have it closed beside the queue; the submission ends with that.
