@@ -331,7 +331,7 @@ def scenarios(seconds: float, patience: float = 1.0) -> dict[str, Scenario]:
     seconds
         How long each attack lasts.
     patience
-        Allows so many times as long, and so much less of the rate, where the machine is not the measurement's own.
+        Multiplies the limits of times, and divides those of rates: more than 1 on a machine that runs other work too.
     """
 
     async def killed(service: accel.ModelService, attacker: Attack) -> None:

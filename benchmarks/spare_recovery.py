@@ -105,7 +105,7 @@ async def measure(module: str | None, faults: int, pause: float, spares: int) ->
 
 
 async def ready_spares(device: accel.Device, count: int) -> None:
-    """Wait for so many spares."""
+    """Wait until the device has this number of spares ready."""
     children: Any = device._host.children
     async with asyncio.timeout(_PATIENCE):
         await asyncio.sleep(0.1)

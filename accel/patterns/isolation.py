@@ -425,7 +425,7 @@ class Isolation:
         return [_Group(requests[a:b], arrival, death) for a, b in pairwise(edges)]
 
     def _parts(self, count: int) -> int:
-        """Return into how many parts so many requests are split: if all but one pass, they take as long as one more death."""
+        """Return into how many parts ``count`` requests are split: trials of all parts that pass take about as long as one death."""
         return max(2, min(count, int(self._death() / self._seconds())))
 
     def _seconds(self) -> float:
