@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from accel.ops.arrays import ArraysOps
@@ -31,7 +32,7 @@ N = TypeVar("N", bound="OpNamespace[Any]")
 
 
 class BuiltInFamilies(Generic[M]):
-    """One property for each family that comes with ``accel``.
+    """One property for each family that comes with ``accel``, made at its first use.
 
     The type parameter is the mode, :class:`~accel.ops.Awaited` or :class:`~accel.ops.Recorded`.
     """
@@ -48,22 +49,22 @@ class BuiltInFamilies(Generic[M]):
             The family's subclass of :class:`~accel.ops.OpNamespace`.
         """
 
-    @property
+    @cached_property
     def blas(self) -> BlasOps[M]:
         """Linear algebra; see :class:`~accel.ops.BlasOps`."""
         return self.family(BlasOps)
 
-    @property
+    @cached_property
     def linalg(self) -> LinalgOps[M]:
         """Products of matrices with what follows them; see :class:`~accel.ops.LinalgOps`."""
         return self.family(LinalgOps)
 
-    @property
+    @cached_property
     def tensor(self) -> TensorOps[M]:
         """Sums of products of any indices; see :class:`~accel.ops.TensorOps`."""
         return self.family(TensorOps)
 
-    @property
+    @cached_property
     def solver(self) -> SolverOps[M]:
         """Factorizations of matrices, and what is solved by them.
 
@@ -71,47 +72,47 @@ class BuiltInFamilies(Generic[M]):
         """
         return self.family(SolverOps)
 
-    @property
+    @cached_property
     def elementwise(self) -> ElementwiseOps[M]:
         """Functions of elements; see :class:`~accel.ops.ElementwiseOps`."""
         return self.family(ElementwiseOps)
 
-    @property
+    @cached_property
     def reduce(self) -> ReduceOps[M]:
         """Reductions; see :class:`~accel.ops.ReduceOps`."""
         return self.family(ReduceOps)
 
-    @property
+    @cached_property
     def arrays(self) -> ArraysOps[M]:
         """Arrays put together, taken apart and made; see :class:`~accel.ops.ArraysOps`."""
         return self.family(ArraysOps)
 
-    @property
+    @cached_property
     def scan(self) -> ScanOps[M]:
         """Cumulative operations; see :class:`~accel.ops.ScanOps`."""
         return self.family(ScanOps)
 
-    @property
+    @cached_property
     def sort(self) -> SortOps[M]:
         """Arrays in order, and what is found in them; see :class:`~accel.ops.SortOps`."""
         return self.family(SortOps)
 
-    @property
+    @cached_property
     def dnn(self) -> DnnOps[M]:
         """Neural network ops; see :class:`~accel.ops.DnnOps`."""
         return self.family(DnnOps)
 
-    @property
+    @cached_property
     def fft(self) -> FftOps[M]:
         """Fourier transforms; see :class:`~accel.ops.FftOps`."""
         return self.family(FftOps)
 
-    @property
+    @cached_property
     def rng(self) -> RngOps[M]:
         """Random numbers; see :class:`~accel.ops.RngOps`."""
         return self.family(RngOps)
 
-    @property
+    @cached_property
     def sparse(self) -> SparseOps[M]:
         """Sparse matrices; see :class:`~accel.ops.SparseOps`."""
         return self.family(SparseOps)

@@ -60,19 +60,10 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._families = families
         self._ops = OpList(core, sender.check, 0)
         self._state = "new"
-        # They refer to the recorder, which keeps them while it records only, so that one that is
-        # dropped later is gone at once.
-        self._namespaces: dict[Any, OpNamespace[Recorded]] = {}
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
         """See :meth:`BuiltInFamilies.family`."""
-        found: Any = self._namespaces.get(namespace)
-        if found is None:
-            found = namespace(Submitter(self._record, self._refuse, self.what))
-            if self._state == "recording":
-                self._namespaces[namespace] = found
-        result: N = found
-        return result
+        return namespace(Submitter(self._record, self._refuse, self.what))
 
     @property
     def compiler(self) -> Launches:
@@ -166,9 +157,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
-        self._namespaces.clear()
-        for name in self._families:
-            vars(self).pop(name, None)
+        # Namespaces refer to the recorder: without them, one that is dropped is gone at once.
+        for name in [name for name, value in vars(self).items() if isinstance(value, OpNamespace)]:
+            delattr(self, name)
 
     async def _forget(self, *, is_over: bool) -> None:
         """Release the ops, and what is known of their refs, in several loop iterations.
