@@ -243,7 +243,7 @@ class Pad(OfOne):
 
     def __post_init__(self) -> None:
         """Convert ``width``."""
-        if isinstance(self.x, AccelRef) and not self.x.ndim and self.mode in _PAD_MODES:
+        if isinstance(self.x, AccelRef) and not self.x.ndim and isinstance(self.mode, str) and self.mode in _PAD_MODES:
             set_fields(self, mode="constant")  # there is nothing to pad
         if isinstance(self.width, (tuple, list)):
             set_fields(self, width=tuple([integers("width", pair) for pair in self.width]))

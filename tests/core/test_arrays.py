@@ -249,6 +249,8 @@ async def test_pad_modes_that_do_not_fit_are_refused(device: accel.Device) -> No
         device.arrays.pad(x, -1, mode="edge"),
     ):
         assert (await failure(call, accel.InvalidArgumentError)).remedy
+    array: Any = np.ones(2)  # which `in` compares element by element
+    await failure(device.arrays.pad(await device.zeros(()), 1, mode=array), accel.InvalidArgumentError)
     assert (await device.arrays.pad(empty, ((1, 1), (0, 0)), mode="reflect")).shape == (4, 0)
 
 
