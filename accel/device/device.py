@@ -108,7 +108,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
             found = namespace(self._submitter)
             _check_name(found.library)
             self._families[namespace] = found
-            if not hasattr(type(self), found.library):
+            if not (found.library in vars(self) or hasattr(type(self), found.library)):
                 self._outside[found.library] = type(found)
                 setattr(self, found.library, found)
         result: N = found

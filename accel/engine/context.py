@@ -1,6 +1,7 @@
 """One generation of a device: its lanes and its memory, and the dispatch of ops to the lanes.
 
-Everything here runs on the loop's thread; what may block is handed to ``run_blocking``. A context that has faulted is never used again.
+Everything here runs on the loop's thread; calls that may block go to ``run_blocking``. A context
+that has faulted is never used again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _CHUNK = 128
 
 
 class ContextSharing(JoinsUses, Protocol):
-    """What a context needs of what shares its memory with other libraries; see :class:`accel.sharing.sharing.Sharing`."""
+    """Shares memory with other libraries; see :class:`~accel.sharing.sharing.Sharing`."""
 
     async def aclose(self) -> None:
         """Wait until what is being given back is so."""
@@ -134,9 +135,9 @@ class Context(ContextBase):
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
     def dispatch_now(self, submission: OpSubmission, given: Lane | None = None) -> bool:
-        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``.
+        """Dispatch one op if nothing has to be awaited; else change nothing and return ``False``.
 
-        What :meth:`dispatch` does, without a step of the loop. An op that is spread goes to ``given``, where one is.
+        An op of a library that is spread over the pool goes to the lane ``given``, if there is one.
         """
         buffers, op, lanes = self.buffers, submission.op, self.lanes
         if self.core.refs.dropped:
@@ -179,19 +180,19 @@ class Context(ContextBase):
         return True
 
     def _check_operands(self, plan: Plan) -> None:
-        """Raise unless what an op uses is there, and may be read."""
+        """Raise unless the operands of an op are in memory and may be read."""
         blocks, failures = self.buffers.blocks, self.failures
         for ref in plan.reads + plan.writes:
             if ref.buffer not in blocks:
-                self.buffers.block(ref)  # which says what became of it
+                self.buffers.block(ref)  # raises, with the reason
         if failures.raised or failures.has_unsound:
             failures.check(plan)
 
     def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
-        """Make an op the next user of its memory; say at which addresses, which number it has, and what it waits for."""
+        """Make an op the next user of its memory: set addresses, sequence number, dependencies."""
         blocks = self.buffers.blocks
         status = None
-        if plan.status is not None:  # before the number is given out: it may raise
+        if plan.status is not None:  # before the number is issued: it may raise
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
             launch.is_offloaded = True if status.may_block(lane) else None
         lane.issued = seq = lane.issued + 1
@@ -218,15 +219,15 @@ class Context(ContextBase):
         launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
-        """Give memory and sequence numbers to the ops of a submission, and send them to their lanes.
+        """Allocate memory and issue sequence numbers for a submission, and send it to lanes.
 
-        Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
-        submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
+        Waits for a library's first use, a new slab, or room for a large batch, and for nothing
+        else. The submission's own errors are raised.
 
         Raises
         ------
         ContextPoisonedError
-            Also where a fault surfaces here, in making a stream or taking memory, before anything that runs tells of it.
+            Also if a fault surfaces here, in making a stream or allocating memory.
         """
         try:
             await self.apply_many_frees()
@@ -244,8 +245,8 @@ class Context(ContextBase):
         if isinstance(submission, OpSubmission):
             op = submission.op
             if isinstance(submission, GraphSubmission):
-                own = [each.library for each in submission.program.ops if each.library in self.core.own]
-                for library in dict.fromkeys((*own, op.library)):  # although the kernels are called in another's lane
+                own = [part.library for part in submission.program.ops if part.library in self.core.own]
+                for library in dict.fromkeys((*own, op.library)):  # although their kernels are called in another lane
                     await self.libraries.open(library)
                 with self.opening:
                     await submission.place(self, self.lanes.routes[op.library])
@@ -267,7 +268,7 @@ class Context(ContextBase):
             weights = self._next_chunk(submission, start)
             await self.wait_for_room(sum(weights))
             if submission.is_settled:
-                # Its refs are void: memory that they were given now would never come back.
+                # Its refs are void: memory placed for them now would never be freed.
                 submission.void(max(start, submission.sound))
                 return
             if self.core.refs.dropped:
@@ -279,11 +280,11 @@ class Context(ContextBase):
                 except Exception as raised:
                     raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
             elif submission.sent < count:
-                # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
+                # Some devices run a chunk in this iteration: other tasks must get a turn.
                 await asyncio.sleep(0)
 
     def batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
+        """Send a batch if nothing has to be awaited; else return ``False``."""
         count, lanes = len(submission.ops), self.lanes
         if not count or not lanes.routes.keys() >= set(submission.libraries):
             return False
@@ -295,9 +296,9 @@ class Context(ContextBase):
         return self._send_ops(submission, weights, lanes.choose_for(submission, self.core.own, self.buffers.blocks))
 
     def _send_ops(self, submission: BatchSubmission, weights: Sequence[int], lane: Lane) -> bool:
-        """Send ops of a batch, one for each weight from the first that was not sent, into one lane: a chain needs no stream to wait for another's.
+        """Send the next ops of a batch to one lane; return whether there was memory for all.
 
-        Returns whether there was room for all of them.
+        One lane, so that the ops of a chain need no waits between streams.
         """
         start, count = submission.sent, len(submission.ops)
         launches: list[BatchedOp] = []
@@ -307,7 +308,7 @@ class Context(ContextBase):
             at = start + len(launches)
             raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
         finally:
-            # Numbers that were given out must reach the lane even if a later op could not be bound.
+            # Issued sequence numbers must reach the lane even if a later op could not be bound.
             if launches:
                 submission.sent = start + len(launches)
                 submission.places.append((lane, launches[0].seq, start, len(launches)))
@@ -318,7 +319,7 @@ class Context(ContextBase):
         return is_all
 
     def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
-        """Return the commands of each op of the part of a batch that is sent at once: at least one op."""
+        """Return the commands of each op of a batch's next chunk, which has at least one op."""
         ops, plans = submission.ops, submission.plans
         if self._weigh is None:
             return [1] * min(self._chunk, len(ops) - start)
@@ -332,28 +333,28 @@ class Context(ContextBase):
         return weights
 
     def _commands(self, op: KernelOp, plan: Plan) -> int:
-        """Return what an op puts into the device's queues, on a device that counts."""
+        """Return the commands that an op puts into queues, on a device that counts them."""
         part = self.kernels.part(op.library)
         assert self._weigh is not None, "the device counts"
         return (self._weigh(op) if part is None else part.launches) + (0 if plan.status is None else STATUS_COMMANDS)
 
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
-        """Take the memory that an op needs, and that is not there."""
+        """Get the memory that an op needs and the allocator lacks."""
         with self.opening:
             if op.library not in lane.provided:
                 await self.provide_workspaces(lane, op.library)
-            for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
+            for plan in submission.plans[index : index + 1]:  # none, if it has ended meanwhile
                 await self.buffers.provide((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
-        """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
+        """Give a lane the workspaces of a library; raises as :meth:`Buffers.provide` does."""
         if lane.needs_workspace(library):
             self.lanes.lending.add(library)
         await self.buffers.provide_workspaces(lane, lane.stream, library)
         lane.provided.add(library)
 
     def _reclaim(self, wanting: Timeline) -> bool:
-        """Give the workspaces of the pool's idle lanes back to the allocator: there is no memory for ``wanting``. Return whether there were any."""
+        """Free the workspaces of idle lanes for ``wanting``; return whether there were any."""
         lanes = self.lanes
         if wanting is lanes.equipping:
             return False
@@ -368,7 +369,7 @@ class Context(ContextBase):
         return bool(given)
 
     def _bind(self, submission: BatchSubmission, start: int, weights: Sequence[int], lane: Lane, launches: list[BatchedOp]) -> bool:
-        """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
+        """Bind ops of a batch: kernels, memory, numbers; return whether there was memory for all.
 
         Parameters
         ----------
@@ -379,7 +380,7 @@ class Context(ContextBase):
         lane
             Where they go.
         launches
-            Gets those that are bound.
+            The bound ops are appended here.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
         buffers, found, scratch, faults = self.buffers, self._found, self.scratch, self.core.options.faults
@@ -432,15 +433,15 @@ class Context(ContextBase):
             await self.until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
-        """Take note of something that is no memory of the allocator's; see :meth:`~accel.storage.buffers.Buffers.hold`.
+        """Hold a resource under a buffer's number; see :meth:`~accel.storage.buffers.Buffers.hold`.
 
-        It is given back when it is not used any more, also if nothing is sent after that.
+        It is released when its uses are over, also if no op is sent after that.
         """
         self.buffers.hold(ref, usage, release)
         self._wait_for_ends()
 
     def _wait_for_ends(self) -> None:
-        """Look, whenever work has ended, whether there is something to give back."""
+        """Check whenever ops retire whether a held resource can be released."""
         self.after_retire = self._settle
 
     def _settle(self) -> None:
@@ -448,17 +449,18 @@ class Context(ContextBase):
             self.after_retire = None
 
     def apply_frees(self, most: int | None = None) -> None:
-        """Give the memory of dropped refs back, of ``most`` at most."""
+        """Free the memory of dropped refs, of ``most`` at most."""
         self.buffers.apply_frees(most)
 
     def is_out_of_memory(self, raised: BaseException) -> bool:
-        """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""
+        """Return whether a library's error means that the device has no memory. Thread-safe."""
         return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
-        """Return the fault that is behind what a kernel, or a library's ``open``, raised; ``None`` where the device's context is alive, or cannot be asked.
+        """Return the context's fault behind a library's error, or ``None``.
 
-        Libraries that look for the device's errors themselves raise them as their own, before any mark of this context's tells of the fault.
+        Libraries that query the device's errors raise a fault as their own error, before any mark
+        of this context reports it.
         """
         if not isinstance(self.device, ChecksAlive):
             return None
@@ -476,22 +478,22 @@ class Context(ContextBase):
         return self.offloaded.busy_seconds()
 
     def memory(self) -> tuple[int, int, int]:
-        """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
+        """Return the bytes of buffers, of slabs, and of workspaces. Thread-safe."""
         allocator = self.buffers.allocator
         return allocator.used - self.buffers.lent, allocator.reserved + self.buffers.leaving_nbytes, self.buffers.lent
 
     # -- the end
 
     async def close(self, *, abandon: bool) -> None:
-        """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for.
+        """Release all resources, off the loop; with ``abandon``, work in streams is not awaited.
 
-        Cancelling ends the waiting, and so does a shortage of threads: what has not begun to be given back by then is so at once, abandoning what runs. In
-        a forked child this does nothing.
+        On cancellation, or a shortage of threads, the rest is released at once, and work that runs
+        is abandoned. In a forked child this does nothing.
         """
         if self.core.home.is_inherited:
             return
         if self.fault is None:
-            # From here on nothing that surfaces in a stream is news.
+            # From here on faults that surface in a stream are not reported.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
             self.fail_all(self.fault)
         self.after_retire = None
@@ -513,7 +515,7 @@ class Context(ContextBase):
 
     def _close_blocking(self, abandon: bool) -> None:
         if not self._to_close.acquire(blocking=False):
-            return  # another thread is at it, or was
+            return  # another thread closes it, or has
         self.offloaded.when_over(lambda: self._give_back(abandon), wait=not abandon)
 
     def _give_back(self, abandon: bool) -> None:

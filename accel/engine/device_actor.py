@@ -1,4 +1,4 @@
-"""The device's actor: its mailbox is the device's queue, and it sends one submission after the other to the context of the day."""
+"""The device's actor: its mailbox is the queue of submissions to the present context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DeviceActor"]
 
 
 class DeviceActor(Actor[Submission, None]):
-    """Takes submissions in order; waits while there is no context, or no room on the device.
+    """Dispatches submissions in order; waits while there is no context, or no room on the device.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class DeviceActor(Actor[Submission, None]):
     def __init__(self, core: DeviceCore, host: Host) -> None:
         self._core = core
         self._host = host
-        self._moving: dict[asyncio.Task[None], _Uses] = {}  # what was taken out of the queue and waits, beside it; its buffers
+        self._moving: dict[asyncio.Task[None], _Uses] = {}  # dispatches that wait beside the queue; their buffers
 
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
         await self._host.open(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """End the device if its actor ends: no waiter is left."""
+        """End the device with its actor, so that no waiter is left."""
         core, moving = self._core, tuple(self._moving)
         for task in moving:
             task.cancel()
@@ -60,40 +60,40 @@ class DeviceActor(Actor[Submission, None]):
             core.lost(None)
 
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
-        """Send an op or a batch on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
-        core, day, kind = self._core, self._host.context, type(message)
+        """Dispatch an op or a batch in the caller's call, if nothing has to be awaited."""
+        core, current, kind = self._core, self._host.context, type(message)
         if (
             (kind is not OpSubmission and kind is not BatchSubmission)
             or message.generation != core.refs.live_generation
-            or day is None
-            or day.fault is not None
-            or day.commands >= day.limit
+            or current is None
+            or current.fault is not None
+            or current.commands >= current.limit
             or message.future.done()
             or len(core.refs.dropped) > MANY_FREES
             or (self._moving and self._in_the_way(message))
         ):
             return False
         try:
-            sent: bool = day.dispatch_now(message) if kind is OpSubmission else day.batch_now(message)
+            sent: bool = current.dispatch_now(message) if kind is OpSubmission else current.batch_now(message)
         except BaseException as error:
             self._answer(message, error)
             return True
         return sent
 
     def refused(self, message: Submission) -> None:
-        """Answer what was queued when the actor stopped."""
+        """End what was queued when the actor stopped."""
         message.void(0)
         message.reject(self._core.lifecycle.final_error())
 
     async def receive(self, message: Submission, context: ActorContext) -> None:
-        """Send one submission on its way, or answer it with what keeps it from going.
+        """Dispatch one submission, or end it with the error that prevents that.
 
-        One that waits for room for its array lets others pass, but for those that use a buffer of its own: they are sent after it.
+        One that waits for room for its array is overtaken by others, unless they use its buffers.
         """
         if self.receive_now(message, context):
             return
-        day, before = self._host.context, self._in_the_way(message)
-        if not before and (day is None or not day.must_wait(message)):
+        current, before = self._host.context, self._in_the_way(message)
+        if not before and (current is None or not current.must_wait(message)):
             await self._send(message)
             return
         while len(self._moving) >= self._core.options.max_in_flight:
@@ -107,7 +107,7 @@ class DeviceActor(Actor[Submission, None]):
         task.add_done_callback(self._moving.pop)
 
     def _in_the_way(self, message: Submission) -> list[asyncio.Task[None]]:
-        """Return what was taken out of the queue before a submission, and uses a buffer that it uses, where not both only read it."""
+        """Return the waiting dispatches that conflict with a later submission over a buffer."""
         if not self._moving:
             return []
         if isinstance(message, Unregistration):  # which of them are of its library is not known here
@@ -131,10 +131,10 @@ class DeviceActor(Actor[Submission, None]):
             self._answer(message, error)
 
     def _answer(self, submission: Submission, raised: BaseException) -> None:
-        """Answer a submission with what went wrong on its way."""
+        """End a submission with what was raised on its way."""
         core = self._core
         error = op_error(raised, f"sending {submission.name}", core.loop)
-        # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
+        # A clone: this error's traceback holds the submission, whose future would hold the error.
         submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name, device=error.device or core.name))
 
     async def _forward(self, submission: Submission) -> None:
@@ -151,7 +151,7 @@ class DeviceActor(Actor[Submission, None]):
                     continue  # its caller may have gone in the meantime
                 await context.dispatch(submission)
             except AccelError:
-                # A context that died with the submission unsent is no fault of the submission: the next one will do.
+                # The context died before the submission was launched: the next context takes it.
                 if context.fault is None:
                     raise
                 if submission.launched:
@@ -161,7 +161,7 @@ class DeviceActor(Actor[Submission, None]):
         submission.void(0)
 
     async def _waiting(self, what: Awaitable[object]) -> None:
-        """Wait with a submission in hand, which is counted as queued."""
+        """Wait for something with a submission in hand, which counts as queued."""
         self._core.workload.in_hand += 1
         try:
             await what
@@ -169,12 +169,12 @@ class DeviceActor(Actor[Submission, None]):
             self._core.workload.in_hand -= 1
 
     def _recheck(self, submission: Submission) -> None:
-        """See whether the operands outlived the rebuild that came between the sending and now.
+        """Check the operands again after a rebuild that came between the sending and the dispatch.
 
         Raises
         ------
         StaleRefError
-            If one did not.
+            If an operand did not outlive it.
         """
         core = self._core
         for plan in submission.plans:
@@ -195,7 +195,7 @@ class DeviceActor(Actor[Submission, None]):
 
 
 _Uses: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
-"""The buffers that a submission reads, and those that it writes or frees, as far as others may use them too."""
+"""The buffers that a submission reads, and those that it writes or frees."""
 
 
 def _uses(submission: Submission) -> _Uses:

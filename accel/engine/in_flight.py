@@ -1,4 +1,4 @@
-"""What contexts do alike, wherever they live: they know what is in flight, for how much there is room, and end everything at the first fault."""
+"""The base of contexts, here and in a child: work in flight, its limit, its end by a fault."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MANY_FREES = 1024
 
 
 class ContextOwner(Protocol):
-    """What keeps contexts over the generations: the host of a device, or the server of a child."""
+    """Owns the contexts of all generations: the host of a device, or the server of a child."""
 
     def published(self, context: Any) -> None:
-        """Take note of the context of the present generation, once it is ready; ``None`` when there is none any more."""
+        """Note the context of this generation once it is ready, and ``None`` after its end."""
 
     def faulted(self, error: AccelError) -> bool:
         """Decide whether another context follows a fault that has just surfaced."""
@@ -47,21 +47,22 @@ class ContextBase(ABC):
     ----------
     generation : int
     submissions : dict
-        Those that were dispatched and have not ended, oldest first, with the time on the clock of ``perf_counter``.
+        Dispatched and not ended, oldest first -> time of the dispatch (``perf_counter``).
     in_flight : int
         Their ops.
     commands : int
-        What these put into the device's queues, as far as the backend tells: at most :attr:`limit`, and one op more.
+        Their commands in the device's queues, as the backend counts them: at most :attr:`limit`,
+        and those of one op more.
     limit : int
         ``max_in_flight``, or less where the device's queues take less.
     fault : AccelError or None
-        What ended the context. It is never used again.
+        The fault that ended the context, which is never used again.
     on_fault : callable
-        Told of the fault, once.
+        Called with the fault, once.
     after_retire : callable or None
         Called whenever ops are over.
     stalls : StallWatch or None
-        Sees whether it makes progress.
+        Checks that work in flight makes progress.
     """
 
     def __init__(self, core: DeviceCore, owner: ContextOwner) -> None:
@@ -91,19 +92,19 @@ class ContextBase(ABC):
             self.stalls.sent()
 
     def stall(self) -> str:
-        """Return what shows that the device makes no progress, or nothing. Any thread may ask."""
+        """Return why the device is taken to make no progress, or ``""``. Thread-safe."""
         return "" if self.stalls is None else self.stalls.reason()
 
     def busy_seconds(self) -> float:
-        """Return for how many seconds so far something was loaded or compiled that ops may wait for. Any thread may ask."""
+        """Return the age of a load or a compilation that ops may wait for. Thread-safe."""
         return 0.0
 
     def unfinished(self) -> list[int]:
-        """Return the buffers with a write that was sent to the device and is not known to have ended: a batch ends as a whole."""
+        """Return the buffers with a launched write that has not retired."""
         return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
-        """Note that ``count`` ops of a submission are over, which put ``commands`` into the device's queues; answer it if it ends here."""
+        """Retire ``count`` ops of a submission, and end it if they were its last."""
         self.in_flight -= count
         self.commands -= commands
         self.core.workload.retired += count
@@ -137,7 +138,7 @@ class ContextBase(ABC):
         await self.until(lambda: self.commands + commands <= limit)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so that the end of ops brings about, or what calls :meth:`wake`. Raises as :meth:`wait_for_room` does."""
+        """Wait for a condition, checked when ops retire; raises as :meth:`wait_for_room`."""
         self.check_alive()  # after a fault nothing retires, so that the wait would not end
         while not is_so():
             room = self.core.loop.create_future()
@@ -149,17 +150,17 @@ class ContextBase(ABC):
             self.check_alive()
 
     def wake(self) -> None:
-        """Have those that wait in :meth:`until` look again."""
+        """Have waiters of :meth:`until` check their conditions."""
         for room in self._rooms:
             if not room.done():
                 room.set_result(None)
 
     @abstractmethod
     def apply_frees(self, most: int | None = None) -> None:
-        """Give the memory of dropped refs back, of ``most`` at most."""
+        """Free the memory of dropped refs, of ``most`` at most."""
 
     async def apply_many_frees(self) -> None:
-        """Do that in turns, until they are few."""
+        """Free the memory of dropped refs over several loop iterations, until few are left."""
         turn = Turn()
         while len(self.core.refs.dropped) > MANY_FREES:
             self.apply_frees(EVERY)
@@ -167,11 +168,11 @@ class ContextBase(ABC):
                 await turn.next()
 
     def must_wait(self, submission: Submission) -> bool:
-        """Whether a submission must wait for something that other submissions need not wait for, unless they use the same buffers."""
+        """Whether a submission must wait, and later ones with other buffers may overtake it."""
         return False
 
     def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
-        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
+        """Fail all work in flight by the first fault, and notify the supervisor; ignore later ones.
 
         With ``is_survived`` the supervisor has decided for another context already.
         """
@@ -179,8 +180,8 @@ class ContextBase(ABC):
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand. So does that of what a caller was
-        # handling when it surfaced in its turn.
+        # The error lives as long as the context. Frames of its traceback, and of the error that was
+        # being handled, would keep submissions alive, and so their waiters' operands.
         self.fault = error.with_traceback(None)
         error.__context__ = None
         self.core.durable.on_fault(self.unfinished())
@@ -195,7 +196,8 @@ class ContextBase(ABC):
             self.stalls.stop()
         suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
         lifecycle = self.core.lifecycle
-        # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.
+        # The fault that loses the device is reported to work in flight like any other: with the ops
+        # that were running, and whether this one may have run.
         is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
@@ -203,7 +205,7 @@ class ContextBase(ABC):
         self.core.workload.settled()
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> AccelError:
-        """Return a new error that tells a waiter what became of its work: of a context that was closed, no fault."""
+        """Return a new error for a waiter: its work's fate, or that the context was closed."""
         is_lost = self.core.lifecycle.is_final
         if isinstance(error, ClosedError):
             return self.core.lifecycle.final_error() if is_lost else error.clone()
@@ -225,13 +227,13 @@ class ContextBase(ABC):
         return result
 
     def check_alive(self) -> None:
-        """Raise what tells that the context has faulted, or was closed, if it has."""
+        """Raise if the context has faulted or was closed."""
         if self.fault is not None:
             raise self.poisoned(self.fault)
 
 
 def fault_behind(error: BaseException) -> AccelError:
-    """Return the fault for which a context is given up: ``error`` itself, or that what kept the context has failed."""
+    """Return the fault that ends a context: ``error``, or that the context's actor failed."""
     if isinstance(error, AccelError) and error.is_fault:
         return error
     return DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)

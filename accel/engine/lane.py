@@ -1,11 +1,11 @@
 """A lane: one stream, the queue of what waits for its turn there, and the one place that enqueues.
 
-A context owns its lanes; they are plain objects. What is sent to a lane is enqueued in the sender's call, if everything
-before it is in the streams and no call may block. Else it is queued, and the lane's task enqueues it in its turn; the
-task ends when the queue is empty.
+A context owns its lanes; they are plain objects. A lane enqueues a group in the sender's call, if
+everything before it is in the streams and no call may block. Else the group is queued, and the
+lane's task enqueues it in its turn; the task ends when the queue is empty.
 
-What goes wrong with an op is its caller's business and is answered there; the lane goes on with the next one. A fault is
-the context's business and is reported there.
+The error of an op goes to its caller, and the lane goes on with the next op. A fault goes to the
+context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CAPTURE = "capture"
 _NO_CAPTURE = contextlib.nullcontext()
 
 _REFUSALS = (InvalidArgumentError, UnsupportedError, CompileError, StaleRefError, ClosedError)
-"""What a kernel raises before it enqueues anything."""
+"""Errors that a kernel raises before it enqueues anything."""
 
 
 class _Failures(Protocol):
@@ -80,7 +80,7 @@ class _Kernels(Protocol):
 
 
 class LaneContext(LaunchContext, Protocol):
-    """What a lane needs of its context: see :class:`~accel.engine.context.Context`."""
+    """The context that owns a lane; see :class:`~accel.engine.context.Context`."""
 
     core: DeviceCore
     device: AccelDevice
@@ -112,7 +112,7 @@ class Lane(StreamClock):
     Parameters
     ----------
     name
-        What ``system.tree()`` shows.
+        Shown by ``system.tree()``.
     context
         The context that owns it.
     stream
@@ -127,7 +127,7 @@ class Lane(StreamClock):
     task : Task or None
         Enqueues what is queued; to be cancelled when the context ends.
     owed : list
-        What the stream should wait for already, and could not be made to: the next op is not enqueued before.
+        Waits that could not be put into the stream: the next op is not enqueued before they are.
     """
 
     __slots__ = ("_context", "_event", "_next", "_queue", "device", "owed", "provided", "task")
@@ -162,7 +162,7 @@ class Lane(StreamClock):
     # -- enqueuing
 
     def _enqueue(self, group: Sendable) -> bool:
-        """Enqueue the ops of a group and mark their end; return ``False`` at an op that has to wait, or may block.
+        """Enqueue a group and mark its end; return ``False`` at an op that must wait or may block.
 
         Called again, it goes on with that op.
         """
@@ -191,7 +191,7 @@ class Lane(StreamClock):
         except BaseException as error:
             self._unmarked(error, group)
         finally:
-            # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
+            # The traceback of a kernel's error holds this frame, and the future holds the error.
             submission = launches = launch = None  # type: ignore[assignment]
         return True
 
@@ -225,7 +225,7 @@ class Lane(StreamClock):
         return None
 
     def _is_offloaded(self, launch: Bound) -> bool:
-        """Return whether an op is enqueued on another thread; the backend is asked once. What a fault has answered has let go of its op."""
+        """Return whether a thread enqueues an op; the backend is asked once."""
         if launch.is_offloaded is None:
             context = self._context
             try:
@@ -236,13 +236,13 @@ class Lane(StreamClock):
         return launch.is_offloaded
 
     async def _enqueue_offloaded(self, launch: Bound, group: Sendable) -> None:
-        """Call the kernel of one op on another thread. With ``debug`` wait until the op has ended, so that its error bears its name."""
+        """Call an op's kernel on a thread; with ``debug`` wait for its end, for its own error."""
         submission, context = group.submission, self._context
         run_blocking = context.core.system.run_blocking
         raised = operands = None
         try:
             if self._begin(launch, group):
-                # Counted before: from here on it may be on the device, also if the wait is cancelled.
+                # Counted before the call: from here on it may be launched, even if cancelled.
                 submission.launched += 1
                 call = context.offloaded.run
                 try:
@@ -264,9 +264,9 @@ class Lane(StreamClock):
             del submission, group
 
     def _begin(self, launch: Bound, group: Sendable) -> bool:
-        """Have the stream wait for what an op depends on, and see whether its kernel is to be called."""
+        """Put the waits of an op into the stream; return whether its kernel is to be called."""
         try:
-            # Also for an op that is dropped: later ops of this lane rely on the waits of its sequence number.
+            # Also for a dropped op: later ops of the lane rely on the waits of its sequence number.
             self._wait_for_all(launch.dependencies)
             if group.submission.is_dropped(launch.index) or self._context.fault is not None:
                 self._context.failures.dropped(self, launch.seq)
@@ -280,7 +280,7 @@ class Lane(StreamClock):
         return True
 
     def _act(self, action: Injection | AccelError) -> None:
-        """Bring about what a fault plan asks for."""
+        """Inject the fault of a fault plan."""
         if isinstance(action, AccelError):
             raise action.clone()
         if action.kind == "kill":
@@ -288,7 +288,7 @@ class Lane(StreamClock):
         self.device.inject(action, self.stream)
 
     def _wait_for_all(self, dependencies: list[Dependency]) -> None:
-        """Let the stream wait for all of it, whatever fails; then raise the first failure. The op's recorded uses stand for all that it depends on."""
+        """Put all waits into the stream, whatever fails; then raise the first failure."""
         failed: Exception | None = None
         if self.owed:
             dependencies, self.owed = [*self.owed, *dependencies], []
@@ -304,12 +304,13 @@ class Lane(StreamClock):
                 del failed  # its traceback holds this frame
 
     def _wait_or_owe(self, other: Timeline, seq: int) -> None:
-        """Let the stream wait for what another one, which has it already, has to do first.
+        """Let the stream wait for work that another stream has already.
 
         Raises
         ------
         Exception
-            What keeps it from waiting: then the op is not launched. The lane owes that wait, if it is for another lane, to whatever comes next.
+            If it cannot: then the op is not launched. A wait for another lane is owed to the next
+            op.
         """
         try:
             self.wait_for(other, seq)
@@ -331,7 +332,7 @@ class Lane(StreamClock):
     # -- the end of a group
 
     def _mark(self, group: Sendable, submission: Submission) -> None:
-        """Record the end of a group and have it watched; an end that is already there is taken at once."""
+        """Record the end of a group and have it watched; one that is passed completes at once."""
         context = self._context
         if not submission.launched:
             pass_over(context, group)
@@ -352,7 +353,7 @@ class Lane(StreamClock):
             context.watcher.watch(group)
 
     def _unmarked(self, raised: BaseException, group: Sendable) -> None:
-        """Answer a group that is in its stream as far as it came. Its end cannot be seen: a later mark of the lane stands for it."""
+        """End a group whose mark could not be recorded; a later mark of the lane stands for it."""
         context, submission, launches = self._context, group.submission, group.launches
         self._next = 0
         self.advance(launches[-1].seq)
@@ -370,7 +371,7 @@ class Lane(StreamClock):
     # -- what goes wrong
 
     def _raised(self, raised: BaseException, launch: Bound, group: Sendable, *, is_begun: bool = True) -> None:
-        """Answer an op whose kernel raised, or, unless it ``is_begun``, that could not be begun. What the device's fault made it raise is the fault."""
+        """End an op whose kernel, or begin, raised; report a fault behind the error."""
         library = None if launch.op is None else launch.op.library
         what = f"the {_kind(launch, group)} kernel" if library is None else f"the {_kind(launch, group)} kernel of library {library!r}"
         context = self._context
@@ -380,7 +381,7 @@ class Lane(StreamClock):
         if not error.is_fault:
             error = context.fault_of(self.stream, error) or error
         if not error.is_fault:
-            group.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
+            group.submission.launched += 1  # it may have enqueued something, which has to end
             if is_begun and not isinstance(error, _REFUSALS):
                 context.failures.failed(self, launch.seq, error)
             else:
@@ -403,7 +404,7 @@ class Lane(StreamClock):
 
 
 def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:
-    """Return what a call raises: a ``CancelledError`` of a kernel's must not be taken for a cancellation of the task that awaits this."""
+    """Return what a call raises: a kernel's ``CancelledError`` must not cancel this task."""
     try:
         call(*arguments)
     except BaseException as error:
@@ -412,5 +413,5 @@ def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | No
 
 
 def _kind(launch: Bound, group: Sendable) -> str:
-    """Return what an op is called, also when a fault has made its submission let go of it meanwhile."""
+    """Return the op's name, which the submission keeps after it has released the op."""
     return group.submission.kinds[launch.index]

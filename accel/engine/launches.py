@@ -1,8 +1,9 @@
-"""What a lane is sent: ops of one submission, bound to addresses, and the mark of their end.
+"""Launches: ops of one submission bound to addresses, and the mark of their end.
 
-An awaited op is one object on its whole way, an :class:`OpSubmission`: its caller waits for it, the device's actor takes it, the lane enqueues it
-and the watcher watches it. A batch is a :class:`~accel.engine.submission.BatchSubmission`. It is cut into a :class:`LaunchGroup` for each chunk, with a
-:class:`BatchedOp` for each op.
+An awaited op is one object on its whole way, an :class:`OpSubmission`: the caller awaits it, the
+device's actor dispatches it, the lane enqueues it, and the watcher watches it. A batch is a
+:class:`~accel.engine.submission.BatchSubmission`; each chunk of it is a :class:`LaunchGroup`, with
+a :class:`BatchedOp` for each op.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class _Failures(Protocol):
     def uses(self) -> Sized: ...
 
     def settle(self, group: Sendable) -> None:
-        """Answer the first op of a group whose work has failed."""
+        """End the submission of a group with the error of its first op that failed."""
 
 
 class LaunchContext(Protocol):
-    """What launches need of the context in which they run: see :class:`~accel.engine.context.Context`."""
+    """The context in which launches run; see :class:`~accel.engine.context.Context`."""
 
     fault: AccelError | None
     watcher: Watcher
@@ -58,7 +59,7 @@ class LaunchContext(Protocol):
         """Take a fault that has surfaced."""
 
     def wake(self) -> None:
-        """Have those look again that wait for the end of work."""
+        """Have waiters for the end of work check their conditions again."""
 
 
 class BatchedOp:
@@ -67,7 +68,7 @@ class BatchedOp:
     Attributes
     ----------
     op, plan, kernel
-        The op, what it does to memory, and the function that enqueues it.
+        The op, its plan, and the function that enqueues it.
     inputs, outputs : sequence of int
         Addresses of the operands and results.
     seq : int
@@ -79,9 +80,10 @@ class BatchedOp:
     index : int
         Index in the submission.
     is_offloaded : bool or None
-        Whether the op is enqueued on a worker thread, because the call may block; ``None`` until the backend was asked.
+        Whether a worker thread enqueues the op, because the call may block; ``None`` until the
+        backend was asked.
     commands : int
-        Number of commands that it puts into the device's queues.
+        Commands that it puts into the device's queues.
     """
 
     __slots__ = ("action", "commands", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
@@ -102,7 +104,7 @@ class BatchedOp:
 
 
 class LaunchGroup:
-    """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Mark`.
+    """Consecutive launches of a batch, and their mark; see :class:`accel.completion.Mark`.
 
     Attributes
     ----------
@@ -113,7 +115,7 @@ class LaunchGroup:
     is_last : bool
         Whether the submission ends with this group.
     commands : int
-        Number of commands of the launches in the device's queues.
+        Commands of all launches in the device's queues.
     event, enqueued_at, kind
         The mark, once it is recorded.
     """
@@ -134,7 +136,7 @@ class LaunchGroup:
         self.kind: Hashable = None
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Note the mark, which is not passed yet."""
+        """Note the recorded mark, which has not been passed yet."""
         self.event = event
         self.kind = _group_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
@@ -157,16 +159,18 @@ class LaunchGroup:
 
 
 class OpSubmission(Submission):
-    """One op that is awaited by itself: message, group of one launch, and mark in one. Much is set only when it is bound.
+    """An op that is awaited by itself: message, group of one launch, and mark in one object.
+
+    Attributes of the launch and of the mark are set when it is bound.
 
     Attributes
     ----------
     made : tuple of AccelRef or None
-        The refs of its results, where they were made before.
+        The refs of its results, where the sender has made them.
     library : str
         The op's.
     op, plan
-        The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
+        The op and its plan; ``None`` once it is launched, so that its operands can be freed.
     kernel, inputs, outputs, seq, dependencies, action, is_offloaded, commands
         As of a :class:`BatchedOp`.
     lane, stream, event, enqueued_at, kind
@@ -205,7 +209,7 @@ class OpSubmission(Submission):
         self.event: AccelEvent | None = None
 
     def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
-        """Take note of where it goes, and how."""
+        """Set its lane, its kernel and what goes with them."""
         self._context = context
         self.lane = lane
         self.stream = lane.stream
@@ -221,7 +225,7 @@ class OpSubmission(Submission):
 
     @property
     def plans(self) -> Sequence[Plan]:
-        """What the op does to memory."""
+        """The op's plan, until it is launched."""
         return () if self.plan is None else (self.plan,)
 
     @property
@@ -239,11 +243,11 @@ class OpSubmission(Submission):
         return self.future.done()
 
     def reject_from(self, index: int, error: AccelError) -> None:
-        """Answer with the op's error."""
+        """End with the op's error."""
         self.reject(error)
 
     def release_operands(self) -> None:
-        """Let go of the operands."""
+        """See :meth:`Submission.release_operands`."""
         self.op = None
         self.plan = None
 
@@ -254,10 +258,11 @@ class OpSubmission(Submission):
         """Do nothing: the caller has no refs yet."""
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Note the mark, which is not passed yet."""
+        """Note the recorded mark, which has not been passed yet."""
         self.event = event
         self.enqueued_at = perf_counter()
-        # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
+        # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
+        # power of two, take about as long. Part of an offloaded one is over by now.
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:
@@ -291,13 +296,14 @@ Bound: TypeAlias = BatchedOp | OpSubmission
 """One op, ready to be enqueued."""
 
 Sendable: TypeAlias = LaunchGroup | OpSubmission
-"""What a lane is sent."""
+"""One message to a lane."""
 
 
 def _group_kind(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:
-    """Return what the duration of a group is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two.
+    """Return the key of a group's predicted duration.
 
-    Of this group alone: a sum over the whole batch for each of its groups would take a time that grows with the square of the batch's length.
+    It is the last op's kind, the number of ops, and the bytes that they move, to the nearest power
+    of two. Only of this group: a sum over the whole batch for each group would be quadratic.
     """
     plans = submission.plans[launches[0].index : launches[-1].index + 1]
     nbytes = sum([ref.nbytes for plan in plans for ref in plan.reads]) + sum([spec.nbytes for plan in plans for spec in plan.creates])

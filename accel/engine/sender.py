@@ -1,4 +1,4 @@
-"""The way of an op from the caller to the device's queue: checked, given a place, awaited."""
+"""Sends ops from their callers to the device's queue: checks, queues and awaits them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["Sender"]
 
 _WAITERS = 16
-"""How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+"""Limit of the callers that wait for room in the queue, in lengths of the queue."""
 
 _OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
 
 
 @types.coroutine
 def _turn() -> Generator[None, None, None]:
-    """Wait for the next loop iteration: ``asyncio.sleep(0)`` without its checks."""
+    """Wait for the next loop iteration: ``asyncio.sleep(0)`` without the checks of that."""
     yield
 
 
@@ -67,7 +67,7 @@ class Sender:
         self.guard = core.guard
 
     def check(self, op: KernelOp, batch: Recording | None = None) -> Plan:
-        """Return the op's plan if this device can run it with these operands; nothing has been sent otherwise.
+        """Return the plan of an op, if this device can run it with these operands.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Sender:
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
-            # What is wrong with operands is found where nothing is known of the op they are for.
+            # Checks of operands raise without knowing the op.
             error.op = error.op or op.kind
             error.device = error.device or core.name
             raise
@@ -113,7 +113,7 @@ class Sender:
         return plan
 
     def _check_own(self, op: KernelOp, plan: Plan) -> Plan:
-        """Return the plan of a user's op, if it is one, and no other library or family of this device has its family's name."""
+        """Return the checked plan of a user's op; its family's name must be free here."""
         plan = check_plan(op, plan)
         core, family = self._core, getattr(op, "family", None)
         if core.durable.any_torn and op.library in core.own:
@@ -125,19 +125,19 @@ class Sender:
         return plan
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
-        # "unary.relu" says more than "unary"; that a vector op is made of matrix products is an internal detail.
+        # "unary.relu" says more than "unary"; that products compute a vector op is a detail.
         what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
-        """Return :meth:`run` of a family's op, by the name of the family's method: Python names it where the ``await`` was forgotten."""
+        """Return :meth:`run` named as the method, for warnings of a forgotten ``await``."""
         running = self._run_sized(cast("SizedOp[Any, Any]", op)) if op.is_sized else self.run(op, op.timeout)
         running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
         return running
 
     async def _run_sized(self, op: SizedOp[Any, Any]) -> Any:
-        """Run an op that finds out how many elements its results have, fetch their number, and return what is there."""
+        """Run an op whose kernel counts its results, fetch the count, and cut the results to it."""
         deadline = self.deadline(op.timeout)
         kind, size, running = type(op), op.size, self.run(op, op.timeout)
         del op  # as in run()
@@ -153,15 +153,16 @@ class Sender:
         return kind.trimmed(made, count)
 
     async def refuse(self, error: AccelError) -> NoReturn:
-        """Raise what was wrong with the arguments of a family's method, where its result is awaited."""
+        """Raise the error of a family method's arguments, when its result is awaited."""
         error.device = error.device or self._core.name
         raise error
 
     async def run(self, op: Any, timeout: float | None, submission: Submission | None = None, *, takes_tokens: bool = False) -> Any:
-        """Check and queue an op, or queue a submission that was made before, and wait for its end.
+        """Check and queue an op, or queue a given submission, and wait for its end.
 
-        If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already. With ``takes_tokens`` the op may be
-        anything: what is no op is refused, and tokens among its operands are turned back into refs.
+        When this is cancelled, or the deadline passes, a submission that was not launched is
+        dropped. With ``takes_tokens`` the op may be anything: what is no op is refused, and tokens
+        among its operands become refs.
         """
         core = self._core
         if submission is None:
@@ -173,7 +174,7 @@ class Sender:
             if type(plan) is OnCopies or type(plan) is ComposedPlan:
                 return await self._run_as_several(op, plan, timeout)
             submission = OpSubmission(op, plan, asyncio.Future(loop=core.loop), core.refs.live_generation)
-            del op, plan  # the caller may drop its refs while it waits: this frame must not keep them
+            del op, plan  # this frame must not keep refs that the caller drops while it waits
         if core.durable.any_torn:
             submission.tears = core.durable.tears
         future = submission.future
@@ -183,8 +184,8 @@ class Sender:
         try:
             if not self._hand_over(submission) and not self._mailbox.offer(submission):
                 await self._queue(submission, timeout)
-            # Other tasks run between two ops of this one, also where an op has ended in the call. The poller runs before this task
-            # goes on, and may have ended a short op by then.
+            # Other tasks get a turn between two ops of this one, also if the op has ended already.
+            # The poller runs before this task goes on, and may have ended a short op by then.
             await _turn()
             return await future
         except asyncio.CancelledError:
@@ -196,13 +197,13 @@ class Sender:
             core.workload.pending -= 1
             if core.refs.is_closing:
                 core.workload.settled()
-            # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
+            # The error's traceback holds this frame, and the future holds the error: a cycle.
             del future, submission
 
     async def _run_as_several(self, op: KernelOp[Any], plan: Plan, timeout: float | None) -> Any:
-        """Send an op with those that copy its operands, or those that compute it, as one submission."""
+        """Send an op and copies of operands, or the parts of a composed op, as one submission."""
         core = self._core
-        if not core.is_ready:  # what they make is of one generation
+        if not core.is_ready:  # their results are of one generation
             deadline = self.deadline(timeout)
             await self.until_ready(timeout)
             timeout = self.left(deadline)
@@ -222,7 +223,7 @@ class Sender:
         return result
 
     async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
-        """Seal a durable buffer, and fetch its checksum. If that cannot be made, it is not sealed, and what is wrong is raised."""
+        """Seal a durable buffer, and fetch its checksum; if that fails, it is not sealed."""
         book = self._core.durable
         seal = book.seal(ref)
         if seal.checksum is not None:
@@ -235,7 +236,7 @@ class Sender:
         seal.checksum = int(made[0])
 
     async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
-        """Return whether a durable buffer holds what its checksum was made of, if it has one. It is torn if it does not."""
+        """Return whether a sealed buffer still has its checksum; if not, it is torn."""
         book = self._core.durable
         seal = book.sealed.get(ref.buffer)
         known = None if seal is None else seal.checksum
@@ -249,7 +250,7 @@ class Sender:
         return False
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return the loop's time at which ``timeout`` seconds have passed; raises as :meth:`check_timeout` does."""
+        """Return the loop's time in ``timeout`` seconds; raises as :meth:`check_timeout` does."""
         self.check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
@@ -309,16 +310,16 @@ class Sender:
             async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
                 await self._mailbox.put(submission)
         except TimeoutError:
-            # The timer and this one are due together; whichever came first, the answer is in the future.
+            # The submission's own timer is due too; either way its future has the error.
             submission.expire(timeout or 0.0, self._core.name)
         except ActorStoppedError:
             raise self._core.lifecycle.final_error() from None
 
     def retry_after(self) -> float:
-        """Return the seconds after which room can be expected: at the pace of late, or after a rebuild."""
+        """Return the seconds until room can be expected, at this pace or after a rebuild."""
         core = self._core
         if core.lifecycle.state is DeviceState.READY:
-            # What comes in now would wait about as long as the oldest has: half of that makes room for half the queue.
+            # A new message waits as long as the oldest has; half of that empties half the queue.
             return max(0.001, self._mailbox.oldest_age() / 2)
         return max(0.05, core.rebuild_seconds)
 

@@ -1,4 +1,4 @@
-"""One piece of work on its way to a device: an op, or a batch of ops, with its future and its deadline."""
+"""One piece of work for a device: an op, or a batch of ops, with its future and its deadline."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["BatchSubmission", "Submission", "Write", "writes_of"]
 
 Write: TypeAlias = "tuple[int, int, int]"
-"""Which op of a submission writes which buffer, and how many of its bytes it sets, whatever was there."""
+"""(index of the op, buffer, bytes that it sets without reading them)."""
 
 
 def writes_of(plans: Sequence[Plan]) -> list[Write]:
-    """Return what ops write that was there before."""
+    """Return the writes of ops to buffers that they do not make."""
     return [(index, ref.buffer, 0 if plan.updates else ref.nbytes) for index, plan in enumerate(plans) for ref in plan.writes]
 
 
 class Submission(ABC):
     """A message to a device.
 
-    Its future ends exactly once: with the result, with an error, or cancelled by the caller. A submission whose future has ended before it
-    reached the device is dropped, wherever it is found.
+    Its future ends exactly once: with the result, with an error, or cancelled by the caller. A
+    submission whose future ends before its work is launched is dropped.
 
     Attributes
     ----------
     future : Future
-        What its caller waits for.
+        Awaited by the caller.
     generation : int
         Of the refs among its operands.
     name : str
@@ -45,11 +45,11 @@ class Submission(ABC):
     outstanding : int
         How many ops have been dispatched and not yet retired.
     result : object
-        What the future ends with, once it is known.
+        The future's result, once it is known.
     timer : TimerHandle or None
         The deadline.
     writes : sequence of Write
-        What it does to buffers that others have refs of, also when its operands have been let go of.
+        The buffers that it writes and does not make. Kept after the operands are released.
     tears : int
         How often durable buffers had been torn when it was sent; 0 if none was torn then.
     """
@@ -74,18 +74,18 @@ class Submission(ABC):
 
     @property
     def work(self) -> Hashable:
-        """What it does, as far as one can tell from that how long it takes."""
+        """Key of its kind of work: submissions with the same key take about as long."""
         return self.name
 
     @property
     def may_have_run(self) -> bool:
-        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        """Whether some of it was launched, or will be although the future has ended."""
         return self.launched > 0
 
     @property
     @abstractmethod
     def plans(self) -> Sequence[Plan]:
-        """What the ops do to memory. Empty when the last op has reached the device."""
+        """The ops' plans. Empty once the last op is launched."""
 
     @abstractmethod
     def is_dropped(self, index: int) -> bool:
@@ -93,27 +93,27 @@ class Submission(ABC):
 
     @abstractmethod
     def reject_from(self, index: int, error: AccelError) -> None:
-        """Answer with the error of op ``index``: later ops are not launched and their refs are void, earlier ones are as good as ever."""
+        """End with the error of op ``index``; later ops are not launched, and their refs void."""
 
     @abstractmethod
     def release_operands(self) -> None:
-        """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""
+        """Drop the operands: all ops are launched, and their use on the device holds the memory."""
 
     @abstractmethod
     def void(self, index: int) -> None:
-        """Make the refs that ops from ``index`` on were to make unusable, as far as their users have them already: those ops will not be launched."""
+        """Free the refs that ops from ``index`` on would have made: they will not be launched."""
 
     @abstractmethod
     def void_unsound(self) -> None:
-        """Make those refs unusable whose ops will not be launched now that the future has ended."""
+        """Free the refs of ops that will not be launched now that the future has ended."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether no caller waits any more: the future was answered, failed, expired or cancelled."""
+        """Whether the future has ended: with a result, an error, the deadline or a cancellation."""
         return self.future.done()
 
     def succeed(self) -> None:
-        """Answer with the result, unless the future has ended."""
+        """End with the result, unless the future has ended."""
         future = self.future
         if not future.done():
             future.set_result(self.result)
@@ -121,17 +121,17 @@ class Submission(ABC):
         self.result = None
 
     def reject(self, error: AccelError) -> None:
-        """Answer with an error, which must be this submission's own instance, unless the future has ended."""
+        """End with an error, an instance of this submission's own, unless the future has ended."""
         if not self.future.done():
             self.future.set_exception(error)
         self.release_operands()
         self.result = None
 
     def over(self) -> None:  # noqa: B027 - most have nothing to do then
-        """Take note that what was sent of it has ended, and that it was not all."""
+        """Note that the ops sent so far have ended, and that more were to follow."""
 
     def expire(self, timeout: float, device: str) -> None:
-        """Answer that the deadline has passed; called by the event loop's timer."""
+        """End with the deadline's error; called by the event loop's timer."""
         if not self.future.done():
             what = "was on the device" if self.launched else "had not been launched and will not be"
             self.future.set_exception(
@@ -145,20 +145,25 @@ class BatchSubmission(Submission):
     Attributes
     ----------
     ops : sequence of KernelOp
-        The work. Emptied when the last op has reached the device, so that operands are not kept from being freed.
+        The ops. Emptied once the last one is launched, so that their operands can be freed.
     outputs : list of tuple of AccelRef
         Per op the refs it makes, handed out while recording.
     sound : int
-        How many ops, from the first, are launched although the future has ended: those before the op that failed.
+        Ops from the first on that are launched even if the future has ended: those before the op
+        that failed.
     sent : int
-        How many, from the first, have a place in line.
+        Ops from the first on that were given to a lane.
     places : list of tuple
-        Where those are: a lane, their first number there, the index of the first, and how many.
+        For each group of them: the lane, the first sequence number there, the index of the first
+        op, and their number.
     libraries : tuple of str
         Of the ops.
     """
 
-    __slots__ = ("_kinds", "_plans", "libraries", "ops", "outputs", "places", "sent", "sound")
+    __slots__ = ("kinds", "libraries", "ops", "outputs", "places", "plans", "sent", "sound")
+
+    kinds: Sequence[str]
+    plans: Sequence[Plan]
 
     def __init__(
         self,
@@ -170,53 +175,43 @@ class BatchSubmission(Submission):
     ) -> None:
         super().__init__("batch", future, generation)
         self.ops = ops
-        self._plans = plans
+        self.plans = plans
         self.outputs = outputs
         made = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
         self.writes = writes_of(plans) + made
         self.sound = self.sent = 0
         self.places: list[tuple[Timeline, int, int, int]] = []
         self.libraries = tuple([op.library for op in ops])
-        self._kinds = tuple([op.kind for op in ops])
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """Names of the ops."""
-        return self._kinds
+        self.kinds = tuple([op.kind for op in ops])
 
     @property
     def work(self) -> Hashable:
-        """The last op's kind, and how many ops they are, to the nearest power of two."""
-        return self._kinds[-1], len(self._kinds).bit_length()
+        """The last op's kind, and the number of ops to the nearest power of two."""
+        return self.kinds[-1], len(self.kinds).bit_length()
 
     @property
     def may_have_run(self) -> bool:
-        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        """Whether some of it was launched, or will be although the future has ended."""
         return self.launched > 0 or self.sound > 0
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """What the ops do to memory. Empty when the last op has reached the device."""
-        return self._plans
 
     def is_dropped(self, index: int) -> bool:
         """Whether op ``index`` is not to be launched any more."""
         return index >= self.sound and self.future.done()
 
     def reject_from(self, index: int, error: AccelError) -> None:
-        """Answer with the error of op ``index``."""
+        """See :meth:`Submission.reject_from`."""
         self.void(index)
         if not self.future.done():
             self.sound = index
         self.reject(error)
 
     def release_operands(self) -> None:
-        """Let go of the operands."""
+        """See :meth:`Submission.release_operands`."""
         self.ops = ()
-        self._plans = ()
+        self.plans = ()
 
     def void(self, index: int) -> None:
-        """Make the refs of ops from ``index`` on unusable."""
+        """See :meth:`Submission.void`."""
         for refs in self.outputs[index:]:
             for ref in refs:
                 if not ref.is_freed:
@@ -224,5 +219,5 @@ class BatchSubmission(Submission):
                     ref.owner.dropped.append(ref.buffer)
 
     def void_unsound(self) -> None:
-        """Make the refs unusable of ops after those that are launched although the future has ended."""
+        """See :meth:`Submission.void_unsound`."""
         self.void(self.sound)
