@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel.errors import OutOfMemoryError
-from accel.memory import Allocator, MemfdSlab
+from accel.memory import Allocator, Dependency, MemfdSlab, Usage
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -29,3 +29,12 @@ class Source:
 
 def make(source: Source, *, limit: int | None = None, slab_bytes: int = MIB) -> Allocator:
     return Allocator(source, device="cpu:0", limit=limit, slab_bytes=slab_bytes, granularity=64 * KIB)
+
+
+def pending(allocator: Allocator) -> list[Dependency]:
+    """Return what freed memory waits for."""
+    uses = Usage()
+    for chunks in allocator._memory.resting.values():
+        for chunk in chunks:
+            uses.merge(chunk.usage)
+    return uses.pending()

@@ -9,15 +9,14 @@ from accel.memory.block import FREED, AllocatorStatistics, Block
 from accel.memory.growth import SlabRequest
 from accel.memory.restored import restore_blocks
 from accel.memory.reuse import FreeMemory
-from accel.memory.space import ALIGNMENT, LIVE, Slab
-from accel.memory.usage import Usage
+from accel.memory.space import ALIGNMENT, LIVE, RESTING, Slab, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from accel.backend import SlabMemory
     from accel.memory.space import Chunk
-    from accel.memory.usage import Dependency, Timeline
+    from accel.memory.usage import Timeline
 
 __all__ = ["Allocator", "SlabRequest"]
 
@@ -61,15 +60,14 @@ class Allocator:
     **Stream-ordered reuse.** Blocks are freed while the device may still work on them. A freed
     block rests as it is, with its pending uses, and is given out again at once to a new block of
     the same size if those uses are over, or are all on the timeline that asks (stream order
-    keeps the later work later). Otherwise fresh memory is preferred. When there is no other room,
-    memory with uses pending elsewhere is reused all the same: the new block's :class:`Usage`
-    *inherits* the pending uses, so that its first writer is told to wait for them like for any
-    other dependency. So no buffer is overwritten under a running kernel, and the host never waits
-    for that.
+    keeps the later work later). Otherwise clean memory is preferred, and when that has no room, what
+    rests and is idle is merged. When there is no other room, memory with uses pending elsewhere is
+    reused all the same: the new block's :class:`Usage` *inherits* the pending uses, so that its
+    first writer is told to wait for them like for any other dependency. So no buffer is overwritten
+    under a running kernel, and the host never waits for that.
 
     **Waste.** A block reserves less than 12.5 % more than asked for, rounded up to 256 bytes.
-    Resting blocks are few per size, go back into the merged free memory when that runs out, and do
-    so before the allocator asks for another slab.
+    What rests is merged before the allocator asks for another slab.
     """
 
     def __init__(
@@ -96,8 +94,7 @@ class Allocator:
         """Sum of the slabs."""
         self._create_slab = create_slab
         self._requests: set[SlabRequest] = set()
-        self._memory = FreeMemory(self.slab_bytes)
-        self._live = self._high_water = self._allocations = 0
+        self._memory = FreeMemory()
         self._closed = False
 
     # -- blocks
@@ -122,21 +119,18 @@ class Allocator:
         """
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
-        chunk = self._memory.allocate(nbytes, timeline)
+        size = round_up(nbytes)
+        resting = self._memory.resting.get(size)
+        # Nearly always the one of this size that was freed last will do.
+        if resting and resting[-1].usage.is_idle_for(timeline):
+            chunk: Chunk | None = resting.pop()
+        else:
+            chunk = self._memory.allocate(size, timeline)
         if chunk is None:
             return None
         chunk.state = LIVE
-        usage = chunk.usage
-        if usage is None:
-            usage = Usage()
-        else:
-            chunk.usage = None
-        self.used = used = self.used + chunk.size
-        if used > self._high_water:
-            self._high_water = used
-        self._live += 1
-        self._allocations += 1
-        return Block(chunk, nbytes, usage)
+        self.used += size
+        return Block(chunk, nbytes)
 
     def free(self, block: Block) -> None:
         """Give a block back. Its recorded uses may be pending; record all of them before.
@@ -160,9 +154,9 @@ class Allocator:
         block.usage = FREED
         block.address = 0
         self.used -= chunk.size
-        self._live -= 1
         if not self._closed:
-            self._memory.free(chunk)
+            chunk.state = RESTING
+            self._memory.resting[chunk.size].append(chunk)
 
     # -- growing and shrinking
 
@@ -190,7 +184,7 @@ class Allocator:
             raise ClosedError("the allocator is closed", device=self.device)
         if nbytes >= _BEYOND:
             raise self.out_of_memory(nbytes)
-        least = -(-self._memory.size_class(nbytes).size // self.granularity) * self.granularity
+        least = -(-round_up(nbytes) // self.granularity) * self.granularity
         release: list[Slab] = []
         room = self._room()
         if last_resort or (room is not None and room < least):
@@ -229,7 +223,8 @@ class Allocator:
         self._requests.discard(request)
         request.on_adopted()
         self.reserved += slab.nbytes
-        self._memory.space.add_slab(Slab(slab, self))
+        found = Slab(slab, self)
+        self._memory.space.add_slab(found, (found.first,))
 
     def restore(self, slab: SlabMemory, blocks: Iterable[tuple[int, int, int]]) -> list[Block]:
         """Add a slab that was another allocator's, with what is left in it; the rest of it is free.
@@ -256,12 +251,10 @@ class Allocator:
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
         found = Slab(slab, self)
-        made, free = restore_blocks(found, blocks, self._memory)
-        self._memory.space.restore_slab(found, free)
+        made, clean = restore_blocks(found, blocks)
+        self._memory.space.add_slab(found, clean)
         self.reserved += slab.nbytes
         self.used += sum(block.size for block in made)
-        self._high_water = max(self._high_water, self.used)
-        self._live += len(made)
         return made
 
     def cancel(self, request: SlabRequest) -> list[SlabMemory]:
@@ -314,7 +307,7 @@ class Allocator:
         """
         self._closed = True
         slabs = self.slabs()
-        self._memory = FreeMemory(self.slab_bytes)
+        self._memory = FreeMemory()
         self._requests.clear()
         self.reserved = 0
         return slabs
@@ -347,13 +340,6 @@ class Allocator:
         """Return the slabs, oldest first."""
         return [slab.memory for slab in self._memory.space.slabs]
 
-    def pending(self) -> list[Dependency]:
-        """Return what freed memory still waits for.
-
-        When that is over, more can be merged, trimmed or given out: wait before giving up.
-        """
-        return self._memory.pending()
-
     def out_of_memory(self, nbytes: int) -> OutOfMemoryError:
         """Return the error that says that there is no room for ``nbytes``."""
         limit = "" if self.limit is None else f" of at most {self.limit}"
@@ -371,12 +357,14 @@ class Allocator:
 
         Looks at every block; ``used``, ``reserved`` and ``limit`` alone are attributes.
         """
-        largest = 0
+        largest = live = 0
         for slab in self._memory.space.slabs:
             run = 0
             chunk: Chunk | None = slab.first
             while chunk is not None:
-                run = 0 if chunk.state == LIVE else run + chunk.size
+                is_live = chunk.state == LIVE
+                live += is_live
+                run = 0 if is_live else run + chunk.size
                 largest = max(largest, run)
                 chunk = chunk.next
         free = self.reserved - self.used
@@ -384,14 +372,11 @@ class Allocator:
             used=self.used,
             reserved=self.reserved,
             limit=self.limit,
-            live_blocks=self._live,
+            live_blocks=live,
             free_bytes=free,
             largest_free=largest,
             slabs=len(self._memory.space.slabs),
             fragmentation=1 - largest / free if free else 0.0,
-            high_water=self._high_water,
-            allocations=self._allocations,
-            reuses=self._memory.reuses,
         )
 
     def _room(self) -> int | None:

@@ -51,12 +51,12 @@ class Block:
 
     __slots__ = ("_chunk", "address", "nbytes", "size", "usage")
 
-    def __init__(self, chunk: Chunk, nbytes: int, usage: Usage) -> None:
+    def __init__(self, chunk: Chunk, nbytes: int) -> None:
         self._chunk: Chunk | None = chunk
         self.address = chunk.address
         self.nbytes = nbytes
         self.size = chunk.size
-        self.usage = usage
+        self.usage = chunk.usage
 
     def __repr__(self) -> str:
         where = "freed" if self._chunk is None else f"at {self.address:#x}"
@@ -106,12 +106,6 @@ class AllocatorStatistics:
         Number of slabs.
     fragmentation
         Share of the free memory that is outside the longest run, 0 to 1.
-    high_water
-        The most that ``used`` ever was.
-    allocations
-        Blocks handed out so far.
-    reuses
-        How many of them got the memory of one freed block as it was.
     """
 
     used: int
@@ -122,6 +116,3 @@ class AllocatorStatistics:
     largest_free: int
     slabs: int
     fragmentation: float
-    high_water: int
-    allocations: int
-    reuses: int

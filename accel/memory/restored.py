@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 from accel.errors import InvalidArgumentError
 from accel.memory.block import Block
 from accel.memory.space import ALIGNMENT, LIVE
-from accel.memory.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accel.memory.reuse import FreeMemory
     from accel.memory.space import Chunk, Slab
 
 __all__ = ["restore_blocks"]
 
 
-def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: FreeMemory) -> tuple[list[Block], list[Chunk]]:
+def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]]) -> tuple[list[Block], list[Chunk]]:
     """Cut a new slab, clean and in no bin, into live blocks and the clean chunks between them.
 
     Parameters
@@ -27,8 +25,6 @@ def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: F
         All of it is clean.
     blocks
         For each block its offset, the bytes asked for and the bytes reserved.
-    memory
-        Knows the classes of sizes.
 
     Returns
     -------
@@ -60,8 +56,7 @@ def restore_blocks(slab: Slab, blocks: Iterable[tuple[int, int, int]], memory: F
             rest = rest.split(start - rest.address)
         chunk, rest = rest, rest.split(size) if rest.size > size else None
         chunk.state = LIVE
-        chunk.home = memory.size_class(nbytes)
-        made[at] = Block(chunk, nbytes, Usage())
+        made[at] = Block(chunk, nbytes)
     if rest is not None:
         clean.append(rest)
     return [made[at] for at in range(len(wanted))], clean

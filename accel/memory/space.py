@@ -1,24 +1,26 @@
-"""The address space of the slabs: chunks in a row, and bins of those that are free and idle.
+"""The address space of the slabs: chunks in a row, and those that are clean, by size.
 
 Only the allocator uses this. A chunk is in one of three states: *live* (a block has it), *resting*
-(freed as it is, perhaps with pending uses; the allocator keeps those), or *clean* (free, without
-uses, merged with its clean neighbours, and in a bin). Keeping apart what has pending uses means
-that a short use of one block never makes a large piece of fresh memory wait.
+(freed as it is, perhaps with pending uses; the allocator keeps those by size), or *clean* (free,
+idle, and merged with its clean neighbours). Keeping apart what has pending uses means that a short
+use of one block never makes a large piece of fresh memory wait.
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
+from bisect import bisect_left, insort
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from accel.errors import InvalidArgumentError
+from accel.memory.usage import Usage
+
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Iterable
 
     from accel.backend import SlabMemory
-    from accel.memory.usage import Usage
 
-__all__ = ["ALIGNMENT", "BASE", "CLEAN", "LIVE", "RESTING", "Chunk", "SizeClass", "Slab", "Space", "bin_of", "free_run", "round_up"]
+__all__ = ["ALIGNMENT", "BASE", "CLEAN", "LIVE", "RESTING", "Chunk", "Slab", "Space", "free_run", "round_up"]
 
 BASE: Final = 4096
 """The lowest address at which memory can be: the first page of a process is never mapped, so that a null pointer is below it."""
@@ -26,11 +28,8 @@ BASE: Final = 4096
 ALIGNMENT: Final = 256
 """Every block starts at a multiple of it, and every size is one."""
 
-_UNIT_BITS: Final = ALIGNMENT.bit_length() - 1
 _COARSE_ABOVE: Final = 16 << 20
 _COARSE: Final = 2 << 20
-_BINS: Final = 8 * 48
-_CHOICE: Final = 8
 
 # States of a chunk. Plain ints: comparing enum members costs more than the rest of a step here.
 LIVE: Final = 0
@@ -38,6 +37,7 @@ RESTING: Final = 1
 CLEAN: Final = 2
 
 
+@lru_cache(maxsize=4096)
 def round_up(nbytes: int) -> int:
     """Return what is reserved for ``nbytes``: eight sizes per doubling, so less than 12.5 % more.
 
@@ -45,28 +45,19 @@ def round_up(nbytes: int) -> int:
 
     Above 16 MiB it is whole multiples of 2 MiB: one eighth of a large buffer would be too much to
     give away.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``nbytes`` is negative.
     """
+    if nbytes < 0:
+        raise InvalidArgumentError(f"a block cannot have {nbytes} bytes")
     if nbytes > _COARSE_ABOVE:
         return -(-nbytes // _COARSE) * _COARSE
-    units = (nbytes + ALIGNMENT - 1) >> _UNIT_BITS or 1
+    units = -(-nbytes // ALIGNMENT) or 1
     shift = max((units - 1).bit_length() - 4, 0)
-    return -(-units >> shift) << shift << _UNIT_BITS
-
-
-def bin_of(size: int) -> int:
-    """Return the bin for a free chunk of ``size``.
-
-    The bins' lower bounds are the sizes of :func:`round_up` without its coarse part.
-    """
-    units = size >> _UNIT_BITS
-    shift = units.bit_length() - 4
-    return units if shift < 0 else (units >> shift) + 8 * shift
-
-
-def _least(index: int) -> int:
-    """Return the smallest size of a bin."""
-    shift = max(index // 8 - 1, 0)
-    return (index - 8 * shift) << shift << _UNIT_BITS
+    return (-(-units >> shift) << shift) * ALIGNMENT
 
 
 class Slab:
@@ -92,36 +83,10 @@ class Slab:
         return chunk is not None
 
 
-class SizeClass:
-    """Blocks of one size: where freed ones rest, and where clean memory for new ones is.
-
-    Attributes
-    ----------
-    size : int
-        Bytes reserved for a block.
-    rest : deque of Chunk
-        Freed chunks, oldest first. The coarse sizes share one.
-    keep : int
-        How many idle ones may rest there.
-    """
-
-    __slots__ = ("first_bin", "keep", "partial_bin", "rest", "size")
-
-    def __init__(self, size: int, rest: deque[Chunk], keep: int) -> None:
-        self.size = size
-        self.rest = rest
-        self.keep = keep
-        index = bin_of(size)
-        # A coarse size lies inside a bin, and only part of that bin's chunks are large enough.
-        exact = _least(index) == size
-        self.first_bin = index if exact else index + 1
-        self.partial_bin = -1 if exact else index
-
-
 class Chunk:
     """A piece of a slab, linked to its neighbours."""
 
-    __slots__ = ("address", "home", "next", "prev", "size", "slab", "state", "usage")
+    __slots__ = ("address", "next", "prev", "size", "slab", "state", "usage")
 
     def __init__(self, slab: Slab, address: int, size: int) -> None:
         self.slab = slab
@@ -130,9 +95,7 @@ class Chunk:
         self.state = CLEAN
         self.prev: Chunk | None = None
         self.next: Chunk | None = None
-        self.usage: Usage | None = None
-        # Set while it is live or resting: the class whose `rest` it goes to, or is in.
-        self.home: SizeClass | None = None
+        self.usage = Usage()  # of the block that it was last; pending ones only while it rests
 
     def split(self, size: int) -> Chunk:
         """Cut everything after ``size`` bytes off and return it; it is in no bin yet."""
@@ -165,26 +128,23 @@ def free_run(chunk: Chunk) -> list[Chunk]:
     return run
 
 
-_address: Final = attrgetter("address")
-
-
 class Space:
-    """The clean chunks of all slabs, in bins by size. A bit per bin says whether it has any."""
+    """The clean chunks of all slabs.
 
-    __slots__ = ("_bins", "_filled", "slabs")
+    Attributes
+    ----------
+    slabs : list of Slab
+        Oldest first.
+    """
+
+    __slots__ = ("_clean", "slabs")
 
     def __init__(self) -> None:
-        self._bins: list[dict[Chunk, None]] = [{} for _ in range(_BINS)]
-        self._filled = 0
         self.slabs: list[Slab] = []
+        self._clean: list[tuple[int, int, Chunk]] = []  # sorted by size, then by address
 
-    def add_slab(self, slab: Slab) -> None:
-        """Add a new slab, all of it clean."""
-        self.slabs.append(slab)
-        self._insert(slab.first)
-
-    def restore_slab(self, slab: Slab, clean: Iterable[Chunk]) -> None:
-        """Add a slab some of which is taken; ``clean`` are its other chunks."""
+    def add_slab(self, slab: Slab, clean: Iterable[Chunk]) -> None:
+        """Add a slab, and those of its chunks that are clean."""
         self.slabs.append(slab)
         for chunk in clean:
             self._insert(chunk)
@@ -194,44 +154,22 @@ class Space:
         self.slabs.remove(slab)
         self.remove(slab.first)
 
-    def allocate(self, wanted: SizeClass) -> Chunk | None:
-        """Cut a chunk of exactly the wanted size from clean memory.
+    def allocate(self, size: int) -> Chunk | None:
+        """Cut a chunk of exactly ``size`` bytes from clean memory: of the smallest that has them.
 
         Its state is for the caller to set. ``None`` if there is none.
         """
-        size = wanted.size
-        chunk = self._allocate_partial(wanted) if wanted.partial_bin >= 0 else None
-        if chunk is None:
-            filled = self._filled >> wanted.first_bin
-            if not filled:
-                return None
-            index = wanted.first_bin + (filled & -filled).bit_length() - 1
-            chunks = self._bins[index]
-            # The lowest address keeps the ends of slabs free for large blocks. Where there are many
-            # to choose from, it would cost more than it helps.
-            if 1 < len(chunks) <= _CHOICE:
-                chunk = min(chunks, key=_address)
-                del chunks[chunk]
-            else:
-                chunk = chunks.popitem()[0]
-            if not chunks:
-                self._filled ^= 1 << index
+        clean = self._clean
+        at = bisect_left(clean, (size,))
+        if at == len(clean):
+            return None
+        chunk = clean.pop(at)[2]
         if chunk.size > size:
             self._insert(chunk.split(size))
         return chunk
 
-    def _allocate_partial(self, wanted: SizeClass) -> Chunk | None:
-        if wanted.partial_bin >= _BINS:
-            return None  # no slab is that large
-        fitting = [chunk for chunk in self._bins[wanted.partial_bin] if chunk.size >= wanted.size]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda chunk: chunk.size)
-        self.remove(best)
-        return best
-
-    def add(self, chunk: Chunk) -> None:
-        """Make ``chunk`` clean: forget its uses, and merge it with its clean neighbours."""
+    def add(self, chunk: Chunk) -> int:
+        """Make an idle chunk clean: merge it with its clean neighbours, and return their size."""
         after = chunk.next
         if after is not None and after.state == CLEAN:
             self.remove(after)
@@ -242,19 +180,12 @@ class Space:
             before.absorb_next()
             chunk = before
         chunk.state = CLEAN
-        chunk.usage = None
-        chunk.home = None
         self._insert(chunk)
+        return chunk.size
 
     def remove(self, chunk: Chunk) -> None:
-        """Remove a clean chunk from its bin."""
-        index = bin_of(chunk.size)
-        chunks = self._bins[index]
-        del chunks[chunk]
-        if not chunks:
-            self._filled ^= 1 << index
+        """Remove a clean chunk."""
+        del self._clean[bisect_left(self._clean, (chunk.size, chunk.address))]
 
     def _insert(self, chunk: Chunk) -> None:
-        index = bin_of(chunk.size)
-        self._bins[index][chunk] = None
-        self._filled |= 1 << index
+        insort(self._clean, (chunk.size, chunk.address, chunk))

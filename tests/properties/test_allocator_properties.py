@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from accel.errors import InvalidArgumentError, OutOfMemoryError, StaleRefError
 from accel.memory import Allocator, Block, Timeline
-from accel.memory.space import CLEAN, LIVE, RESTING, Chunk
+from accel.memory.space import CLEAN, LIVE, RESTING, Chunk, Slab
+from tests.memory_support import pending
 
 SLAB = 16 << 10
 GRANULARITY = 1 << 10
@@ -36,6 +37,13 @@ class FakeSlab:
         self.closed = True
 
 
+def chunks_of(slab: Slab) -> list[Chunk]:
+    chunks = [slab.first]
+    while chunks[-1].next is not None:
+        chunks.append(chunks[-1].next)
+    return chunks
+
+
 sizes = st.one_of(st.integers(0, 3000), st.sampled_from([0, 1, 256, 257, 2048, 2049, 4096, SLAB - 1, SLAB, SLAB + 1, 3 * SLAB]))
 streams = st.integers(0, STREAMS - 1)
 
@@ -50,7 +58,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.timelines = [Timeline(str(number)) for number in range(STREAMS)]
         self.live: list[Block] = []
         self.uses: list[Use] = []
-        self.allocations = self.high_water = 0
 
     def create(self, nbytes: int) -> FakeSlab:
         assert nbytes % GRANULARITY == 0
@@ -80,8 +87,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         for timeline, seq in self.pending_in(start, end).items():
             assert inherited.get(timeline, 0) >= seq, f"{block} forgets that {timeline} is at work in it up to {seq}"
         self.live.append(block)
-        self.allocations += 1
-        self.high_water = max(self.high_water, sum(each.size for each in self.live))
 
     @rule(nbytes=sizes, stream=st.one_of(st.none(), streams))
     def allocate(self, nbytes: int, stream: int | None) -> None:
@@ -195,21 +200,26 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert state.reserved == self.allocator.reserved == sum(slab.nbytes for slab in self.made if not slab.closed)
         assert state.live_blocks == len(self.live)
         assert (state.free_bytes, state.largest_free) == (sum(gaps), max(gaps, default=0))
-        assert (state.allocations, state.high_water) == (self.allocations, self.high_water)
-        assert state.reuses <= state.allocations
         assert state.limit is None or state.reserved <= state.limit
         assert 0 <= state.fragmentation <= 1
+
+    @invariant()
+    def what_rests_is_found_by_its_size(self) -> None:
+        memory = self.allocator._memory
+        resting = [chunk for size, chunks in memory.resting.items() for chunk in chunks if (chunk.size, chunk.state) == (size, RESTING)]
+        assert len(resting) == sum(len(chunks) for chunks in memory.resting.values())
+        clean = [(chunk.size, chunk.address) for slab in memory.space.slabs for chunk in chunks_of(slab) if chunk.state == CLEAN]
+        assert sorted(clean) == [(size, address) for size, address, _ in memory.space._clean]
 
     @invariant()
     def chunks_cover_the_slabs_and_clean_ones_are_merged(self) -> None:
         for slab in self.allocator._memory.space.slabs:
             at = slab.memory.address
             previous: Chunk | None = None
-            chunk: Chunk | None = slab.first
-            while chunk is not None:
+            for chunk in chunks_of(slab):
                 assert (chunk.address, chunk.prev, chunk.state in (LIVE, RESTING, CLEAN)) == (at, previous, True)
                 assert chunk.state != CLEAN or previous is None or previous.state != CLEAN
-                at, previous, chunk = at + chunk.size, chunk, chunk.next
+                at, previous = at + chunk.size, chunk
             assert at == slab.memory.address + slab.size
 
     def teardown(self) -> None:
@@ -219,7 +229,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.allocator.free(block)
         for timeline in self.timelines:
             timeline.complete(timeline.issued)
-        assert self.allocator.pending() == []
+        assert pending(self.allocator) == []
         for slab in self.allocator.trim(everything=True):
             slab.close()
         assert all(slab.closed for slab in self.made), "not everything merged, or a slab was lost"
