@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from accel.actors.portal import Portal
     from accel.actors.ref import ActorRef
-    from accel.actors.supervision import RestartBudget, RestartStrategy
+    from accel.actors.supervision import RestartStrategy
     from accel.actors.tree import ActorTree
 
 __all__ = ["Actor", "ActorContext", "ActorSystemLike", "ContextTarget"]
@@ -130,7 +130,7 @@ class ActorSystemLike(Protocol):
 
     async def spawn(
         self,
-        actor: type[Actor[M, R]],
+        actor: Callable[..., Actor[M, R]],
         *args: Any,
         name: str | None = None,
         mailbox_size: int = 1024,
@@ -153,7 +153,6 @@ class ContextTarget(Protocol):
     ref: ActorRef[Any, Any]
     loop: asyncio.AbstractEventLoop
     deadline: float | None
-    budget: RestartBudget
 
     @property
     def system(self) -> ActorSystemLike:
@@ -167,7 +166,7 @@ class ContextTarget(Protocol):
     def children(self) -> Mapping[str, ContextTarget]:
         """The living actors that this one spawned, by name."""
 
-    async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
+    async def spawn_child(self, actor: Callable[..., Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
         """See :meth:`ActorContext.spawn`."""
 
 
@@ -213,17 +212,9 @@ class ActorContext:
         """Loop time by which the sender needs the answer to the current message; ``None`` if it set no ``timeout``."""
         return self._cell.deadline
 
-    def restarts_left(self) -> int:
-        """Return how many restarts the budget allows now."""
-        return self._cell.budget.left()
-
-    def charge_restart(self) -> None:
-        """Count one restart that was free, as :attr:`Directive.RENEW` makes it, against the budget after all."""
-        self._cell.budget.charge()
-
     async def spawn(
         self,
-        actor: type[Actor[M, R]],
+        actor: Callable[..., Actor[M, R]],
         *args: Any,
         name: str | None = None,
         mailbox_size: int = 1024,

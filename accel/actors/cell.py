@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accel.actors.actor import ActorSystemLike
     from accel.actors.home import Home
     from accel.actors.ref import RefTarget
+    from accel.actors.supervision import Directive
 
 __all__ = ["ActorCell", "ActorPlace"]
 
@@ -64,16 +65,17 @@ class ActorCell:
         "__weakref__",
         "_actor",
         "_args",
-        "_class",
         "_context",
         "_escalates",
         "_failure",
         "_incarnation",
         "_interrupts",
         "_kwargs",
+        "_make",
         "_place",
         "_reason",
         "_stop",
+        "_verdict",
         "budget",
         "carries_context",
         "children",
@@ -101,7 +103,7 @@ class ActorCell:
     def __init__(
         self,
         place: ActorPlace,
-        factory: tuple[type[Actor[Any, Any]], tuple[Any, ...], dict[str, Any]],
+        factory: tuple[Callable[..., Actor[Any, Any]], tuple[Any, ...], dict[str, Any]],
         name: str,
         mailbox_size: int,
         strategy: RestartStrategy,
@@ -123,8 +125,8 @@ class ActorCell:
         self.failures = 0
         self.deadline: float | None = None
         self.interruptible = Stop.NO  # the lowest level of request that may cancel what the task awaits now; NO: none may
-        self._class, self._args, self._kwargs = factory
-        self.carries_context = self._class.carries_context
+        self._make, self._args, self._kwargs = factory
+        self.carries_context = Actor.carries_context  # until there is an instance
         self._actor: Actor[Any, Any] | None = None
         self._context = ActorContext(self)
         # Of the newest instance, also after it failed: messages can be refused between two instances too.
@@ -134,6 +136,7 @@ class ActorCell:
         self._interrupts = 0  # cancellations of the task made here and not delivered yet
         self._reason: BaseException | None = None  # the failure that the interruption stands for
         self._failure: BaseException | None = None  # from _serve to _recover, so that no suspended frame holds it
+        self._verdict: Directive | None = None  # on the next failure, if it was decided when that was reported
         self._escalates = False
         self.watchers: dict[RefTarget, None] = {}
         self.watched: dict[RefTarget, None] = {}
@@ -147,9 +150,10 @@ class ActorCell:
         self._stop = level
         if self.state is ActorState.RUNNING:
             self.state = ActorState.DRAINING
-        self.mailbox.close()
-        if level >= Stop.NOW:
-            self._refuse_queued(None)
+        if level < Stop.NOW:
+            self.mailbox.close()
+        else:
+            self._refuse_messages(None)
             for child in tuple(self.children.values()):
                 child.request_stop(level)
             self._interrupt(level, None)
@@ -162,13 +166,14 @@ class ActorCell:
         try:
             return actor.receive_now(message, self._context)
         except Exception as error:
-            self.fail(error)
+            self.fail(error, None)
             return True
 
-    def fail(self, error: Exception) -> bool:
+    def fail(self, error: Exception, verdict: Directive | None) -> bool:
         """Make the actor fail with ``error``; see :meth:`ActorRef.fail`."""
         if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
             return False
+        self._verdict = self._verdict or verdict  # of two failures, the first counts
         if not self.interruptible or current_task() is self.task:
             self.mailbox.put_system(Failure(error, self._incarnation))
         elif not self._interrupts:  # of two failures, the first counts
@@ -221,7 +226,7 @@ class ActorCell:
             children=(*[child.snapshot() for child in self.children.values()], *(() if self._actor is None else self._actor.owned())),
         )
 
-    async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
+    async def spawn_child(self, actor: Callable[..., Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
         """Start a child; see :meth:`ActorContext.spawn`."""
         if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
             raise ActorStoppedError(f"actor {self.path!r} is {self.state.value} and has no more children")
@@ -245,10 +250,10 @@ class ActorCell:
 
     def _finish(self, outcome: BaseException | None) -> None:
         """Run the last part of the end, which needs no waiting."""
+        if self.state is not ActorState.STOPPING:
+            self._refuse_messages(outcome)
         self.state = ActorState.STOPPED
         self.error = outcome
-        self.mailbox.close(outcome)
-        self._refuse_queued(outcome)
         if not self.started.done():
             self.started.set_exception(outcome if isinstance(outcome, Exception) else self._stopped_error(outcome))
         self._actor, self._args, self._kwargs, self.refuse = None, (), {}, None
@@ -268,9 +273,11 @@ class ActorCell:
             if self.parent is None:
                 logger.error("actor_escalated_to_system", actor=self.path, error=outcome)
             else:
-                self.parent.fail(outcome)
+                self.parent.fail(outcome, None)
 
-    def _refuse_queued(self, cause: BaseException | None) -> None:
+    def _refuse_messages(self, cause: BaseException | None) -> None:
+        """Refuse the queued messages, and those that are sent from now on."""
+        self.mailbox.close(cause)
         if self.mailbox.is_empty:
             return
         lost = 0

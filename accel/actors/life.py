@@ -13,15 +13,18 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from accel._log import get_logger
+from accel.actors.actor import Actor
 from accel.actors.cell import ActorCell
 from accel.actors.envelope import FAILED, HANDLED, Envelope, Failure, Stop, own_instance, relay
 from accel.actors.mailbox import ENDED, NOTHING
 from accel.actors.ref import ActorState
 from accel.actors.supervision import Directive, default_decision
-from accel.errors import AccelError
+from accel.errors import AccelError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from accel.actors.supervision import RestartStrategy
 
 __all__ = ["ActorLife"]
 
@@ -83,8 +86,12 @@ class ActorLife(ActorCell):
         self._incarnation += 1
         error: BaseException | None = None
         try:
-            self._actor = self._class(*self._args, **self._kwargs)
-            self.refuse = self._actor.refused
+            self._actor = self._make(*self._args, **self._kwargs)
+            if not isinstance(self._actor, Actor):
+                raise InvalidArgumentError(  # noqa: TRY301
+                    f"{self._make!r} made {self._actor!r:.200}", remedy="Return an instance of a subclass of Actor."
+                )
+            self.refuse, self.carries_context = self._actor.refused, self._actor.carries_context
             self.interruptible = _NOW
             await self._actor.started(self._context)
         except BaseException as caught:
@@ -214,60 +221,55 @@ class ActorLife(ActorCell):
             raise asyncio.CancelledError
         return None if self._stop >= Stop.NOW else reason
 
+    def _ask(self, strategy: RestartStrategy, error: BaseException) -> Directive:
+        """Return what the strategy decides."""
+        directive = default_decision(error, strategy.on_exception)
+        if strategy.decide is None:
+            return directive
+        try:
+            return Directive(strategy.decide(error))
+        except Exception as broken:
+            logger.exception("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
+            return directive
+
     def _decide(self, error: BaseException) -> Directive:
-        strategy = self.budget.strategy
-        decide, directive = strategy.decide, default_decision(error, strategy.on_exception)
-        if decide is not None:
-            try:
-                directive = Directive(decide(error))
-            except Exception as broken:
-                logger.exception("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
+        directive, self._verdict = self._verdict, None
+        if directive is None:
+            directive = self._ask(self.budget.strategy, error)
         log = logger.debug if directive is Directive.RESUME and isinstance(error, AccelError) else logger.warning
         log("actor_failed", actor=self.path, directive=directive.value, error=error)
         self._escalates = directive is Directive.ESCALATE
         return directive
 
     async def _recover(self) -> BaseException | None:
-        """Apply the strategy to ``_failure``. Return ``None`` if the actor continues, else the error to stop with."""
+        """Apply the strategy to ``_failure``, and to each start of a fresh instance that fails.
+
+        Returns
+        -------
+        BaseException or None
+            ``None`` if the actor goes on, or was stopped meanwhile; else the error to stop with.
+        """
         error, self._failure = self._failure, None
-        if error is None or self._stop >= Stop.NOW:
-            return None
-        directive = self._decide(error)
-        if directive is Directive.RESUME:
-            return None
-        if directive in (Directive.RESTART, Directive.RENEW):
-            delay = self.budget.renew(0) if directive is Directive.RENEW else self.budget.request()
-            if delay is not None:
-                await self._tear_down(error)
-                del error  # not to be kept over the delay
-                return await self._come_back(delay)
-            logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
-        return error
-
-    async def _tear_down(self, error: BaseException) -> None:
-        self.state = ActorState.RESTARTING
-        await self._hook("restarting", error)
-        await self._stop_children(Stop.NOW)
-
-    async def _come_back(self, delay: float) -> BaseException | None:
-        """Start a fresh instance, as often as the budget allows. Return ``None`` once it started or the actor was stopped, else the last error."""
-        in_vain = 0
-        while True:
-            self.state = ActorState.RESTARTING
-            await self._pause(delay)
-            error = await self._start()
-            if error is None:
-                return None
+        starts = 0
+        while error is not None and self._stop < Stop.NOW:
             directive = self._decide(error)
             if directive in (Directive.STOP, Directive.ESCALATE):
                 return error
-            in_vain += 1
-            again = self.budget.renew(in_vain) if directive is Directive.RENEW else self.budget.request()
-            if again is None:
+            if directive is Directive.RESUME and not starts:
+                return None
+            delay = self.budget.renew(starts) if directive is Directive.RENEW else self.budget.request()
+            if delay is None:
                 logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
                 return error
-            delay = again
-            del error
+            self.state = ActorState.RESTARTING
+            if not starts:
+                await self._hook("restarting", error)
+                await self._stop_children(Stop.NOW)
+            del error  # not to be kept over the delay
+            await self._pause(delay)
+            starts += 1
+            error = await self._start()
+        return None
 
     async def _pause(self, delay: float) -> None:
         if delay <= 0 or self._stop >= Stop.NOW:
@@ -310,7 +312,6 @@ class ActorLife(ActorCell):
 
     async def _wind_down(self, outcome: BaseException | None) -> None:
         self.state = ActorState.STOPPING
-        self.mailbox.close(outcome)
-        self._refuse_queued(outcome)
+        self._refuse_messages(outcome)
         await self._stop_children(Stop.DRAIN if outcome is None and self._stop <= Stop.DRAIN else max(self._stop, Stop.NOW))
         await self._hook("stopped")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.actors.home import Home
+    from accel.actors.supervision import Directive, RestartBudget
 
 __all__ = ["ActorRef", "ActorState", "ActorStatistics", "RefTarget", "Terminated"]
 
@@ -97,6 +98,7 @@ class RefTarget(Protocol):
     stopped: asyncio.Event
     watchers: dict[RefTarget, None]
     watched: dict[RefTarget, None]
+    budget: RestartBudget
 
     def statistics(self) -> ActorStatistics:
         """Return the actor's counters."""
@@ -107,7 +109,7 @@ class RefTarget(Protocol):
     def request_stop(self, level: Stop) -> None:
         """Ask the actor to stop."""
 
-    def fail(self, error: Exception) -> bool:
+    def fail(self, error: Exception, verdict: Directive | None) -> bool:
         """See :meth:`ActorRef.fail`."""
 
     def is_ancestor_of(self, task: asyncio.Task[Any] | None) -> bool:
@@ -367,7 +369,7 @@ class ActorRef(Generic[M_contra, R_co]):
         await self._cell.stopped.wait()
         return self._cell.error
 
-    def fail(self, error: Exception) -> bool:
+    def fail(self, error: Exception, verdict: Directive | None = None) -> bool:
         """Fail the actor as if its ``receive`` had raised ``error`` now: for code on the loop that detects a failure first.
 
         The failure overtakes all messages, and cancels a ``receive`` (or ``started``) in progress; the sender's ``ask`` of that message raises
@@ -377,6 +379,8 @@ class ActorRef(Generic[M_contra, R_co]):
         ----------
         error
             The input of the restart strategy.
+        verdict
+            What happens to the actor; ``None``: its restart strategy decides.
 
         Returns
         -------
@@ -395,7 +399,15 @@ class ActorRef(Generic[M_contra, R_co]):
         cell = self._cell
         if _get_running_loop() is not cell.loop:
             raise cell.home.not_here()
-        return cell.fail(error)
+        return cell.fail(error, verdict)
+
+    def restarts_left(self) -> int:
+        """Return how many restarts the budget allows now."""
+        return self._cell.budget.left()
+
+    def charge_restart(self) -> None:
+        """Count one restart that was free, as :attr:`Directive.RENEW` makes it, against the budget after all."""
+        self._cell.budget.charge()
 
     def watch(self, watcher: ActorRef[Any, Any]) -> None:
         """Send ``watcher`` a :class:`Terminated` message when this actor stops; at once if it has stopped."""

@@ -164,8 +164,10 @@ class RestartBudget:
 
     def left(self) -> int:
         """Return how many restarts would be granted now."""
-        now = self._clock()
-        return self.strategy.max_restarts - sum(now - at < self.strategy.within for at in self._recent)
+        recent, oldest = self._recent, self._clock() - self.strategy.within
+        while recent and recent[0] <= oldest:
+            recent.popleft()
+        return self.strategy.max_restarts - len(recent)
 
     def charge(self) -> None:
         """Count a restart that was free when it was made."""
@@ -184,12 +186,9 @@ class RestartBudget:
         float or None
             Seconds to wait before it; ``None`` when the budget is spent and the circuit is open.
         """
-        now = self._clock()
-        while self._recent and now - self._recent[0] >= self.strategy.within:
-            self._recent.popleft()
-        earlier = len(self._recent)
-        if earlier >= self.strategy.max_restarts:
+        if self.left() <= 0:
             return None
-        self._recent.append(now)
+        earlier = len(self._recent)
+        self._recent.append(self._clock())
         self.restarts += 1
         return self.strategy.delay(earlier, self._rng)

@@ -302,7 +302,7 @@ class ActorSystem(AsyncOnly):
 
     async def spawn(
         self,
-        actor: type[Actor[M, R]],
+        actor: Callable[..., Actor[M, R]],
         *args: Any,
         name: str | None = None,
         mailbox_size: int = 1024,
@@ -314,7 +314,8 @@ class ActorSystem(AsyncOnly):
         Parameters
         ----------
         actor, *args, **kwargs
-            The class and its constructor's arguments; used again for each restart.
+            The class and its constructor's arguments, or a function that returns an instance, and its arguments; called
+            again for each restart.
         name
             Unique among the running actors at this level, without ``/``; ``None`` makes one from the class's name.
         mailbox_size
@@ -376,7 +377,7 @@ class ActorSystem(AsyncOnly):
     async def _spawn_under(
         self,
         parent: ActorCell | None,
-        actor: type[Actor[Any, Any]],
+        actor: Callable[..., Actor[Any, Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
@@ -391,12 +392,12 @@ class ActorSystem(AsyncOnly):
         group = self._group
         if group is None or self._state == "closed":
             raise self._closed("starts no more actors")
-        _check_class(actor)
+        _check_factory(actor)
         if not isinstance(restart, (RestartStrategy, type(None))):
             raise InvalidArgumentError(f"restart is {restart!r}", remedy="Give an accel.RestartStrategy, or None.")
         siblings = self._children if parent is None else parent.children
         if name is None:
-            name = f"{actor.__name__}-{next(self._numbers)}"
+            name = f"{getattr(actor, '__name__', 'actor')}-{next(self._numbers)}"
         _check_name(name, siblings)
         place = ActorPlace(self, home, parent, siblings, self._cells, self._spawn_under)
         strategy = RestartStrategy() if restart is None else restart
@@ -435,14 +436,16 @@ def _check_gil() -> None:
         )
 
 
-def _check_class(actor: object) -> None:
-    """Raise unless ``actor`` is an actor class."""
+def _check_factory(actor: object) -> None:
+    """Raise unless ``actor`` is an actor class, or a function: what that returns is checked when it is called."""
     if isinstance(actor, Actor):
         name = type(actor).__name__
         raise InvalidArgumentError(
             f"spawn takes a class, not an instance of {name}: each restart makes a new one",
             remedy=f"Give the class, and what to make it with: spawn({name}, ...).",
         )
+    if not isinstance(actor, type) and callable(actor):
+        return
     if not (isinstance(actor, type) and issubclass(actor, Actor)):
         raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}", remedy="Subclass accel.Actor, and give the class.")
     if not inspect.iscoroutinefunction(actor.receive):

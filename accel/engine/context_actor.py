@@ -17,7 +17,6 @@ from accel.actors.acquire import acquire
 from accel.backend import TellsFaults
 from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
-from accel.engine.in_flight import fault_behind
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
 from accel.engine.lanes import make_streams
 from accel.engine.op_error import op_error
@@ -85,7 +84,6 @@ class ContextActor(Actor[Never, None]):
             await made.close(abandon=True)
             raise
         self._context = made
-        made.on_fault = context.self_ref.fail
         if isinstance(device, TellsFaults):
             device.on_fault = partial(_told, made)
         self._owner.published(made)
@@ -119,8 +117,6 @@ class ContextActor(Actor[Never, None]):
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""
-        if self._context is not None and self._context.fault is None:
-            self._context.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._close(abandon=True)
 

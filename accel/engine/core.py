@@ -201,9 +201,10 @@ class DeviceCore:
         self.refs.live_generation = 0
         self._had_process_fault |= error.scope >= FaultScope.PROCESS
         self._faulted_at = time.perf_counter()
+        is_followed = follows(error)
         if self.lifecycle.is_final:
             return
-        if follows(error):
+        if is_followed:
             self.lifecycle.rebuilding(error)
         else:
             self.lost(error)

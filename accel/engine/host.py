@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, Terminated
+from accel.actors.supervision import default_decision
 from accel.engine.attribution import attribute
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
-    from accel.actors import ActorRef, ActorTree
+    from accel.actors import ActorRef
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
 
@@ -98,11 +99,9 @@ class Host:
         self._start_forkserver = start_forkserver
         self._start_spare = start_spare
         self._user_decides = core.options.restart.decide
-        self._restart = dataclasses.replace(core.options.restart, decide=self._verdict_for)
-        self._verdict: tuple[AccelError, Directive] | None = None
-        self._restarts_left: Callable[[], int] = lambda: 1
-        self._charge: Callable[[], None] = lambda: None
+        self._restart = dataclasses.replace(core.options.restart, decide=self._decide)
         self._owner: ActorContext | None = None
+        self._keeper: ActorRef[Any, Any] | None = None
         self._monitor: ActorRef[Terminated | _Reopen, None] | None = None
         self._reopening: asyncio.Future[AccelError | None] | None = None
 
@@ -133,11 +132,11 @@ class Host:
 
     async def _start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
-        return await owner.spawn(_Keeper, self, name=KEEPER, mailbox_size=room, restart=self._restart)
+        self._keeper = keeper = await owner.spawn(self._make, name=KEEPER, mailbox_size=room, restart=self._restart)
+        return keeper
 
-    def make(self, context: ActorContext) -> Actor[Any, Any]:
-        """Make the actor that keeps the next context; ``context`` is that of the actor that runs it."""
-        self._restarts_left, self._charge = context.restarts_left, context.charge_restart
+    def _make(self) -> Actor[Any, Any]:
+        """Make the actor that keeps the next context, where that is to be."""
         make = self._makers[self.kind]
         assert make is not None, "the place was chosen among those that there are"
         return make(self._core, self)
@@ -159,32 +158,31 @@ class Host:
     # -- decision
 
     def faulted(self, error: AccelError) -> bool:
-        """Decide whether another context follows a fault that has just surfaced. The supervisor receives the same verdict when it asks.
+        """Decide whether another context follows a fault that has just surfaced, and have the supervisor act on that.
 
         If nothing follows, the device is lost at once: no waiter is told to try again. A death under work that is examined costs nothing until nothing was
         found there.
         """
+        keeper = self._keeper
+        if keeper is None or self.context is None:  # a start fails with it, and the supervisor decides on that
+            return True
         try:
             directive = self._decide(error)
-        except Exception:  # the user's `decide` raised: the supervisor asks it again, logs that, and decides by default
-            return self._restarts_left() > 0
+        except Exception as broken:  # the user's `decide` raised
+            directive = default_decision(error)
+            logger.exception("actor_decision_failed", device=self._core.name, directive=directive.value, error=broken)
         if directive is Directive.RESTART:
-            if attribute(self._core.attributions, self._charge):
+            if attribute(self._core.attributions, keeper.charge_restart):
                 directive = Directive.RENEW
-            elif self._restarts_left() <= 0:
+            elif keeper.restarts_left() <= 0:
                 directive = Directive.STOP
-        self._verdict = error, directive
+        keeper.fail(error, directive)
         return directive in (Directive.RESTART, Directive.RENEW)
-
-    def _verdict_for(self, error: BaseException) -> Directive:
-        """Return the verdict on a failure to the supervisor: for a fault that surfaced before, what was decided then."""
-        decided, self._verdict = self._verdict, None
-        if decided is not None and decided[0] is error:
-            return decided[1]
-        return Directive.STOP if self._core.lifecycle.is_final else self._decide(error)
 
     def _decide(self, error: BaseException) -> Directive:
         """Decide by scope, or ask the user's ``decide``; choose the place of the next context."""
+        if self._core.lifecycle.is_final:
+            return Directive.STOP
         scope = error.scope if isinstance(error, AccelError) else FaultScope.OP
         may_move = self.kind == "inline" and self._makers["process"] is not None
         if self._user_decides is not None:
@@ -202,12 +200,10 @@ class Host:
 
     def given_up(self, error: BaseException | None) -> None:
         """Take note that the supervisor restarts the keeper no more."""
-        if self._reopening is None and self._keeper() is None:  # else it was the one before the device was reopened
+        if (
+            self._reopening is None and self._keeper is not None and not self._keeper.is_alive
+        ):  # else it was the one before the device was reopened
             self._core.lost(error)
-
-    def _keeper(self) -> ActorRef[Any, Any] | None:
-        assert self._owner is not None, "it was opened"
-        return next((child for child in self._owner.children if child.name == KEEPER), None)
 
     async def spare_ready(self) -> bool:
         """Wait until a spare child is ready; return whether there is one."""
@@ -267,9 +263,8 @@ class Host:
         core, owner = self._core, self._owner
         assert owner is not None, "it was opened"
         try:
-            last = self._keeper()
-            if last is not None:
-                await last.wait_stopped()
+            if self._keeper is not None:
+                await self._keeper.wait_stopped()
             keeper = await self._start(owner)
         except Exception as error:
             self.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
@@ -289,40 +284,6 @@ class Host:
         """Reopen the device no more: its actor ends."""
         self._monitor = None
         self.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))
-
-
-class _Keeper(Actor[Any, Any]):
-    """Runs, for each generation, the context actor that the host makes for it."""
-
-    carries_context: ClassVar[bool] = False
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._actor: Actor[Any, Any] | None = None
-
-    async def started(self, context: ActorContext) -> None:
-        """Bring up the context."""
-        actor = self._actor = self._host.make(context)
-        await actor.started(context)
-
-    async def receive(self, message: Any, context: ActorContext) -> Any:
-        """Hand the message on."""
-        assert self._actor is not None, "it was started"
-        return await self._actor.receive(message, context)
-
-    def owned(self) -> tuple[ActorTree, ...]:
-        """See :meth:`Actor.owned`."""
-        return () if self._actor is None else self._actor.owned()
-
-    async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Give the dead context back."""
-        if self._actor is not None:
-            await self._actor.restarting(error, context)
-
-    async def stopped(self, context: ActorContext) -> None:
-        """Give the context back."""
-        if self._actor is not None:
-            await self._actor.stopped(context)
 
 
 class _Reopen:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
 
-__all__ = ["MANY_FREES", "ContextBase", "ContextOwner", "fault_behind"]
+__all__ = ["MANY_FREES", "ContextBase", "ContextOwner"]
 
 MANY_FREES = 1024
 """Dropped refs whose memory is given back in one turn of the loop; more take several."""
@@ -30,7 +30,7 @@ class ContextOwner(Protocol):
         """Note the context of this generation once it is ready, and ``None`` after its end."""
 
     def faulted(self, error: AccelError) -> bool:
-        """Decide whether another context follows a fault that has just surfaced."""
+        """End the context, whose fault has just surfaced; return whether another one follows."""
 
 
 class ContextBase(ABC):
@@ -57,8 +57,6 @@ class ContextBase(ABC):
         ``max_in_flight``, or less where the device's queues take less.
     fault : AccelError or None
         The fault that ended the context, which is never used again.
-    on_fault : callable
-        Called with the fault, once.
     after_retire : callable or None
         Called whenever ops are over.
     stalls : StallWatch or None
@@ -73,7 +71,6 @@ class ContextBase(ABC):
         self.in_flight = self.commands = 0
         self.limit = core.options.max_in_flight
         self.fault: AccelError | None = None
-        self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
         self._rooms: list[asyncio.Future[None]] = []
         after, allowance = core.options.limits.stall_after, core.options.limits.busy_timeout
@@ -171,10 +168,10 @@ class ContextBase(ABC):
         """Whether a submission must wait, and later ones with other buffers may overtake it."""
         return False
 
-    def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
-        """Fail all work in flight by the first fault, and notify the supervisor; ignore later ones.
+    def report_fault(self, error: AccelError) -> None:
+        """Have the owner decide what follows the first fault, and fail all work in flight by it.
 
-        With ``is_survived`` the supervisor has decided for another context already.
+        Later faults change nothing.
         """
         if self.fault is not None:
             return
@@ -185,9 +182,8 @@ class ContextBase(ABC):
         self.fault = error.with_traceback(None)
         error.__context__ = None
         self.core.durable.on_fault(self.unfinished())
-        self.core.lost_context(error, follows=(lambda _: True) if is_survived else self._owner.faulted)
+        self.core.lost_context(error, follows=self._owner.faulted)
         self.fail_all(error)
-        self.on_fault(error)
 
     def fail_all(self, error: AccelError) -> None:
         """End every submission in flight with an error of its own."""
@@ -230,10 +226,3 @@ class ContextBase(ABC):
         """Raise if the context has faulted or was closed."""
         if self.fault is not None:
             raise self.poisoned(self.fault)
-
-
-def fault_behind(error: BaseException) -> AccelError:
-    """Return the fault that ends a context: ``error``, or that the context's actor failed."""
-    if isinstance(error, AccelError) and error.is_fault:
-        return error
-    return DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.dtype import DType
-from accel.engine.in_flight import fault_behind
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
 from accel.process.protocol import ProtocolError
@@ -88,7 +87,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         except BaseException:
             await self._children.gone()
             raise
-        made.on_fault = context.self_ref.fail
         self._owner.published(made)
         core.refs.sharing = made.sharing
         core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
@@ -177,7 +175,10 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             await self._core.system.run_blocking(copy)
         except Exception as error:
             failed = op_error(error, "copying what came back", self._core.loop)
-        then(failed)
+        try:
+            then(failed)
+        except Exception as error:  # a bug of accel's own, which may have lost an answer
+            self._fail(op_error(error, "taking what came back", self._core.loop))
 
     def _own(self) -> dict[str, bytes]:
         """Return the registered libraries that can be sent; ops of others are refused by the child."""
@@ -241,9 +242,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Kill the child. Its shared memory is given out again once it is gone; what must not be before that waits for it."""
-        made = self._context
-        if made is not None and made.fault is None:
-            made.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         self._kill()
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.actors.turns import EVERY, Turn
@@ -148,7 +148,6 @@ class Server:
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
-        self.context.on_fault = self.give_up
         self.context.opening = self._busy
         self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.own)
 
@@ -157,16 +156,16 @@ class Server:
         if context is not None:
             self.context = context
 
-    def faulted(self, error: AccelError) -> bool:
-        """Return that no context follows: the parent starts another child."""
-        return False
+    def faulted(self, error: AccelError) -> NoReturn:
+        """Tell the parent, and end: a process that has lost its context has nothing more to give."""
+        self.give_up(error)
 
     def _memory(self) -> tuple[int, int]:
         _, reserved, workspace = self.context.memory()
         return reserved, workspace
 
-    def give_up(self, error: AccelError) -> None:
-        """Tell the parent, and end: a process that has lost its context has nothing more to give."""
+    def give_up(self, error: AccelError) -> NoReturn:
+        """Tell the parent what ends the generation, and end."""
         with contextlib.suppress(ClosedError):  # the parent is gone
             self._channel.send(Kind.FAULT, encode_error(error), now=True)
         os._exit(_FAULTED)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel.actors import Actor, ActorContext, ActorSystem
+from accel.actors import Actor, ActorContext, ActorSystem, Directive, RestartStrategy
 from accel.errors import (
     AccelError,
     ActorStoppedError,
@@ -123,3 +123,29 @@ async def test_an_actor_whose_task_is_cancelled_before_its_first_step_is_gone() 
         assert system.tree().children == ()
         ref = await system.spawn(Echo, name="unborn")
         assert await ref.ask(1) == 1
+
+
+@pytest.mark.parametrize("decided", [Directive.RESUME, Directive.RESTART, Directive.STOP])
+async def test_a_verdict_that_comes_with_the_failure_is_not_asked_for_again(decided: Directive) -> None:
+    def decide(error: BaseException) -> Directive:
+        raise AssertionError("it was decided")
+
+    log: list[str] = []
+    async with ActorSystem() as system:
+        ref = await system.spawn(Hooked, log, restart=RestartStrategy(decide=decide))
+        assert ref.fail(ValueError("from outside"), decided)
+        if decided is Directive.STOP:
+            assert str(await ref.wait_stopped()) == "from outside"
+        else:
+            await ref.ask("end")
+        assert ref.statistics().restarts == (decided is Directive.RESTART)
+
+
+async def test_a_verdict_is_for_one_failure() -> None:
+    async with ActorSystem() as system:
+        ref = await system.spawn(Hooked, [])
+        ref.fail(ValueError("first"), Directive.RESUME)
+        await ref.ask("go on")
+        ref.fail(ValueError("second"))
+        await ref.ask("end")
+        assert ref.statistics().restarts == 1

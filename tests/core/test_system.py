@@ -121,6 +121,22 @@ async def test_only_actors_with_a_coroutine_receive_are_spawned() -> None:
                 await system.spawn(wrong)  # type: ignore[arg-type]
 
 
+async def test_a_function_makes_each_instance_of_an_actor() -> None:
+    made: list[Echo] = []
+
+    def make(of: type[Echo]) -> Echo:
+        made.append(of())
+        return made[-1]
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(make, Echo, name="echo")
+        ref.fail(ValueError("from outside"))
+        assert await ref.ask("hello") == "hello"
+        assert len(made) == 2
+        with pytest.raises(InvalidArgumentError, match="Return an instance of a subclass of Actor"):
+            await system.spawn(lambda: "no actor")  # type: ignore[arg-type, return-value]
+
+
 async def test_a_system_that_is_pickled_says_that_it_cannot() -> None:
     async with ActorSystem("here") as system:
         for act in (pickle.dumps, copy.copy, copy.deepcopy):
