@@ -246,7 +246,7 @@ class ColumnMajor(FakeLibrary):
         column_major(c, m, n, ldc, dtype)[...] = total
 
 
-_FUNCTIONS = ("index_from_zero", "index_of_nan_f32", "index_of_nan_f64", "addresses_given", "addresses_apart")
+_FUNCTIONS = ("index_from_zero", "index_of_nan_f32", "index_of_nan_f64", "addresses_apart")
 
 
 class Stream:
@@ -289,11 +289,6 @@ class Stream:
             return
         assert (function, blocks, threads) == ("index_from_zero", 1, 1)
         index += arguments[0] if index < 0 else -1
-
-    def launch_with(self, function: str, grid: Any, block: Any, shared: int, parameters: Any) -> None:
-        assert function == "addresses_given"
-        count, out = array(parameters[0], (2,), np.dtype(np.int64))
-        ctypes.memmove(int(out), parameters[0] + 16, 8 * int(count))
 
     def failure(self, status: int, call: str, library: str) -> Exception:
         return error_of(status, call, library=library)

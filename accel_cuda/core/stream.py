@@ -30,7 +30,7 @@ WORKSPACE = 32 << 20
 
 _BLOCK = 256
 _KERNEL_FILLS = {8: "fill8", 16: "fill16"}
-_ARGUMENTS = 14
+_ARGUMENTS = 24
 
 
 class CudaStream:
@@ -257,10 +257,9 @@ class CudaStream:
         return context
 
     def launch(self, function: Handle, blocks: int, threads: int, *arguments: int) -> None:
-        """Enqueue a one-dimensional launch of a kernel whose arguments are 8 bytes each."""
-        values, config = self._values, self._config
-        for i, value in enumerate(arguments):
-            values[i] = value
+        """Enqueue a one-dimensional launch of a kernel whose arguments, or the fields of its only one, are 8 bytes each."""
+        self._values[: len(arguments)] = arguments
+        config = self._config
         config.grid_x = blocks
         config.block_x = threads
         status = self._launch(self._config_pointer, function, self._parameters, None)
@@ -269,16 +268,19 @@ class CudaStream:
 
     def launch_wide(self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, *arguments: int) -> None:
         """Enqueue a two-dimensional launch, with ``shared`` bytes of dynamic shared memory a block."""
-        for i, value in enumerate(arguments):
-            self._values[i] = value
-        self.launch_with(function, grid, block, shared, self._parameters)
+        self._values[: len(arguments)] = arguments
+        self._launch_wide(function, grid, block, shared, self._parameters)
 
     def launch_with(
-        self, function: Handle, grid: tuple[int, ...], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
+        self, function: Handle, grid: tuple[int, int], block: tuple[int, int], argument: ctypes.Structure, shared: int = 0
     ) -> None:
-        """Enqueue a launch of two or three dimensions of blocks, whose arguments ``parameters`` points to."""
-        x, y, z = (*grid, 1)[:3]
-        config = LaunchConfig(x, y, z, *block, 1, shared, self.handle, None, 0)
+        """Enqueue a two-dimensional launch of a kernel whose only argument is a structure."""
+        self._launch_wide(function, grid, block, shared, (ctypes.c_void_p * 1)(ctypes.addressof(argument)))
+
+    def _launch_wide(
+        self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
+    ) -> None:
+        config = LaunchConfig(*grid, 1, *block, 1, shared, self.handle, None, 0)
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def launch_graph(self, graph: Handle) -> None:

@@ -107,8 +107,7 @@ def copy_pieces(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: S
         move.steps[1][: len(steps)] = target_steps
         if piece.input is None:
             ctypes.memmove(ctypes.addressof(move.number), op.number(), itemsize)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(move))
-        stream.launch_with(stream.functions[f"move_{width}"], (-(-move.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+        stream.launch_with(stream.functions[f"move_{width}"], (-(-move.size // _BLOCK), 1), (_BLOCK, 1), move)
 
 
 class _Frame(ctypes.Structure):
@@ -135,9 +134,8 @@ def _pad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
         field[: len(shape)] = values
     stream = lane.stream
     stream.ready()
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(frame))
     function = stream.functions[f"pad_{x.dtype.itemsize}"]
-    stream.launch_with(function, (-(-frame.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+    stream.launch_with(function, (-(-frame.size // _BLOCK), 1), (_BLOCK, 1), frame)
 
 
 def _triangle(is_lower: bool) -> Kernel:
@@ -216,9 +214,8 @@ def _at_indices(lane: Any, op: Any, name: str, walk: Walk, x: int, indices: int,
         ctypes.memmove(ctypes.addressof(spots.number), number, len(number))
     stream = lane.stream
     stream.ready()
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(spots))
     function = stream.functions[f"{name}_{CODES[op.indices.dtype]}"]
-    stream.launch_with(function, (-(-walk.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+    stream.launch_with(function, (-(-walk.size // _BLOCK), 1), (_BLOCK, 1), spots)
 
 
 def _gather(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -295,8 +295,7 @@ def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]
     arguments.steps[:] = (*steps, _bias_steps(work.bias))
     arguments.scale = work.scale
     arguments.stats = pointers.get(_STATS, 0)
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    stream.launch_with(stream.functions[f"attention_any_{CODES[work.dtype]}"], (blocks, 1), (32 * warps, 1), warps * warp, parameters)
+    stream.launch_with(stream.functions[f"attention_any_{CODES[work.dtype]}"], (blocks, 1), (32 * warps, 1), arguments, warps * warp)
 
 
 def _bias_steps(shape: Sequence[int] | None) -> AttentionSteps:

@@ -77,10 +77,9 @@ def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]
     arguments.numbers[:] = (batch, heads, kv_heads, seq_q, seq_kv, dim, value_dim, CAUSAL[work.causal], work.window or 0)
     arguments.steps[:] = [AttentionSteps(*each.strides[:3]) for each in (work.q, work.k, work.v)]
     arguments.scale = work.scale
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     for name, rows, shared in (("queries", heads * seq_q, dim + 32), ("keys", kv_heads * seq_kv, dim + value_dim + 64)):
         function = stream.functions[f"backward_{name}_{CODES[work.dtype]}"]
-        stream.launch_with(function, (-(batch * rows // -warps), 1), (32 * warps, 1), warps * width * shared, parameters)
+        stream.launch_with(function, (-(batch * rows // -warps), 1), (32 * warps, 1), arguments, warps * width * shared)
 
 
 SOURCES = (Source("backward", lambda code: ("attention_grad.cu", f"BACKWARD({code})"), "attention", on_demand=True),)

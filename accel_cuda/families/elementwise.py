@@ -165,8 +165,7 @@ def _launch(
     stream = lane.stream
     stream.ready()
     blocks = -(-size // (_BLOCK * (pack if packs else 1)))
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(walk))
-    stream.launch_with(function, (blocks, 1), (_BLOCK, 1), 0, parameters)
+    stream.launch_with(function, (blocks, 1), (_BLOCK, 1), walk)
 
 
 # Elements that one thread takes, and names of kernels: to make one is slower than to find it.

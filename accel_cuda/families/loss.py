@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,6 @@ _LONG = 16
 """How many a lane takes at most, before a row takes a block."""
 
 
-class _Losses(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("grad", "x", "labels", "y")),
-        *((name, ctypes.c_int64) for name in ("rows", "length", "width", "ignored", "is_long")),
-    )
-
-
 def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *leading, length = op.logits.shape
     rows, dtype = math.prod(leading), op.logits.dtype
@@ -46,9 +38,8 @@ def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     stream = lane.stream
     stream.ready()
     name = f"loss_{'grad' if grad else 'value'}_{'packed' if is_packed else 'single'}_{CODES[dtype]}"
-    sizes = _Losses(grad, x, labels, outputs[0], rows, length, width, op.ignore_index, op.labels.dtype is DType.INT64)
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
-    stream.launch_with(stream.functions[name], (-(-rows // (threads // width)), 1), (threads, 1), 0, parameters)
+    sizes = rows, length, width, op.ignore_index, op.labels.dtype is DType.INT64
+    stream.launch(stream.functions[name], -(-rows // (threads // width)), threads, grad, x, labels, outputs[0], *sizes)
 
 
 def _program(op: Any) -> str:

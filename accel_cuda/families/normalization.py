@@ -6,7 +6,6 @@ once and writes it once is as fast as any, takes any shape, and needs no plan.
 
 from __future__ import annotations
 
-import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from accel import DType
 from accel.enums import CAPABILITIES
 from accel.ops.normalization import NormRows
 from accel_cuda.core.family import Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,32 +37,14 @@ def _held(dtype: DType, is_packed: bool) -> int:
     return 8 if dtype is DType.FLOAT64 else 16
 
 
-class _Rows(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "y", "weight", "bias")),
-        *((name, ctypes.c_int64) for name in ("rows", "length", "groups", "each", "channels", "width")),
-        ("eps", ctypes.c_double),
-    )
-
-
-class _Columns(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_uint64), ("y", ctypes.c_uint64), *((name, ctypes.c_int64) for name in ("length", "inner", "tiles")))
-
-
-class _Channels(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "y", "mean", "var", "weight", "bias")),
-        *((name, ctypes.c_int64) for name in ("size", "channels", "each")),
-        ("eps", ctypes.c_double),
-    )
-
-
 @lru_cache(maxsize=1024)
-def row_launch(rows: int, length: int, dtype: DType, is_packed: bool) -> tuple[str, int, int, int]:
+def row_launch(name: str, rows: int, length: int, dtype: DType, is_packed: bool) -> tuple[str, int, int, int]:
     """Return how rows, which are not empty, are shared out: the kernel, threads of a row, threads of a block, and blocks.
 
     Parameters
     ----------
+    name
+        What is computed.
     rows, length
         How many, and elements of each.
     dtype
@@ -80,25 +61,21 @@ def row_launch(rows: int, length: int, dtype: DType, is_packed: bool) -> tuple[s
     else:
         which, width = "streamed", _LARGEST
     threads = _BLOCK if width <= _WARP else width
-    return which, width, threads, -(-rows // (threads // width))
-
-
-def _launch(lane: Any, name: str, blocks: int, block: tuple[int, int], sizes: ctypes.Structure) -> None:
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
-    lane.stream.launch_with(lane.stream.functions[name], (blocks, 1), block, 0, parameters)
+    kernel = f"{name}_{'packed' if is_packed else 'single'}_{which}_{CODES[dtype]}"
+    return kernel, width, threads, -(-rows // (threads // width))
 
 
 def _enqueue_rows(lane: Any, name: str, dtype: DType, addresses: Sequence[int], output: int, rows: NormRows, eps: float) -> None:
-    x, weight, bias = (*addresses, 0, 0)[:3]
+    stream, (x, weight, bias) = lane.stream, (*addresses, 0, 0)[:3]
     pack = _GRANULE // dtype.itemsize
     is_packed = not (rows.length % pack or (x | output) % _GRANULE)
     # A pack has one weight, or as many as elements.
     if is_packed and (weight or bias):
         is_packed = not ((weight | bias) % _GRANULE if rows.each == 1 else rows.each % pack)
-    which, width, threads, blocks = row_launch(rows.rows, rows.length, dtype, is_packed)
-    lane.stream.ready()
-    sizes = _Rows(x, output, weight, bias, *rows, rows.length // rows.each, width, eps)
-    _launch(lane, f"{name}_{'packed' if is_packed else 'single'}_{which}_{CODES[dtype]}", blocks, (threads, 1), sizes)
+    kernel, width, threads, blocks = row_launch(name, rows.rows, rows.length, dtype, is_packed)
+    stream.ready()
+    channels = rows.length // rows.each
+    stream.launch(stream.functions[kernel], blocks, threads, x, output, weight, bias, *rows, channels, width, bits(eps))
 
 
 @lru_cache(maxsize=1024)
@@ -115,7 +92,7 @@ def columns_of(outer: int, length: int, inner: int, pack: int) -> tuple[int, int
 def _softmax(name: str) -> Kernel:
     def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         dtype, (outer, length, inner) = op.x.dtype, op.middle()
-        if not op.x.size:
+        if not (outer and length and inner):
             return
         if inner == 1:
             _enqueue_rows(lane, name, dtype, inputs, outputs[0], NormRows(outer, length), 0.0)
@@ -123,9 +100,10 @@ def _softmax(name: str) -> Kernel:
         pack = _GRANULE // dtype.itemsize
         is_packed = not (inner % pack or (inputs[0] | outputs[0]) % _GRANULE)
         beside, along, tiles, blocks = columns_of(outer, length, inner, pack if is_packed else 1)
-        lane.stream.ready()
-        sizes = _Columns(inputs[0], outputs[0], length, inner, tiles)
-        _launch(lane, f"{name}_{'packed' if is_packed else 'single'}_columns_{CODES[dtype]}", blocks, (beside, along), sizes)
+        stream = lane.stream
+        stream.ready()
+        function = stream.functions[f"{name}_{'packed' if is_packed else 'single'}_columns_{CODES[dtype]}"]
+        stream.launch_wide(function, (blocks, 1), (beside, along), 0, inputs[0], outputs[0], length, inner, tiles)
 
     return kernel
 
@@ -145,9 +123,10 @@ def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: S
     x, *parameters = op.addresses(inputs)
     is_packed = not (x | outputs[0]) % _GRANULE
     blocks = -(-op.x.size // (_CHANNEL_THREADS * (_GRANULE // dtype.itemsize if is_packed else 1)))
-    lane.stream.ready()
-    sizes = _Channels(x, outputs[0], *parameters, op.x.size, channels, each, op.eps)
-    _launch(lane, f"norm_channels_{'packed' if is_packed else 'single'}_{CODES[dtype]}", blocks, (_CHANNEL_THREADS, 1), sizes)
+    stream = lane.stream
+    stream.ready()
+    function = stream.functions[f"norm_channels_{'packed' if is_packed else 'single'}_{CODES[dtype]}"]
+    stream.launch(function, blocks, _CHANNEL_THREADS, x, outputs[0], *parameters, op.x.size, channels, each, bits(op.eps))
 
 
 KERNELS: Mapping[str, Kernel] = {

@@ -5,7 +5,6 @@ A gradient is gathered: a thread asks all windows that an element is in. So sums
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,6 @@ __all__ = ["KERNELS", "PROGRAM", "SOURCES"]
 _AXES, _THREADS, _GRANULE = 3, 256, 16
 
 
-class _Pool(ctypes.Structure):
-    _fields_ = (
-        ("x", ctypes.c_uint64),
-        ("y", ctypes.c_uint64),
-        ("grad", ctypes.c_uint64),
-        ("size", ctypes.c_int64),
-        ("behind", ctypes.c_int64),
-        *((name, ctypes.c_int64 * _AXES) for name in ("sizes", "counts", "window", "stride", "ahead")),
-        ("counts_padding", ctypes.c_int64),
-    )
-
-
 def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     windows, (before, behind), dtype = op.windows(), op.ends(), _dtype(op)
     if not math.prod(op.pooled()):
@@ -45,17 +32,17 @@ def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     pack = _GRANULE // dtype.itemsize
     is_packed = not (behind % pack or (grad | x | outputs[0]) % _GRANULE)
     packs = behind // pack if is_packed else behind
-    sizes = _Pool(x, outputs[0], grad, before * math.prod(made) * packs, packs, counts_padding=op.counts_padding())
+    size = before * math.prod(made) * packs
+    axes: list[int] = []
     # Axes that are not there have one element.
     for name, nothing in (("sizes", 1), ("counts", 1), ("window", 1), ("stride", 1), ("before", 0)):
         values = getattr(windows, name)
-        field = getattr(sizes, "ahead" if name == "before" else name)
-        field[:] = (nothing,) * (_AXES - len(values)) + values
+        axes += (nothing,) * (_AXES - len(values)) + values
     stream = lane.stream
     stream.ready()
     name = f"pool_{_WHICH[op.kind]}_{'packed' if is_packed else 'single'}_{CODES[dtype]}"
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
-    stream.launch_with(stream.functions[name], (-(-sizes.size // _THREADS), 1), (_THREADS, 1), 0, parameters)
+    arguments = x, outputs[0], grad, size, packs, *axes, op.counts_padding()
+    stream.launch(stream.functions[name], -(-size // _THREADS), _THREADS, *arguments)
 
 
 _GRADS = {"max_pool_grad": "largest_grad", "avg_pool_grad": "mean_grad"}

@@ -246,11 +246,10 @@ def enqueue_fold(
     fold = _Fold.from_buffer_copy(sizes)
     fold.x, fold.y, fold.states = input, output, workspace
     fold.packs = fold.packs and input % _GRANULE == 0
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(fold))
     name = f"fold_{op.value}_{CODES[dtype]}"
-    stream.launch_with(stream.functions[name], (blocks, chunks), (_BLOCK, 1), 0, parameters)
+    stream.launch_with(stream.functions[name], (blocks, chunks), (_BLOCK, 1), fold)
     if chunks > 1:
-        stream.launch_with(stream.functions[f"{name}_end"], (results, 1), (_BLOCK, 1), 0, parameters)
+        stream.launch_with(stream.functions[f"{name}_end"], (results, 1), (_BLOCK, 1), fold)
 
 
 def _reduce(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -323,8 +323,7 @@ class SortLibrary(FamilyState[Cub]):
         indices = _Indices(sums=rooms.numbers, size=size, room=room, dims=op.x.ndim)
         indices.lengths[: op.x.ndim] = op.x.shape
         indices.outputs[: op.x.ndim] = found
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(indices))
-        stream.launch_with(stream.functions["sort_indices"], (blocks, 1), (_BLOCK, 1), 0, parameters)
+        stream.launch_with(stream.functions["sort_indices"], (blocks, 1), (_BLOCK, 1), indices)
 
     def _compress(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         condition, x = inputs

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
 from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, bits
 from accel_cuda.families.normalization import columns_of
 
 if TYPE_CHECKING:
@@ -30,25 +29,8 @@ _ROWS = {"layer_norm_grad": "layer", "rms_norm_grad": "rms", "group_norm_grad": 
 """Norms of rows, and which kernel has the gradient of ``x``."""
 
 
-def _structure(name: str, addresses: str, numbers: str, *, eps: bool = False) -> type[ctypes.Structure]:
-    fields = [*((each, ctypes.c_uint64) for each in addresses.split()), *((each, ctypes.c_int64) for each in numbers.split())]
-    return type(name, (ctypes.Structure,), {"_fields_": (*fields, *([("eps", ctypes.c_double)] * eps))})
-
-
-_RowGrads = _structure("_RowGrads", "grad x weight y mean factor", "rows length groups each width", eps=True)
-_Sums = _structure("_Sums", "grad x mean factor partial", "outer channels each chunks groups")
-_Finish = _structure("_Finish", "partial to first second", "channels chunks count kind", eps=True)
-_SoftmaxGrads = _structure("_SoftmaxGrads", "grad y to", "rows length width inner tiles")
-_Apply = _structure("_Apply", "grad x y stats weight bias", "size channels each count")
-
-
-class _Dropout(ctypes.Structure):
-    _fields_ = (*((name, ctypes.c_uint64) for name in ("x", "y", "size", "seed", "offset", "least")), ("scale", ctypes.c_double))
-
-
-def _launch(lane: Any, name: str, dtype: DType, blocks: int, block: tuple[int, int], sizes: ctypes.Structure) -> None:
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
-    lane.stream.launch_with(lane.stream.functions[f"{name}_{CODES[dtype]}"], (blocks, 1), block, 0, parameters)
+def _launch(lane: Any, name: str, dtype: DType, blocks: int, block: tuple[int, int], *arguments: int) -> None:
+    lane.stream.launch_wide(lane.stream.functions[f"{name}_{CODES[dtype]}"], (blocks, 1), block, 0, *arguments)
 
 
 def _width(dtype: DType) -> int:
@@ -106,12 +88,14 @@ def _sums(
     """
     (outer, channels, each), dtype = op.middle(), op.x.dtype
     is_wide, chunks, blocks = _chunks(outer, channels, each)
-    sizes = _Sums(*arrays, *stats, partial, outer, channels, each, chunks, groups)
+    sizes = outer, channels, each, chunks, groups
     block = (_THREADS, 1) if is_wide else (_COLUMNS, _ROWS_AT_ONCE)
-    _launch(lane, f"training_{_KINDS[kind]}_{'wide' if is_wide else 'narrow'}", dtype, blocks * chunks, block, sizes)
+    _launch(
+        lane, f"training_{_KINDS[kind]}_{'wide' if is_wide else 'narrow'}", dtype, blocks * chunks, block, *arrays, *stats, partial, *sizes
+    )
     first, second = (*made, 0, 0)[:2]
-    finish = _Finish(partial, to, first, second, channels, chunks, outer * each, kind, op.eps)
-    _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), finish)
+    finish = partial, to, first, second, channels, chunks, outer * each, kind, bits(op.eps)
+    _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), *finish)
 
 
 def _of_rows(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -133,9 +117,9 @@ def _of_rows(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
         # A pack has as many weights as elements, or, of channels, one.
         is_packed = not (each % pack if _ROWS[op.kind] == "group" else weight % _GRANULE)
     width, threads = _lanes(length // pack if is_packed else length)
-    sizes = _RowGrads(grad, x, weight, out, mean, mean + step, rows, length, groups, each, width, op.eps)
+    arguments = grad, x, weight, out, mean, mean + step, rows, length, groups, each, width, bits(op.eps)
     name = f"training_rows_{_ROWS[op.kind]}_{'packed' if is_packed else 'single'}"
-    _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), sizes)
+    _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), *arguments)
     _, channels, _ = middle = op.middle()
     _, chunks, _ = _chunks(*middle)
     partial = room.take(2 * chunks * channels * _width(dtype))
@@ -160,9 +144,9 @@ def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: S
     _sums(lane, op, _VARIANCE, (0, x), (stats, 0), partial, stats + step, () if is_grad else (second,))
     if is_grad:
         _sums(lane, op, _GRADIENTS, (grad, x), (stats, stats + step), partial, stats + 2 * step, (first, second))
-    sizes = _Apply(grad, x, out, stats, weight, bias, op.x.size, channels, each, outer * each)
+    arguments = grad, x, out, stats, weight, bias, op.x.size, channels, each, outer * each
     name = "training_unapply" if is_grad else "training_apply"
-    _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), sizes)
+    _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), *arguments)
 
 
 def _softmax_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -177,22 +161,22 @@ def _softmax_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs:
     name = f"training_{'log' if op.kind == 'log_softmax_grad' else 'exp'}"
     if inner == 1:
         width, threads = _lanes(length // each)
-        sizes = _SoftmaxGrads(grad, y, out, outer, length, width, 1, 0)
+        sizes = outer, length, width, 1, 0
         name, blocks, block = f"{name}_rows", -(-outer // (threads // width)), (threads, 1)
     else:
         beside, along, tiles, blocks = columns_of(outer, length, inner, each)
-        sizes = _SoftmaxGrads(grad, y, out, outer, length, 0, inner, tiles)
+        sizes = outer, length, 0, inner, tiles
         name, block = f"{name}_columns", (beside, along)
-    _launch(lane, f"{name}_{'packed' if is_packed else 'single'}", dtype, blocks, block, sizes)
+    _launch(lane, f"{name}_{'packed' if is_packed else 'single'}", dtype, blocks, block, grad, y, out, *sizes)
 
 
 def _dropout(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
     lane.stream.ready()
-    sizes = _Dropout(inputs[0], outputs[0], op.x.size, op.key(), op.offset, op.least(), op.scale())
+    arguments = inputs[0], outputs[0], op.x.size, op.key(), op.offset, op.least(), bits(op.scale())
     blocks = -(-(op.offset + op.x.size) // 4) - op.offset // 4
-    _launch(lane, "dropout_any", op.x.dtype, -(-blocks // _THREADS), (_THREADS, 1), sizes)
+    _launch(lane, "dropout_any", op.x.dtype, -(-blocks // _THREADS), (_THREADS, 1), *arguments)
 
 
 WORKING: Mapping[str, Kernel] = {

@@ -125,7 +125,7 @@ class Stream:
     def launch(self, function: Any, blocks: int, threads: int, *arguments: int) -> None:
         self.enqueued.append((function, *arguments))
 
-    def launch_with(self, function: Any, grid: Any, block: Any, shared: int, parameters: Any) -> None:
+    def launch_with(self, function: Any, grid: Any, block: Any, argument: Any, shared: int = 0) -> None:
         self.enqueued.append((function, grid, block, shared))
 
     def find_fault(self, call: str) -> None:

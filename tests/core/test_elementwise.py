@@ -119,7 +119,7 @@ class Stream:
     def ready(self) -> None:
         """Take launches at any time."""
 
-    def launch_with(self, function: str, grid: tuple[int, ...], block: tuple[int, int], shared: int, parameters: Any) -> None:
+    def launch_with(self, function: str, grid: tuple[int, ...], block: tuple[int, int], argument: Any) -> None:
         self.blocks.append(grid[0])
 
 

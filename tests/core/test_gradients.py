@@ -399,7 +399,8 @@ def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
         functions=NamesItself(),
         ready=lambda: None,
         fill=lambda *arguments: None,
-        launch_with=lambda name, grid, block, shared, parameters: launched.append(name) if min(*grid, *block) else None,
+        launch=lambda name, blocks, threads, *_: launched.append(name) if min(blocks, threads) else None,
+        launch_wide=lambda name, grid, block, *_: launched.append(name) if min(*grid, *block) else None,
     )
     kernels, seen = {**PART.kernels, **training.WORKING}, set()
     for sample in CPU_PARTS["dnn"].samples(np.random.default_rng(1)):

@@ -143,7 +143,10 @@ async def test_a_row_without_a_scale_spoils_no_other(device: accel.Device, value
     ],
 )
 def test_cuda_holds_rows_in_as_few_threads_as_can(rows: int, length: int, dtype: str, is_packed: bool, expected: Any) -> None:
-    assert row_launch(rows, length, accel.DType.of(dtype), is_packed) == expected
+    which, *shares = expected
+    kernel, *launch = row_launch("norm", rows, length, accel.DType.of(dtype), is_packed)
+    assert kernel.startswith(f"norm_{'packed' if is_packed else 'single'}_{which}_")
+    assert launch == shares
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,8 @@ def test_cuda_shares_columns_out(sizes: tuple[int, int, int, int], expected: Any
 def test_cuda_takes_packs_where_rows_and_weights_allow_it() -> None:
     owner: Any = SimpleNamespace(dropped=deque())
     launched: list[str] = []
-    stream = SimpleNamespace(ready=lambda: None, launch_with=lambda name, *_: launched.append(name))
+    stream = SimpleNamespace(ready=lambda: None)
+    stream.launch = stream.launch_wide = lambda name, *_: launched.append(name)
     stream.functions = type("Names", (dict,), {"__missing__": lambda self, name: name})()
 
     def run(op: ops.FamilyOp, *inputs: int, output: int = 1 << 20) -> str:
