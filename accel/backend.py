@@ -404,20 +404,16 @@ class TakesScratch(Protocol):
 
     Attributes
     ----------
-    scratch_libraries : frozenset of str
-        Whose ops are asked about.
+    scratch : mapping
+        Library -> what says how many bytes a kernel of its works in, at least, given the op. The kernel finds their address, a multiple of 256,
+        behind those of its results; it is 0 if they are 0. ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's thread,
+        perhaps several times for one op.
     """
 
-    scratch_libraries: frozenset[str]
-
-    def scratch_nbytes(self, op: Any) -> int | None:
-        """Return how many bytes the op's kernel works in, at least; it finds their address behind those of its results, also if they are 0.
-
-        ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's thread, perhaps several times for one op.
-        """
+    scratch: Mapping[str, Callable[[Any], int | None]]
 
     def measure_scratch(self, op: Any) -> None:
-        """See that :meth:`scratch_nbytes` knows. May block; called on any thread, several at once."""
+        """See that :attr:`scratch` knows of an op. May block; called on any thread, several at once."""
 
 
 @runtime_checkable

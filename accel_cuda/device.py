@@ -46,8 +46,8 @@ class CudaDevice(CudaContext):
         ``False``: the work runs on the GPU.
     capabilities : mapping
         All that there are.
-    scratch_libraries : frozenset of str
-        Libraries whose kernels work in memory that the layers above lend them.
+    scratch : dict
+        See :class:`accel.backend.TakesScratch`.
     functions : Programs
         The backend's own kernels by name, loaded as they are needed.
     families : ContextFamilies
@@ -66,7 +66,7 @@ class CudaDevice(CudaContext):
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
         self.families = ContextFamilies(self, self.functions)
-        self.scratch_libraries = frozenset(self.families.states)
+        self.scratch = self.families.scratch()
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
@@ -78,12 +78,13 @@ class CudaDevice(CudaContext):
     def _offer(self) -> None:
         """Gather the native kernels, and what tells which ops may block."""
         families, user = self.families, self._user_kernels
-        blocking = Blocking({**families.checks(), "launch": lambda lane, op: user.lacks(op)}, families.signatures(), self.pinned)
+        checks = {**families.checks(), ("compiler", "launch"): lambda lane, op: user.lacks(op)}
+        blocking = Blocking(checks, families.signatures(), self.pinned)
         self.may_block: Callable[[Any, Any], bool] = blocking.may_block
         """Whether enqueuing an op may block this time; asked once for each, without a further call."""
         self._commands = {**COMMANDS, **families.commands()}
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            **{name: blocking.noting(kernels) for name, kernels in families.kernels().items()},
+            **{name: blocking.noting(name, kernels) for name, kernels in families.kernels().items()},
             "capture": GRAPH_KERNELS,
             "compiler": {"launch": user.launch},
             "graph": GRAPH_KERNELS,
@@ -131,18 +132,14 @@ class CudaDevice(CudaContext):
         """Return how many workspaces the ops of a library use in a stream."""
         return self.families.workspaces_of(library)
 
-    def scratch_nbytes(self, op: Any) -> int | None:
-        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
-        return self.families.scratch_nbytes(op)
-
     def measure_scratch(self, op: Any) -> None:
-        """See that :meth:`scratch_nbytes` knows. May block."""
+        """See :class:`accel.backend.TakesScratch`. May block."""
         self.check_open()
         self.families.measure_scratch(op)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
-        count = self._commands.get(op.kind, 1)
+        count = self._commands.get((op.library, op.kind), 1)
         return count if isinstance(count, int) else count(op)
 
     def create_slab(self, nbytes: int) -> CudaSlab:

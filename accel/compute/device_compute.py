@@ -296,8 +296,8 @@ class DeviceCompute(ComputeBackend):
         if kernel is None:
             raise UnsupportedError(f"{self.name} has no kernel for {op.kind}", device=self._spec, op=op.kind)
         scratch = 0
-        if isinstance(device, TakesScratch) and op.library in device.scratch_libraries:
-            while (nbytes := device.scratch_nbytes(op)) is None:
+        if isinstance(device, TakesScratch) and (size := device.scratch.get(op.library)) is not None:
+            while (nbytes := size(op)) is None:
                 device.measure_scratch(op)
             scratch = self.alloc(nbytes)
             outputs.append(scratch)

@@ -148,7 +148,7 @@ class Program:
         StaleRefError
             If a buffer is gone.
         """
-        turn, libraries = Turn(), context.scratch.libraries
+        turn, libraries = Turn(), context.scratch.sizes
         is_captured = bool(context.device.kernels(Capture.library))
         self.own = [context.own[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.own]
         address = context.buffers.address

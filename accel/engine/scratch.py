@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.backend import TakesScratch
@@ -39,52 +40,56 @@ class Scratch:
 
     Attributes
     ----------
-    libraries : set of str
-        Whose ops need scratch memory.
-    reserved : Block or None
-        For the op that is about to be sent.
+    sizes : dict
+        Library -> what says how many bytes an op of its works in, of those whose ops need scratch memory.
     """
 
-    __slots__ = ("_allocator", "_device", "_sizes", "_system", "libraries", "reserved")
+    __slots__ = ("_allocator", "_device", "_reserved", "_system", "sizes")
 
     def __init__(self, device: AccelDevice, allocator: Allocator, system: ActorSystem) -> None:
         self._device: Any = device
         self._allocator = allocator
         self._system = system
-        self.libraries = set(device.scratch_libraries) if isinstance(device, TakesScratch) else set()
-        self._sizes: dict[str, Callable[[Any], int]] = {}  # of libraries that are not the backend's
-        self.reserved: Block | None = None
+        self.sizes: dict[str, Callable[[Any], int | None]] = dict(device.scratch) if isinstance(device, TakesScratch) else {}
+        self._reserved: Block | None = None  # for the op that is about to be sent
 
     def add(self, library: str, size: Callable[[Any], int]) -> None:
         """Ask ``size`` how many bytes an op of a library works in, which is not the backend's."""
-        self.libraries.add(library)
-        self._sizes[library] = size
+        self.sizes[library] = partial(_checked, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: Lane) -> bool:
         """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
-        self.give_up()  # of an op that could not even be sent
-        nbytes = self._nbytes(op) if op.library in self.libraries else 0
-        self.reserved = None if nbytes is None else self._allocator.allocate(_room(plan) + nbytes, lane)
-        return self.reserved is not None
+        if self._reserved is not None:
+            self.give_up()  # of an op that could not even be sent
+        size = self.sizes.get(op.library)
+        nbytes = 0 if size is None else size(op)
+        if nbytes is None:
+            return False
+        if plan.status is not None:
+            nbytes += _room(plan)
+        if nbytes:
+            self._reserved = self._allocator.allocate(nbytes, lane)
+        return not nbytes or self._reserved is not None
 
     def give_up(self) -> None:
         """Give back what was reserved, if anything was: the op is not sent now."""
-        block, self.reserved = self.reserved, None
+        block, self._reserved = self._reserved, None
         if block is not None:
             self._allocator.free(block)
 
     def lend(self, op: KernelOp, plan: Plan, lane: Lane, seq: int, dependencies: list[Dependency]) -> list[int]:
         """Give an op that has its sequence number the reserved memory, whose next user waits for the op.
 
-        Returns the addresses of its status and of its scratch memory, as far as it has them.
+        Returns the addresses of its status and of its scratch memory, as far as it has them; 0 of memory of no bytes.
         """
-        block = self.reserved
-        assert block is not None, "something was reserved"
+        block, self._reserved = self._reserved, None
+        if block is None:
+            return [0]
         addresses = [] if plan.status is None else [block.address]
-        if op.library in self.libraries:
+        if op.library in self.sizes:
             addresses.append(block.address + _room(plan))
         block.usage.write(lane, seq, dependencies)
-        self.give_up()
+        self._allocator.free(block)
         return addresses
 
     async def specs(self, ops: Iterable[KernelOp], plan: Plan | None = None) -> tuple[Spec, ...]:
@@ -94,26 +99,25 @@ class Scratch:
         """
         most: list[int] = [] if plan is None or plan.status is None else [0]
         for op in ops:
-            if op.library in self.libraries:
-                while (nbytes := self._nbytes(op)) is None:
+            size = self.sizes.get(op.library)
+            if size is not None:
+                while (nbytes := size(op)) is None:
                     await self._system.run_blocking(self._device.measure_scratch, op)
                 most.append(nbytes)
         return (Spec((max(most) + (0 if plan is None else _room(plan)),), DType.UINT8),) if most else ()
 
-    def _nbytes(self, op: KernelOp) -> int | None:
-        size = self._sizes.get(op.library)
-        if size is None:
-            found: int | None = self._device.scratch_nbytes(op)
-            return found
-        nbytes = size(op)
-        if type(nbytes) is not int or nbytes < 0:
-            raise InvalidArgumentError(
-                f"the scratch memory of {op.kind} is said to be {nbytes!r:.200} bytes",
-                op=op.kind,
-                library=op.library,
-                remedy="Return an int.",
-            )
-        return nbytes
+
+def _checked(size: Callable[[Any], int], op: KernelOp) -> int:
+    """Return how many bytes an op works in, as a library says that is not the backend's."""
+    nbytes = size(op)
+    if type(nbytes) is not int or nbytes < 0:
+        raise InvalidArgumentError(
+            f"the scratch memory of {op.kind} is said to be {nbytes!r:.200} bytes",
+            op=op.kind,
+            library=op.library,
+            remedy="Return an int.",
+        )
+    return nbytes
 
 
 def _room(plan: Plan) -> int:

@@ -33,35 +33,37 @@ class Blocking:
     Parameters
     ----------
     checks
-        Op kind -> whether such an op may block, by what its lane and the context have.
+        Library and op kind -> whether such an op may block, by what its lane and the context have.
     signatures
-        Op kind -> the signature by which a library loads functions.
+        Library and op kind -> the signature by which a library loads functions.
     pinned
         Which host memory is page-locked.
     """
 
     __slots__ = ("_checks", "_home", "_pinned", "_seen", "_signatures")
 
-    def __init__(self, checks: Mapping[str, LaneCheck], signatures: Mapping[str, Signature], pinned: PinnedRanges) -> None:
+    def __init__(
+        self, checks: Mapping[tuple[str, str], LaneCheck], signatures: Mapping[tuple[str, str], Signature], pinned: PinnedRanges
+    ) -> None:
         self._pinned = pinned
         self._signatures = signatures
         self._seen: Memo[Hashable, None] = Memo()
         self._home = 0
         # One look for each op: most are of kinds that never block.
-        self._checks: dict[str, LaneCheck] = {
+        self._checks: dict[tuple[str, str], LaneCheck] = {
             **checks,
-            "capture": lambda lane, op: True,
-            "prefetch": lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
-            "advise": lambda lane, op: True,
-            "put": lambda lane, op: self._copies(lane, op.source),
-            "get": lambda lane, op: self._copies(lane, op.destination),
-            "checksum": lambda lane, op: self._copies(lane, op.destination),
-            **{kind: self._loads(signature, checks.get(kind)) for kind, signature in signatures.items()},
+            ("capture", "capture"): lambda lane, op: True,
+            ("memory", "prefetch"): lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
+            ("memory", "advise"): lambda lane, op: True,
+            ("memory", "put"): lambda lane, op: self._copies(lane, op.source),
+            ("memory", "get"): lambda lane, op: self._copies(lane, op.destination),
+            ("memory", "checksum"): lambda lane, op: self._copies(lane, op.destination),
+            **{key: self._loads(signature, checks.get(key)) for key, signature in signatures.items()},
         }
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each, on the loop's thread."""
-        check = self._checks.get(op.kind)
+        check = self._checks.get((op.library, op.kind))
         if not self._home:
             self._home = get_ident()
         return check is not None and check(lane, op)
@@ -82,14 +84,17 @@ class Blocking:
         except AccelError:
             return True  # the copy itself will say what is wrong
 
-    def noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
-        """Return kernels of which those with a signature record which functions they have loaded."""
-        return {kind: self._noted(kernel) if kind in self._signatures else kernel for kind, kernel in kernels.items()}
+    def noting(self, library: str, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
+        """Return kernels of a library of which those with a signature record which functions they have loaded."""
+        return {kind: self._noted(kernel, self._signatures.get((library, kind))) for kind, kernel in kernels.items()}
 
-    def _noted(self, kernel: Kernel) -> Kernel:
+    def _noted(self, kernel: Kernel, signature: Signature | None) -> Kernel:
+        if signature is None:
+            return kernel
+
         def noted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             kernel(lane, op, plan, inputs, outputs)
             if get_ident() != self._home:
-                self._seen[self._signatures[op.kind](lane, op)] = None
+                self._seen[signature(lane, op)] = None
 
         return noted

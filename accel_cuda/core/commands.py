@@ -36,5 +36,5 @@ def _of_call(op: Any) -> int:
     return 1 + len(op.inputs) + len(op.results)
 
 
-COMMANDS: Mapping[str, Commands] = {"put": _of_put, "get": _of_get, "call": _of_call}
-"""Op kind -> its commands at most, or how they are counted; all others are one."""
+COMMANDS: Mapping[tuple[str, str], Commands] = {("memory", "put"): _of_put, ("memory", "get"): _of_get, ("graph", "call"): _of_call}
+"""Library and op kind -> its commands at most, or how they are counted; all others are one."""

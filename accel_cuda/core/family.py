@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from accel.backend import Kernel
 from accel_cuda.core.context import CudaContext
@@ -72,8 +72,8 @@ class FamilyState(Generic[L]):
     """
 
     kernels: Mapping[str, Kernel]
-    most_commands: ClassVar[int] = 1
-    """How many commands an op enqueues at most."""
+    commands: Commands = 1
+    """How many commands an op enqueues at most, or what counts them for one op."""
 
     def __init__(self, context: CudaContext, load: Callable[[CudaContext], L]) -> None:
         self.context = context
@@ -97,10 +97,6 @@ class FamilyState(Generic[L]):
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing an op may block this time. Quick."""
         return self.library is None
-
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op enqueues at most. Quick."""
-        return self.most_commands
 
     def prepare(self, stream: CudaStream) -> None:
         """Make what the ops need in the context, and in one stream of it. May block."""

@@ -90,7 +90,7 @@ class CudaStream:
         hot = context.driver.hot
         self._launch, self._launch_graph, self._record = hot.launch, hot.graph_launch, hot.event_record
         # The driver copies the arguments before a launch returns, so one place for them is enough.
-        self._values = (ctypes.c_uint64 * _ARGUMENTS)()
+        self._values: Any = (ctypes.c_uint64 * _ARGUMENTS)()  # takes slices of tuples, unlike what its stubs say
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
         with context.section:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
@@ -49,38 +49,42 @@ class ContextFamilies:
             found[name] = {**found[name], **state.kernels}
         return found
 
-    def signatures(self) -> dict[str, Signature]:
-        """Return the signatures of all ops that have one: op kind -> signature."""
-        return {kind: signature for part in self._parts.values() for kind, signature in part.signatures.items()}
+    def signatures(self) -> dict[tuple[str, str], Signature]:
+        """Return the signatures of all ops that have one: library and op kind -> signature."""
+        return {(name, kind): signature for name, part in self._parts.items() for kind, signature in part.signatures.items()}
 
-    def commands(self) -> dict[str, Commands]:
-        """Return how many commands ops enqueue: op kind -> commands; 1 for all others."""
-        found = {kind: commands for part in self._parts.values() for kind, commands in part.commands.items()}
-        for state in self.states.values():
-            found |= dict.fromkeys(state.kernels, state.commands)
+    def commands(self) -> dict[tuple[str, str], Commands]:
+        """Return how many commands ops enqueue: library and op kind -> commands; 1 for all others."""
+        found = {(name, kind): commands for name, part in self._parts.items() for kind, commands in part.commands.items()}
+        for name, state in self.states.items():
+            found |= {(name, kind): state.commands for kind in state.kernels}
         return found
 
-    def checks(self) -> dict[str, LaneCheck]:
-        """Return whether ops may block because their program or something in their lane is not there: op kind -> check."""
-        found: dict[str, LaneCheck] = {}
+    def scratch(self) -> dict[str, Callable[[Any], int | None]]:
+        """Return what says how many bytes ops work in: library -> that of its ops; see :class:`accel.backend.TakesScratch`."""
+        return {name: state.scratch_nbytes for name, state in self.states.items()}
+
+    def checks(self) -> dict[tuple[str, str], LaneCheck]:
+        """Return whether ops may block because their program or something in their lane is not there: library and op kind -> check."""
+        found: dict[tuple[str, str], LaneCheck] = {}
         for name, part in self._parts.items():
             state = self.states.get(name)
             own = {} if state is None else state.kernels
             lacks = {**part.lacks, **({} if state is None else dict.fromkeys(own, state.may_block))}
             program = dict.fromkeys((*part.kernels, *own), part.program) if isinstance(part.program, str) else part.program
-            found |= {kind: self._check(program.get(kind), lacks.get(kind)) for kind in {**program, **lacks}}
+            found |= {(name, kind): self._check(program.get(kind), lacks.get(kind)) for kind in {**program, **lacks}}
         return found
 
     def _check(self, program: Program | None, lacks: LaneCheck | None) -> LaneCheck:
-        is_missing = self._programs.lacks
+        missing = self._programs.missing
         if program is None:
             assert lacks is not None
             return lacks
         if isinstance(program, str):
-            return lambda lane, op: is_missing(program) or (lacks is not None and lacks(lane, op))
+            return lambda lane, op: program in missing or (lacks is not None and lacks(lane, op))
         if lacks is None:
-            return lambda lane, op: is_missing(program(op))
-        return lambda lane, op: is_missing(program(op)) or lacks(lane, op)
+            return lambda lane, op: program(op) in missing
+        return lambda lane, op: program(op) in missing or lacks(lane, op)
 
     def prepare(self, library: str, stream: CudaStream) -> None:
         """Load the programs of a family, and make what its ops need in a stream, as far as it is not there. May block."""
@@ -104,12 +108,8 @@ class ContextFamilies:
             return self._parts.values()
         return (self._parts[library],) if library in self._parts else ()
 
-    def scratch_nbytes(self, op: Any) -> int | None:
-        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
-        return self.states[op.library].scratch_nbytes(op)
-
     def measure_scratch(self, op: Any) -> None:
-        """See that :meth:`scratch_nbytes` knows. May block."""
+        """See that it is known how many bytes an op works in. May block."""
         self.states[op.library].measure(op)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ _COMMANDS = 8
 class DnnLibrary(FamilyState[Cudnn]):
     """cuDNN in one context, and what its ops work in."""
 
-    most_commands = _COMMANDS
+    commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
         super().__init__(context, Cudnn)

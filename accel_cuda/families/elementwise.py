@@ -168,31 +168,42 @@ def _launch(
     stream.launch_with(function, (blocks, 1), (_BLOCK, 1), walk)
 
 
-# Elements that one thread takes, and names of kernels: to make one is slower than to find it.
-_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) for dtype in CODES}
-_NAMES: dict[tuple[UnaryOp | BinaryOp, DType], str] = {
-    **{(op, dtype): f"unary_{op.value}_{code}" for op in UnaryOp for dtype, code in CODES.items()},
-    **{(op, dtype): f"binary_{op.value}_{code}" for op in BinaryOp for dtype, code in CODES.items()},
+class _Plain(NamedTuple):
+    """The kernel of contiguous elements: its name, how many elements a thread takes, and the bytes of a result."""
+
+    name: str
+    per_thread: int
+    nbytes: int
+
+
+# Of all there are: to make one is slower than to find it.
+_PLAIN: dict[tuple[UnaryOp | BinaryOp, DType], _Plain] = {
+    (op, dtype): _Plain(f"{form}_{op.value}_{code}", max(1, 16 // dtype.itemsize), result_dtype(op, dtype).itemsize)
+    for form, members in (("unary", UnaryOp), ("binary", BinaryOp))
+    for op in members
+    for dtype, code in CODES.items()
 }
 
 
-def _blocks(op: UnaryOp | BinaryOp, dtype: DType, output: int, n: int) -> int:
-    """Return how many blocks compute n elements: threads are counted from the aligned address before the first result."""
-    size, each = result_dtype(op, dtype).itemsize, _PER_THREAD[dtype]
-    return -(-(n + output % (each * size) // size) // (each * _BLOCK))
+def _enqueue(stream: CudaStream, op: UnaryOp | BinaryOp, dtype: DType, inputs: Sequence[int], output: int, n: int) -> None:
+    """Enqueue a function of each of n contiguous elements of the operands."""
+    if n:
+        name, per_thread, nbytes = _PLAIN[op, dtype]
+        stream.ready()
+        # Threads are counted from the aligned address before the first result.
+        ahead = output % (per_thread * nbytes) // nbytes
+        stream.launch(stream.functions[name], -(-(n + ahead) // (per_thread * _BLOCK)), _BLOCK, *inputs, output, n)
 
 
 def enqueue_unary(stream: CudaStream, op: UnaryOp, dtype: DType, input: int, output: int, n: int) -> None:
     """Enqueue a function of each of n contiguous elements; the result may be written over them."""
-    if n:
-        stream.ready()
-        stream.launch(stream.functions[_NAMES[op, dtype]], _blocks(op, dtype, output, n), _BLOCK, input, output, n)
+    _enqueue(stream, op, dtype, (input,), output, n)
 
 
 def _unary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     if op.is_plain():
-        enqueue_unary(lane.stream, op.op, x.dtype, inputs[0], outputs[0], x.size)
+        _enqueue(lane.stream, op.op, x.dtype, inputs, outputs[0], x.size)
     else:
         function = lane.stream.functions[f"spread_{op.op.value}_{CODES[x.dtype]}"]
         _launch(lane, op, function, (x,), inputs, outputs[0], result_dtype(op.op, x.dtype).itemsize)
@@ -200,11 +211,7 @@ def _unary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
 
 def _binary(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
-        n, dtype, stream = op.x.size, op.x.dtype, lane.stream
-        if n:
-            stream.ready()
-            function = stream.functions[_NAMES[op.op, dtype]]
-            stream.launch(function, _blocks(op.op, dtype, outputs[0], n), _BLOCK, *inputs, outputs[0], n)
+        _enqueue(lane.stream, op.op, op.x.dtype, inputs, outputs[0], op.x.size)
     else:
         dtype = op.dtype
         itemsize = result_dtype(op.op, dtype).itemsize
@@ -248,7 +255,7 @@ def _fused_kernel(program: tuple[Instruction, ...], dtypes: tuple[DType, ...]) -
 
 
 def _lacks_fused(lane: Any, op: Any) -> bool:
-    return not lane.stream.functions.has(_fused_kernel(op.program, op.dtypes())[0])
+    return _fused_kernel(op.program, op.dtypes())[0] not in lane.stream.functions
 
 
 def _program_of_unary(op: Unary) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,8 @@ from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.modules import Modules
 
@@ -57,8 +58,8 @@ def source_of(program: str) -> str:
     return "\n".join((*((folder / file).read_text() for file in ("common.cuh", *files)), instances, ""))
 
 
-class Programs(Mapping[str, Handle]):
-    """The backend's own kernels: name -> handle of the CUfunction. To look one up loads its program, which may take seconds.
+class Programs(dict[str, Handle]):
+    """The backend's own kernels that are loaded: name -> handle of the CUfunction. To look another one up loads its program, which may take seconds.
 
     A name that none of them has raises :class:`~accel.UnsupportedError`, and compiles at most the one program that it would be in.
 
@@ -66,30 +67,27 @@ class Programs(Mapping[str, Handle]):
     ----------
     context, modules
         Where they are loaded.
+
+    Attributes
+    ----------
+    missing : set of str
+        Those of :data:`PROGRAMS` that are not loaded.
     """
 
     def __init__(self, context: CudaContext, modules: Modules) -> None:
+        super().__init__()
         self._context = context
         self._modules = modules
-        self._functions: dict[str, Handle] = {}
-        self._missing = set(PROGRAMS)
+        self.missing = set(PROGRAMS)
         self._locks = {program: threading.Lock() for program in PROGRAMS}
 
-    def __getitem__(self, name: str) -> Handle:
-        function = self._functions.get(name)
+    def __missing__(self, name: str) -> Handle:
+        program = program_of(name)
+        self.load(program)
+        function = self.get(name)
         if function is None:
-            program = program_of(name)
-            self.load(program)
-            function = self._functions.get(name)
-            if function is None:
-                raise UnsupportedError(f"there is no kernel {name!r} in the program {program!r}", library="driver", remedy=_REPORT)
+            raise UnsupportedError(f"there is no kernel {name!r} in the program {program!r}", library="driver", remedy=_REPORT)
         return function
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
-
-    def __len__(self) -> int:
-        return len(self._functions)
 
     def load(self, program: str) -> None:
         """Compile and load one of :data:`PROGRAMS`, unless that was done before.
@@ -107,14 +105,9 @@ class Programs(Mapping[str, Handle]):
         if lock is None:
             raise UnsupportedError(f"there is no program {program!r}", library="driver", remedy=_REPORT)
         with lock:
-            if program not in self._missing:
-                return
-            self._functions |= self._modules.load(self._functions_of, source_of(program))
-            self._missing.discard(program)
-
-    def has(self, name: str) -> bool:
-        """Return whether a kernel is loaded; quick."""
-        return name in self._functions
+            if program in self.missing:
+                self.update(self._modules.load(self._functions_of, source_of(program)))
+                self.missing.discard(program)
 
     def made(self, name: str, source: Callable[[], str]) -> Handle:
         """Return a kernel of which there is no program: it is compiled from ``source()`` the first time. May block.
@@ -124,12 +117,12 @@ class Programs(Mapping[str, Handle]):
         AccelError
             If it does not compile, or cannot be loaded.
         """
-        function = self._functions.get(name)
+        function = self.get(name)
         if function is None:
             with self._locks.setdefault(name, threading.Lock()):
-                if name not in self._functions:
-                    self._functions |= self._modules.load(self._functions_of, source())
-                function = self._functions[name]
+                if name not in self:
+                    self.update(self._modules.load(self._functions_of, source()))
+                function = self[name]
         return function
 
     def _functions_of(self, module: Any, symbols: tuple[str, ...]) -> dict[str, Handle]:
@@ -148,11 +141,7 @@ class Programs(Mapping[str, Handle]):
     def prepare(self, sources: tuple[Source, ...]) -> None:
         """Load the programs of ``sources``, side by side, but those that are loaded on demand."""
         wanted = [program for program, (source, _) in PROGRAMS.items() if source in sources and not source.on_demand]
-        missing = [program for program in wanted if program in self._missing]
+        missing = [program for program in wanted if program in self.missing]
         if missing:
             with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
                 list(workers.map(self.load, missing))
-
-    def lacks(self, program: str) -> bool:
-        """Return whether there is such a program and it is not loaded; quick."""
-        return program in self._missing

@@ -67,7 +67,7 @@ def _library(op: Any) -> RunningOp | None:
 class ScanLibrary(FamilyState[Cub]):
     """CUB in one context. It has many algorithms, of which a service needs few; each is built at its first use."""
 
-    most_commands = _COMMANDS
+    commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
         super().__init__(context, Cub)

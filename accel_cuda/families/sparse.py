@@ -41,7 +41,7 @@ _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
 class SparseLibrary(FamilyState[SparsePlans]):
     """cuSPARSE in one context, and what else the ops need."""
 
-    most_commands = _COMMANDS
+    commands = _COMMANDS
 
     def __init__(self, context: CudaContext) -> None:
         super().__init__(context, SparsePlans)

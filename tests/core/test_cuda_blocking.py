@@ -31,7 +31,7 @@ def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None)
 
     def enqueue() -> None:
         with contextlib.suppress(ValueError):
-            blocking.noting({op.kind: kernel})[op.kind](lane, op, None, (), ())
+            blocking.noting(op.library, {op.kind: kernel})[op.kind](lane, op, None, (), ())
 
     thread = threading.Thread(target=enqueue)
     thread.start()
@@ -52,7 +52,7 @@ def gemm(offset: int = 0, kind: str = "gemm", out: int | None = None, beta: floa
 
 @pytest.fixture
 def blocking() -> Blocking:
-    programs: Any = SimpleNamespace(lacks=lambda program: False)
+    programs: Any = SimpleNamespace(missing=frozenset())
     context: Any = SimpleNamespace(multiprocessors=132)
     families = ContextFamilies(context, programs)
     return Blocking(families.checks(), families.signatures(), pinned=None)  # type: ignore[arg-type]  # no copy is asked about

@@ -29,7 +29,7 @@ def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
 class State(FamilyState[SimpleNamespace]):
     """What the family has in a context: it knows how much memory an op works in once that was measured."""
 
-    most_commands = 7
+    commands = 7
 
     def __init__(self, context: Any) -> None:
         super().__init__(context, lambda context: SimpleNamespace(close=lambda: setattr(self, "is_closed", True)))
@@ -72,12 +72,9 @@ class Programs:
     def __init__(self) -> None:
         self.missing = {"fake_f32", "fake_plans"}
 
-    def lacks(self, program: str) -> bool:
-        return program in self.missing
-
     def prepare(self, sources: tuple[Source, ...]) -> None:
         names = [source.name for source in sources]
-        self.missing = {program for program in self.missing if program.partition("_")[0] not in names}
+        self.missing -= {program for program in self.missing if program.partition("_")[0] in names}
 
 
 class Setup:
@@ -135,7 +132,7 @@ def test_only_the_library_that_is_named_is_prepared(setup: Setup) -> None:
 
 def test_an_op_whose_library_loads_functions_may_block_until_one_has_run_through(setup: Setup) -> None:
     assert setup.may_block("signed")
-    noted = setup.blocking.noting(setup.families.kernels()["fake"])
+    noted = setup.blocking.noting("fake", setup.families.kernels()["fake"])
     thread = threading.Thread(target=noted["signed"], args=(setup.lane, op("signed"), None, (), ()))
     thread.start()
     thread.join()
@@ -145,19 +142,25 @@ def test_an_op_whose_library_loads_functions_may_block_until_one_has_run_through
     assert setup.may_block("signed")
 
 
+def test_ops_of_one_name_in_two_families_are_told_apart() -> None:
+    parts = {
+        "slow": CudaPart(kernels={"solve": kernel}, lacks={"solve": lambda lane, op: True}),
+        "fast": CudaPart(kernels={"solve": kernel}, lacks={"solve": lambda lane, op: False}),
+    }
+    families: Any = ContextFamilies(object(), Programs(), parts)  # type: ignore[arg-type]
+    blocking = Blocking(families.checks(), families.signatures(), pinned=None)  # type: ignore[arg-type]
+    assert [blocking.may_block(None, SimpleNamespace(kind="solve", library=name)) for name in parts] == [True, False]
+
+
 def test_its_commands_are_counted(setup: Setup) -> None:
-    commands = setup.families.commands()
-    assert commands["signed"] == 2
-    count = commands["planned"]
-    assert callable(count)
-    assert count(op("planned")) == 7
-    assert "compiled" not in commands
+    assert setup.families.commands() == {("fake", "signed"): 2, ("fake", "planned"): 7}
 
 
 def test_its_ops_work_in_memory_that_is_measured_first(setup: Setup) -> None:
-    assert setup.families.scratch_nbytes(op("planned")) is None
+    size = setup.families.scratch()["fake"]
+    assert size(op("planned")) is None
     setup.families.measure_scratch(op("planned"))
-    assert setup.families.scratch_nbytes(op("planned")) == 512
+    assert size(op("planned")) == 512
 
 
 def test_what_it_has_in_the_context_is_given_back(setup: Setup) -> None:

@@ -64,8 +64,8 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
         said.known[op.kind, op.x.shape] = op.x.nbytes if op.kind == "unary" else 0
 
     monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: kernels if library == "elementwise" else original(self, library))
-    monkeypatch.setattr(CpuDevice, "scratch_libraries", frozenset({"elementwise"}), raising=False)
-    monkeypatch.setattr(CpuDevice, "scratch_nbytes", lambda self, op: said.known.get((op.kind, op.x.shape)), raising=False)
+    scratch = {"elementwise": lambda op: said.known.get((op.kind, op.x.shape))}
+    monkeypatch.setattr(CpuDevice, "scratch", scratch, raising=False)
     monkeypatch.setattr(CpuDevice, "measure_scratch", measure, raising=False)
     return said
 

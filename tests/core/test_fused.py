@@ -94,19 +94,26 @@ def test_every_function_has_a_kernel_for_each_of_its_dtypes(name: str, rng: np.r
         assert f"struct {structure} {{" in source, (name, dtype)
 
 
+class Functions(dict[str, int]):
+    """Kernels that are compiled, and their sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: dict[str, str] = {}
+
+    def made(self, name: str, source: Callable[[], str]) -> int:
+        if name not in self:
+            self[name], self.sources[name] = 7, source()
+        return self[name]
+
+
 def test_cuda_compiles_a_program_once_and_launches_it() -> None:
     owner: Any = SimpleNamespace(dropped=deque())
     x = accel.AccelRef(owner, 1, (64, 64), DType.FLOAT32, 1)
     row = accel.AccelRef(owner, 2, (64,), DType.FLOAT32, 1)
     op = ops.Fused((("mul", 0, 1), ("add", 3, 2), ("isnan", 4)), (x, row, np.float32(2)))
-    sources: dict[str, str] = {}
-
-    def made(name: str, source: Callable[[], str]) -> int:
-        sources.setdefault(name, source())
-        return 7
-
     launches: list[tuple[Any, ...]] = []
-    functions = SimpleNamespace(made=made, has=sources.__contains__)
+    functions = Functions()
     stream = SimpleNamespace(functions=functions, ready=lambda: None, launch_with=lambda *arguments: launches.append(arguments[:2]))
     lane = SimpleNamespace(stream=stream)
     assert PART.lacks["fused"](lane, op)
@@ -114,7 +121,7 @@ def test_cuda_compiles_a_program_once_and_launches_it() -> None:
         PART.kernels["fused"](lane, op, op.plan(), (1 << 20, 1 << 21), (1 << 22,))
     assert not PART.lacks["fused"](lane, op)
     assert launches == [(7, (4, 1))] * 2
-    ((name, source),) = sources.items()
+    ((name, source),) = functions.sources.items()
     assert f"KERNEL({name})" in source
     assert "strided<Program, b8, f32, f32, f32>(w, Places<0, 1, 2>())" in source
 
