@@ -208,7 +208,7 @@ async def test_a_durable_matrix_outlives_a_fault(rng: np.random.Generator) -> No
 async def test_without_scipy_products_say_what_to_install(device: accel.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from accel.cpu.families import sparse
 
-    sparse._scipy.cache_clear()
+    monkeypatch.setattr(sparse._scipy, "_module", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     a = await device.sparse.csr((np.ones(1), np.zeros(1, int), np.array([0, 1])), shape=(1, 1))
     error = await failure(device.sparse.spmv(a, await device.put(np.ones(1))), accel.BackendUnavailableError)

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.arrays import copy_pieces
-from accel.cpu.views import array
+from accel.cpu.kernels import LateModule, kernel, touches
 from accel.dtype import DType
-from accel.errors import BackendUnavailableError
-from accel.family import BackendPart, Sample
+from accel.family import BackendPart
 from accel.ops.fft import FftOps
 from accel.ops.pieces import kinds_of_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from accel.cpu.views import Array
+    from accel.family import Sample
 
 __all__ = ["PART", "transform"]
 
-# Calls of scipy, one level of one element's transform; and what sends the first one to the stream's thread: an import takes tenths of a second.
-_CALL, _LEVEL, _IMPORT = 15e-6, 1e-9, 1.0
+# Calls of scipy, and one level of one element's transform.
+_CALL, _LEVEL = 15e-6, 1e-9
 
 _CONJUGATES = {"hfft": "irfft", "ihfft": "rfft"}
 _OTHER_WAY = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-@cache
-def _library() -> Any:
-    return importlib.import_module("scipy.fft" if importlib.util.find_spec("scipy") else "numpy.fft")
+_library, _scipy = LateModule("scipy.fft", "numpy.fft"), LateModule("scipy.fft")
 
 
 def transform(kind: str, source: Any, destination: Any, axes: tuple[int, ...], norm: str, lengths: tuple[int, ...] | None) -> None:
@@ -52,68 +47,49 @@ def transform(kind: str, source: Any, destination: Any, axes: tuple[int, ...], n
     destination[...] = function(source, s=lengths, axes=axes, norm=norm)
 
 
-def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    result = op.spec()
-    size = math.prod(result.shape)
-    if not size:
-        return
-    source, destination = array(inputs[0], op.x.shape, op.x.dtype.numpy), array(outputs[0], result.shape, result.dtype.numpy)
+def _transform(op: Any, operands: list[Array], results: list[Array]) -> None:
     lengths = op.lengths() if op.kind in ("irfft", "hfft") else None
-    levels = sum(math.log2(length) + 1 for length in op.lengths())
-    cost = _CALL + max(size, op.x.size) * levels * _LEVEL * (np.dtype(op.x.dtype.numpy).itemsize / 8)
-    if not _library.cache_info().currsize:
-        cost += _IMPORT
-    lane.stream.submit(partial(transform, op.kind, source, destination, op.counted(), op.norm, lengths), cost)
+    transform(op.kind, operands[0], results[0], op.counted(), op.norm, lengths)
 
 
-def _cosine(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if importlib.util.find_spec("scipy") is None:
-        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
-    before, length, behind = op.lines()
-    if not (size := before * length * behind):
-        return
-    source, destination = (array(each, (before, length, behind), op.x.dtype.numpy) for each in (inputs[0], outputs[0]))
-
-    def work() -> None:
-        destination[...] = getattr(_library(), op.kind)(source, op.type, axis=1, norm=op.norm)
-
-    cost = _CALL + size * (math.log2(length) + 1) * _LEVEL + (0.0 if _library.cache_info().currsize else _IMPORT)
-    lane.stream.submit(work, cost)
+def _transform_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    levels: float = sum(math.log2(length) + 1 for length in op.lengths())
+    size = max(operands[0].size, results[0].size)
+    return _CALL + size * levels * _LEVEL * (operands[0].itemsize / 8) + _library.seconds(op.kind)
 
 
-def _convolve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    extent, dtype = op.extent(), op.a.dtype.numpy
-    if not extent.batch:
-        return
-    a, b = array(inputs[0], (extent.batch_a, *extent.a), dtype), array(inputs[1], (extent.batch_b, *extent.b), dtype)
-    out = array(outputs[0], (extent.batch, *extent.result), dtype)
-
-    def work() -> None:
-        axes = tuple(range(1, a.ndim))
-        other = np.conj(np.flip(b, axes)) if op.is_turned else b
-        there, back = (getattr(_library(), f"{name}fftn" if dtype.kind == "c" else f"{name}rfftn") for name in ("", "i"))
-        made = back(there(a, s=extent.padded, axes=axes) * there(other, s=extent.padded, axes=axes), s=extent.padded, axes=axes)
-        out[...] = made[(slice(None), *(slice(start, start + n) for start, n in zip(extent.starts, extent.result, strict=True)))]
-
-    size = 3 * extent.batch * math.prod(extent.padded)
-    cost = _CALL + size * (math.log2(size) + 1) * _LEVEL + (0.0 if _library.cache_info().currsize else _IMPORT)
-    lane.stream.submit(work, cost)
+def _cosine(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (each.reshape(op.lines()) for each in (*operands, *results))
+    out[...] = getattr(_scipy(), op.kind)(x, op.type, axis=1, norm=op.norm)
 
 
-def _frequencies(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _cosine_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    _, length, _ = op.lines()
+    return _CALL + operands[0].size * (math.log2(length) + 1) * _LEVEL + _scipy.seconds(op.kind)
+
+
+def _convolve(op: Any, operands: list[Array], results: list[Array]) -> None:
+    extent = op.extent()
+    a, b = operands[0].reshape(extent.batch_a, *extent.a), operands[1].reshape(extent.batch_b, *extent.b)
+    axes = tuple(range(1, a.ndim))
+    other = np.conj(np.flip(b, axes)) if op.is_turned else b
+    there, back = (getattr(_library(), f"{name}fftn" if a.dtype.kind == "c" else f"{name}rfftn") for name in ("", "i"))
+    made = back(there(a, s=extent.padded, axes=axes) * there(other, s=extent.padded, axes=axes), s=extent.padded, axes=axes)
+    part = made[(slice(None), *(slice(start, start + n) for start, n in zip(extent.starts, extent.result, strict=True)))]
+    results[0][...] = part.reshape(results[0].shape)
+
+
+def _convolve_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    extent = op.extent()
+    size: int = 3 * extent.batch * math.prod(extent.padded)
+    return _CALL + size * (math.log2(size) + 1) * _LEVEL + _library.seconds(op.kind)
+
+
+def _frequencies(op: Any, operands: list[Array], results: list[Array]) -> None:
     count, positive = op.counts()
-    out = array(outputs[0], (count,), op.dtype.numpy)
-
-    def work() -> None:
-        places = np.arange(count)
-        places[positive:] -= op.n
-        out[...] = places * op.step()
-
-    lane.stream.submit(work, costs.elements(2 * count, out.dtype))
-
-
-def _transformed(kind: str, options: dict[str, Any], fft: Any, x: Any) -> Any:
-    return getattr(fft, kind)(x, **options)
+    places = np.arange(count)
+    places[positive:] -= op.n
+    results[0][...] = places * op.step()
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -132,16 +108,15 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             z, x = sampling.random(rng, shape, spectrum), sampling.random(rng, shape, real)
             for kind in ("fft", "ifft"):
                 expected = getattr(np.fft, f"{kind}n")(sampling.wide(z), **options)
-                yield Sample(f"{kind} {what}", partial(_transformed, kind, options), (z,), expected, error)
+                yield sampling.sample(kind, what, (z,), expected, error, **options)
             half = np.fft.rfftn(sampling.wide(x), **options)
-            yield Sample(f"rfft {what}", partial(_transformed, "rfft", options), (x,), half, error)
-            back = partial(_transformed, "irfft", {**options, "n": shape[axes[-1]]})
+            yield sampling.sample("rfft", what, (x,), half, error, **options)
+            n = shape[axes[-1]]
             # Twice rounded: the spectrum of a real array is the operand.
-            yield Sample(f"irfft {what}", back, (half.astype(spectrum.numpy),), sampling.wide(x), 2 * error)
-            other = {**options, "norm": _OTHER_WAY[norm]}
-            there = partial(_transformed, "hfft", {**other, "n": shape[axes[-1]]})
-            yield Sample(f"hfft {what}", there, (np.conj(half).astype(spectrum.numpy),), sampling.wide(x), 2 * error)
-            yield Sample(f"ihfft {what}", partial(_transformed, "ihfft", other), (x,), np.conj(half), error)
+            yield sampling.sample("irfft", what, (half.astype(spectrum.numpy),), sampling.wide(x), 2 * error, n=n, **options)
+            options["norm"] = _OTHER_WAY[norm]
+            yield sampling.sample("hfft", what, (np.conj(half).astype(spectrum.numpy),), sampling.wide(x), 2 * error, n=n, **options)
+            yield sampling.sample("ihfft", what, (x,), np.conj(half), error, **options)
     for dtype in (*sampling.FLOATS, *sampling.COMPLEX):
         if not dtype.is_complex:
             yield from _cosines(rng, dtype)
@@ -150,21 +125,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         for shape, chosen in shifts:
             x = sampling.random(rng, shape, dtype)
             for kind in ("fftshift", "ifftshift"):
-                yield Sample(
-                    f"{kind} {dtype.value}{list(shape)}",
-                    partial(_transformed, kind, {"axes": chosen}),
-                    (x,),
-                    getattr(np.fft, kind)(x, chosen),
-                )
+                yield sampling.sample(kind, f"{dtype.value}{list(shape)}", (x,), getattr(np.fft, kind)(x, chosen), axes=chosen)
     for n in (1, 2, 7, 1000):
         for kind in ("fftfreq", "rfftfreq"):
             for dtype in sampling.FLOATS:
-                made = partial(_frequencies_of, kind, n, 0.25, dtype)
-                yield Sample(f"{kind} {n} {dtype.value}", made, (), getattr(np.fft, kind)(n, 0.25), sampling.sums(dtype))
-
-
-def _frequencies_of(kind: str, n: int, d: float, dtype: DType, fft: Any) -> Any:
-    return getattr(fft, kind)(n, d, dtype)
+                expected, error = getattr(np.fft, kind)(n, 0.25), sampling.sums(dtype)
+                yield sampling.sample(kind, f"{n} {dtype.value}", (), expected, error, arguments=(n, 0.25, dtype))
 
 
 def _sums(x: Array, number: int, *, is_sine: bool, is_orthogonal: bool = False) -> Array:
@@ -197,6 +163,7 @@ def _sums(x: Array, number: int, *, is_sine: bool, is_orthogonal: bool = False) 
 
 
 def _cosines(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    inverse = {1: 1, 2: 3, 3: 2, 4: 4}
     for shape, axis in (((1, 2, 1), 1), ((1, 16, 1), 1), ((3, 17, 1), 1), ((2, 12, 5), 1), ((1, 9, 4), 1), ((1, 1, 3), 1)):
         x = sampling.random(rng, shape, dtype)
         wide, length = sampling.wide(x), shape[axis]
@@ -204,20 +171,19 @@ def _cosines(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
             for kind in ("dct", "dst"):
                 if kind == "dct" and number == 1 and length < 2:
                     continue
-                what, options = f"{dtype.value}{list(shape)} type={number}", {"type": number, "axis": axis}
-                error = 8 * sampling.sums(dtype, round(math.log2(length)) + 1)
+                what, error = f"{dtype.value}{list(shape)} type={number}", 8 * sampling.sums(dtype, round(math.log2(length)) + 1)
+                there, back = (
+                    partial(sampling.sample, kind, type=number, axis=axis),
+                    partial(sampling.sample, f"i{kind}", type=inverse[number], axis=axis),
+                )
                 sums = _sums(wide, number, is_sine=kind == "dst")
-                yield Sample(f"{kind} {what}", partial(_transformed, kind, options), (x,), sums, error)
+                yield there(what, (x,), sums, error)
                 count = 2 * (length if number != 1 else length + (1 if kind == "dst" else -1))
-                inverse = {1: 1, 2: 3, 3: 2, 4: 4}[number]
-                back = partial(_transformed, f"i{kind}", {"type": inverse, "axis": axis})
-                yield Sample(f"i{kind} {what}", back, (x,), sums / count, error)
+                yield back(what, (x,), sums / count, error)
                 straight = _sums(wide, number, is_sine=kind == "dst", is_orthogonal=True)
-                yield Sample(f"{kind} {what} ortho", partial(_transformed, kind, {**options, "norm": "ortho"}), (x,), straight, error)
-                back = partial(_transformed, f"i{kind}", {"type": inverse, "axis": axis, "norm": "ortho"})
-                yield Sample(f"i{kind} {what} ortho", back, (x,), straight, error)
-                scaled = partial(_transformed, kind, {**options, "norm": "forward"})
-                yield Sample(f"{kind} {what} forward", scaled, (x,), sums / count, error)
+                yield there(f"{what} ortho", (x,), straight, error, norm="ortho")
+                yield back(f"{what} ortho", (x,), straight, error, norm="ortho")
+                yield there(f"{what} forward", (x,), sums / count, error, norm="forward")
 
 
 def _convolutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -244,16 +210,8 @@ def _convolutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
                 for n, m in zip(shape_a[-count:], shape_b[-count:], strict=True):
                     start = {"full": 0, "same": (m - 1) // 2, "valid": min(n, m) - 1}[mode]
                     part.append(slice(start, start + {"full": n + m - 1, "same": n, "valid": abs(n - m) + 1}[mode]))
-                expected = whole[tuple(part)]
-                call = partial(_convolving, kind, {"mode": mode, "axes": axes})
-                yield Sample(
-                    f"{kind} {dtype.value}{list(shape_a)} with {list(shape_b)} {mode}",
-                    call,
-                    (a, b),
-                    expected,
-                    error,
-                    terms=float(np.abs(whole).max()),
-                )
+                what, terms = f"{dtype.value}{list(shape_a)} with {list(shape_b)} {mode}", float(np.abs(whole).max())
+                yield sampling.sample(kind, what, (a, b), whole[tuple(part)], error, terms, mode=mode, axes=axes)
 
 
 def _convolved(a: Array, b: Array, count: int) -> Array:
@@ -268,17 +226,13 @@ def _convolved(a: Array, b: Array, count: int) -> Array:
     return result
 
 
-def _convolving(kind: str, options: dict[str, Any], fft: Any, a: Any, b: Any) -> Any:
-    return getattr(fft, kind)(a, b, **options)
-
-
 PART = BackendPart(
     {
-        **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _kernel),
-        **dict.fromkeys(("dct", "idct", "dst", "idst"), _cosine),
-        **dict.fromkeys(("convolve", "correlate"), _convolve),
+        **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), kernel(_transform, _transform_cost)),
+        **dict.fromkeys(("dct", "idct", "dst", "idst"), kernel(_cosine, _cosine_cost)),
+        **dict.fromkeys(("convolve", "correlate"), kernel(_convolve, _convolve_cost)),
         **dict.fromkeys(kinds_of_pieces(FftOps), copy_pieces),
-        **dict.fromkeys(("fftfreq", "rfftfreq"), _frequencies),
+        **dict.fromkeys(("fftfreq", "rfftfreq"), kernel(_frequencies, touches(2))),
     },
     wheels=("scipy",),
     samples=_samples,

@@ -2,70 +2,51 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, wider
-from accel.cpu.views import array
-from accel.family import Sample
+from accel.cpu.kernels import kernel, touches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.family import Sample
 
 __all__ = ["KERNELS", "samples"]
 
-_TOUCHES = 12
 
-
-def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    shape, dtype = op.logits.shape, op.logits.dtype.numpy
-    rows, classes = math.prod(shape[:-1]), shape[-1]
-    if not rows:
-        return
-    is_grad = op.kind == "cross_entropy_grad"
-    *grads, logits_at, labels_at = inputs
-    logits, labels = array(logits_at, (rows, classes), dtype), array(labels_at, (rows,), op.labels.dtype.numpy)
-    out = array(outputs[0], (rows, classes) if is_grad else (rows,), dtype)
-    grad = array(grads[0], (rows, 1), dtype) if is_grad else None
-    lane.stream.submit(partial(_losses, logits, labels, grad, out, op.ignore_index), costs.elements(_TOUCHES * logits.size, dtype))
-
-
-@np.errstate(all="ignore")
-def _losses(logits: Array, labels: Array, grad: Array | None, out: Array, ignored: int) -> None:
+def _losses(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the loss of each row; given the gradients of the losses, those of the logits."""
+    *grads, logits, labels = operands
+    classes = logits.shape[-1]
+    logits, labels = logits.reshape(-1, classes), labels.ravel()
+    out = results[0].reshape(-1, classes) if grads else results[0].reshape(-1)
     wide = wider(logits.dtype)
-    for some in blocks(len(logits), 2 * logits.shape[1] * wide.itemsize):
+    for some in blocks(len(logits), 2 * classes * wide.itemsize):
         part, label = logits[some].astype(wide), labels[some]
         part -= part.max(axis=1, keepdims=True)
         powers = np.exp(part)
         total = powers.sum(axis=1, keepdims=True)
-        is_class = (label >= 0) & (label < part.shape[1])
+        is_class = (label >= 0) & (label < classes)
         place = np.arange(len(label)), np.where(is_class, label, 0)
-        if grad is None:
+        if not grads:
             made = np.log(total[:, 0]) - part[place]
         else:
             made = powers / total
             made[place] -= 1
-            made *= grad[some].astype(wide)
+            made *= grads[0].reshape(-1, 1)[some].astype(wide)
         made[~is_class] = np.nan
-        made[label == ignored] = 0
+        made[label == op.ignore_index] = 0
         out[some] = made
 
 
-KERNELS: Mapping[str, Kernel] = {"cross_entropy": _enqueue, "cross_entropy_grad": _enqueue}
-
-
-def _call(kind: str, options: dict[str, Any], dnn: Any, *refs: Any) -> Any:
-    return getattr(dnn, kind)(*refs, **options)
+KERNELS: Mapping[str, Kernel] = dict.fromkeys(("cross_entropy", "cross_entropy_grad"), kernel(_losses, touches(12)))
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -89,9 +70,9 @@ def _samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], lab
     # The sum of exponentials and the logit of the label may cancel.
     largest = float(np.max(np.abs(logits), initial=0.0, where=np.isfinite(logits)))
     name, error = f"{dtype.value}{list(shape)} {labels.dtype} {options}", sampling.sums(dtype, 16)
-    yield Sample(f"cross_entropy {name}", partial(_call, "cross_entropy", options), (logits, labels), losses, error, largest)
-    call = partial(_call, "cross_entropy_grad", options)
-    yield Sample(f"cross_entropy_grad {name}", call, (grad, logits, labels), grads, error, 1.0)  # a probability less 1
+    yield sampling.sample("cross_entropy", name, (logits, labels), losses, error, largest, **options)
+    terms = 1.0  # a probability less 1
+    yield sampling.sample("cross_entropy_grad", name, (grad, logits, labels), grads, error, terms, **options)
 
 
 @np.errstate(all="ignore")

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, total, wider
-from accel.cpu.views import array
-from accel.family import Sample
+from accel.cpu.kernels import kernel, touches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.dtype import DType
-    from accel.ops.normalization import NormRows
+    from accel.family import Sample
 
 __all__ = ["KERNELS", "samples"]
 
-# How many times an element is touched, an exponential among them.
-_TOUCHES = 12
 
-
-def _submit(lane: Any, op: Any, work: Any) -> None:
-    lane.stream.submit(work, costs.elements(_TOUCHES * op.x.size, op.x.dtype.numpy))
-
-
-def _softmax(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.x.size:
-        x, out = (array(address, op.middle(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
-        _submit(lane, op, partial(_exponentials, x, out, op.kind == "log_softmax"))
-
-
-@np.errstate(all="ignore")
-def _exponentials(x: Array, out: Array, is_log: bool) -> None:
+def _softmax(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the softmax of a [before, length, behind] array along its middle axis, or the logarithm of it."""
+    x, out = (each.reshape(op.middle()) for each in (*operands, *results))
     before, length, behind = x.shape
     wide = wider(x.dtype)
     for outer in blocks(before, 2 * length * behind * wide.itemsize):
@@ -48,28 +32,24 @@ def _exponentials(x: Array, out: Array, is_log: bool) -> None:
             part -= part.max(axis=1, keepdims=True)
             powers = np.exp(part)
             sums = total(powers, (1,), keepdims=True)
-            out[outer, :, inner] = part - np.log(sums) if is_log else powers / sums
+            out[outer, :, inner] = part - np.log(sums) if op.kind == "log_softmax" else powers / sums
 
 
-def _norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if not op.x.size:
-        return
-    rows, dtype = op.rows(), op.x.dtype.numpy
-    source, *addresses = op.addresses(inputs)
-    x, out = (array(address, (rows.rows, rows.length), dtype) for address in (source, outputs[0]))
-    shape = rows.groups, rows.length // rows.each, 1
-    parameters = [array(address, shape, dtype) if address else None for address in addresses]
-    _submit(lane, op, partial(_scale_rows, x, out, parameters, rows, op.kind != "rms_norm", op.eps))
+def _parameters(op: Any, given: list[Array], shape: tuple[int, ...]) -> list[Array | None]:
+    """Return the parameters of a norm in a shape, and ``None`` for those that are not given."""
+    following = iter(given)
+    return [None if each.ref is None else next(following).reshape(shape) for each in op.parameters()]
 
 
-@np.errstate(all="ignore")
-def _scale_rows(x: Array, out: Array, parameters: list[Array | None], rows: NormRows, is_centred: bool, eps: float) -> None:
-    wide = wider(x.dtype)
+def _norm(op: Any, operands: list[Array], results: list[Array]) -> None:
+    rows = op.rows()
+    x, out = (each.reshape(rows.rows, rows.length) for each in (operands[0], results[0]))
+    parameters, wide = _parameters(op, operands[1:], (rows.groups, rows.length // rows.each, 1)), wider(x.dtype)
     for block in blocks(rows.rows, 2 * rows.length * wide.itemsize):
         part = x[block].astype(wide)
-        if is_centred:
+        if op.kind != "rms_norm":
             part -= part.mean(axis=1, keepdims=True)
-        part /= np.sqrt((part * part).mean(axis=1, keepdims=True) + wide.type(eps))
+        part /= np.sqrt((part * part).mean(axis=1, keepdims=True) + wide.type(op.eps))
         scaled = part.reshape(len(part), -1, rows.each)
         groups = np.arange(block.start, block.stop) % rows.groups
         for parameter, apply in zip(parameters, (np.multiply, np.add), strict=False):
@@ -78,36 +58,25 @@ def _scale_rows(x: Array, out: Array, parameters: list[Array | None], rows: Norm
         out[block] = part
 
 
-def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if not op.x.size:
-        return
-    shape, dtype = op.middle(), op.x.dtype.numpy
-    source, *addresses = op.addresses(inputs)
-    x, out = (array(address, shape, dtype) for address in (source, outputs[0]))
-    parameters = [array(address, (shape[1], 1), dtype) if address else None for address in addresses]
-    _submit(lane, op, partial(_scale_channels, x, out, parameters, op.eps))
-
-
-@np.errstate(all="ignore")
-def _scale_channels(x: Array, out: Array, parameters: list[Array | None], eps: float) -> None:
-    wide = wider(x.dtype)
+def _batch_norm(op: Any, operands: list[Array], results: list[Array]) -> None:
+    shape = op.middle()
+    x, out = (each.reshape(shape) for each in (operands[0], results[0]))
+    wide, parameters = wider(x.dtype), _parameters(op, operands[1:], (shape[1], 1))
     mean, variance, weight, bias = [None if each is None else each.astype(wide) for each in parameters]
-    scale = 1 / np.sqrt(variance + wide.type(eps)) * (1 if weight is None else weight)
+    scale = 1 / np.sqrt(variance + wide.type(op.eps)) * (1 if weight is None else weight)
     for block in blocks(len(x), 2 * x[0].size * wide.itemsize):
         part = (x[block].astype(wide) - mean) * scale
         out[block] = part if bias is None else part + bias
 
 
+# An exponential is among what touches an element.
+_TOUCHES = touches(12)
+
 KERNELS: Mapping[str, Kernel] = {
-    "softmax": _softmax,
-    "log_softmax": _softmax,
-    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),
-    "batch_norm": _batch_norm,
+    **dict.fromkeys(("softmax", "log_softmax"), kernel(_softmax, _TOUCHES)),
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), kernel(_norm, _TOUCHES)),
+    "batch_norm": kernel(_batch_norm, _TOUCHES),
 }
-
-
-def _call(kind: str, options: dict[str, Any], names: tuple[str, ...], dnn: Any, x: Any, *refs: Any) -> Any:
-    return getattr(dnn, kind)(x, **options, **dict(zip(names, refs, strict=True)))
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -132,15 +101,14 @@ def _softmaxes(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         shifted = wide - wide.max(axis=axis, keepdims=True, initial=-np.inf)
         total = np.exp(shifted).sum(axis=axis, keepdims=True)
         expected = np.exp(shifted) / total if kind == "softmax" else shifted - np.log(total)
-        call = partial(_call, kind, {"axis": axis}, ())
-        yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (x,), expected, sampling.sums(dtype, 8))
+        yield sampling.sample(kind, f"{dtype.value}{list(shape)} axis={axis}", (x,), expected, sampling.sums(dtype, 8), axis=axis)
     # Where infinity is the largest, or there is nothing but -infinity, no weight is a number.
     for value in (np.nan, np.inf, -np.inf):
         x, expected = np.full((2, 7), value, dtype.numpy), np.full((2, 7), np.nan)
         x[0, 3] = 1
         if value == -np.inf:
             expected[0] = np.arange(7) == 3
-        yield Sample(f"softmax {dtype.value} {value}", partial(_call, "softmax", {}, ()), (x,), expected)
+        yield sampling.sample("softmax", f"{dtype.value} {value}", (x,), expected)
 
 
 _BOTH = ("weight", "bias")
@@ -185,9 +153,8 @@ def _norm_sample(
         rows = rows - rows.mean(axis=axes, keepdims=True)
     made = (rows / np.sqrt((rows * rows).mean(axis=axes, keepdims=True) + 0.01)).reshape(shape)
     made = _with_parameters(made, given, fit)
-    name = f"{kind} {dtype.value}{list(shape)} {options} {' '.join(names)}"
-    call = partial(_call, kind, {**options, "eps": 0.01}, names)
-    return Sample(name, call, (x, *given.values()), made, sampling.sums(dtype, 16))
+    what, operands = f"{dtype.value}{list(shape)} {options} {' '.join(names)}", (x, *given.values())
+    return sampling.sample(kind, what, operands, made, sampling.sums(dtype, 16), names=names, eps=0.01, **options)
 
 
 def _batch_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], axis: int, names: tuple[str, ...]) -> Sample:
@@ -198,9 +165,8 @@ def _batch_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]
     fit = [count if place == axis % len(shape) else 1 for place in range(len(shape))]
     wide, off, spread = sampling.wide(x), sampling.wide(mean).reshape(fit), sampling.wide(var).reshape(fit)
     made = _with_parameters((wide - off) / np.sqrt(spread + 0.01), given, fit)
-    call = partial(_call, "batch_norm", {"axis": axis, "eps": 0.01}, ("mean", "var", *names))
-    name = f"batch_norm {dtype.value}{list(shape)} axis={axis} {' '.join(names)}"
-    return Sample(name, call, (x, mean, var, *given.values()), made, sampling.sums(dtype, 16))
+    what, operands = f"{dtype.value}{list(shape)} axis={axis} {' '.join(names)}", (x, mean, var, *given.values())
+    return sampling.sample("batch_norm", what, operands, made, sampling.sums(dtype, 16), names=names, axis=axis, eps=0.01)
 
 
 def _with_parameters(made: Array, given: dict[str, Array], fit: Any) -> Array:

@@ -6,7 +6,6 @@ Gradients are shared out element by element of a window, for all windows at once
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,46 +13,54 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import wider
-from accel.cpu.views import array
-from accel.family import Sample
+from accel.cpu.kernels import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.family import Sample
     from accel.ops.pooling import Windows
 
 __all__ = ["KERNELS", "samples"]
 
 
-def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    windows, (before, behind), dtype = op.windows(), op.ends(), op.x.dtype.numpy
-    if op.x.size:
-        x = array(inputs[0], (before, *windows.sizes, behind), dtype)
-        out = array(outputs[0], (before, *windows.counts, behind), dtype)
-        cost = costs.elements(4 * sum(windows.window) * op.x.size, dtype)
-        is_max = op.kind == "max_pool"
-        work = partial(_largest, x, out, windows) if is_max else partial(_means, x, out, windows, op.count_include_pad)
-        lane.stream.submit(work, cost)
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    """Return the cost of a pooling, axis by axis, or of its gradient, element by element of a window."""
+    window = op.windows().window
+    count = 8 * math.prod(window) if op.kind.endswith("_grad") else 4 * sum(window)
+    return costs.elements(count * operands[0].size, operands[0].dtype)
 
 
-@np.errstate(all="ignore")
-def _largest(x: Array, out: Array, windows: Windows) -> None:
+def _unpooled(op: Any, x: Array) -> Array:
+    """Return an array of one element for each of the input's, as [before, ..., behind]."""
+    before, behind = op.ends()
+    return x.reshape(before, *op.windows().sizes, behind)
+
+
+def _pooled(op: Any, x: Array) -> Array:
+    """Return an array of one element for each window, as [before, ..., behind]."""
+    before, behind = op.ends()
+    return x.reshape(before, *op.windows().counts, behind)
+
+
+def _largest(op: Any, operands: list[Array], results: list[Array]) -> None:
+    windows, x = op.windows(), _unpooled(op, operands[0])
     for axis in range(len(windows.sizes)):
         x = _along(x, axis, windows, np.maximum, -math.inf)
-    out[...] = x
+    _pooled(op, results[0])[...] = x
 
 
-@np.errstate(all="ignore")
-def _means(x: Array, out: Array, windows: Windows, counts_padding: bool) -> None:
+def _means(op: Any, operands: list[Array], results: list[Array]) -> None:
+    windows, x = op.windows(), _unpooled(op, operands[0])
     made = x.astype(wider(x.dtype))
     for axis, (size, length) in enumerate(zip(windows.sizes, windows.window, strict=True)):
         made = _along(made, axis, windows, np.add, 0)
         ones = np.ones((1, *(size if each == axis else 1 for each in range(len(windows.sizes))), 1), made.dtype)
-        made /= length if counts_padding else _along(ones, axis, windows, np.add, 0)
-    out[...] = made
+        made /= length if op.count_include_pad else _along(ones, axis, windows, np.add, 0)
+    _pooled(op, results[0])[...] = made
 
 
 def _along(x: Array, axis: int, windows: Windows, combine: np.ufunc, nothing: float) -> Array:
@@ -73,18 +80,6 @@ def _along(x: Array, axis: int, windows: Windows, combine: np.ufunc, nothing: fl
     return made
 
 
-def _pool_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    windows, (before, behind), dtype = op.windows(), op.ends(), op.grad.dtype.numpy
-    if not math.prod(op.pooled()):
-        return
-    whole = (before, *windows.sizes, behind)
-    grad, out = array(inputs[0], (before, *windows.counts, behind), dtype), array(outputs[0], whole, dtype)
-    work: Any = partial(_shared_out, grad, out, windows, op.counts_padding())
-    if op.kind == "max_pool_grad":
-        work = partial(_to_the_largest, grad, array(inputs[1], whole, dtype), out, windows)
-    lane.stream.submit(work, costs.elements(8 * math.prod(windows.window) * grad.size, dtype))
-
-
 def _met(windows: Windows) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
     """Yield, for each element of a window that is not padding everywhere, its number, the elements that it is and the windows that these are in."""
     for number, place in enumerate(np.ndindex(*windows.window)):
@@ -97,8 +92,8 @@ def _met(windows: Windows) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice
         yield number, tuple(elements), tuple(within)
 
 
-@np.errstate(all="ignore")
-def _to_the_largest(grad: Array, x: Array, out: Array, windows: Windows) -> None:
+def _to_the_largest(op: Any, operands: list[Array], results: list[Array]) -> None:
+    windows, grad, x = op.windows(), _pooled(op, operands[0]), _unpooled(op, operands[1])
     largest, found = np.full(grad.shape, -np.inf, x.dtype), np.full(grad.shape, -1, np.int64)
     for number, elements, within in _met(windows):
         value, best, place = x[elements], largest[within], found[within]
@@ -108,12 +103,12 @@ def _to_the_largest(grad: Array, x: Array, out: Array, windows: Windows) -> None
     total = np.zeros(x.shape, wider(x.dtype))
     for number, elements, within in _met(windows):
         total[elements] += np.where(found[within] == number, grad[within], grad.dtype.type(0))
-    out[...] = total
+    _unpooled(op, results[0])[...] = total
 
 
-@np.errstate(all="ignore")
-def _shared_out(grad: Array, out: Array, windows: Windows, counts_padding: bool) -> None:
-    wide = wider(grad.dtype)
+def _shared_out(op: Any, operands: list[Array], results: list[Array]) -> None:
+    windows, grad, out = op.windows(), _pooled(op, operands[0]), _unpooled(op, results[0])
+    wide, counts_padding = wider(grad.dtype), op.counts_padding()
     counts = np.full((1, *windows.counts, 1), math.prod(windows.window) if counts_padding else 0, wide)
     if not counts_padding:
         for _, _, within in _met(windows):
@@ -124,7 +119,12 @@ def _shared_out(grad: Array, out: Array, windows: Windows, counts_padding: bool)
     out[...] = total
 
 
-KERNELS: Mapping[str, Kernel] = {"max_pool": _pool, "avg_pool": _pool, "max_pool_grad": _pool_grad, "avg_pool_grad": _pool_grad}
+KERNELS: Mapping[str, Kernel] = {
+    "max_pool": kernel(_largest, _cost),
+    "avg_pool": kernel(_means, _cost),
+    "max_pool_grad": kernel(_to_the_largest, _cost),
+    "avg_pool_grad": kernel(_shared_out, _cost),
+}
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -169,11 +169,11 @@ def _samples(x: Array, dtype: DType, window: Any, options: dict[str, Any], *, co
     count = math.prod(reach) if counts_padding else is_inside.sum(within)
     largest, mean = np.where(is_inside, values, -np.inf).max(within), values.sum(within) / count
     last = options["channels_last"]
-    for kind, expected, further in (("max_pool", largest, {}), ("avg_pool", mean, {"count_include_pad": counts_padding})):
+    for kind, expected, given in (("max_pool", largest, options), ("avg_pool", mean, {**options, "count_include_pad": counts_padding})):
         x_given, made = (np.moveaxis(each, 1, -1).copy() if last else each for each in (x, expected))
-        name = f"{kind} {dtype.value}{list(x_given.shape)} {window} {options} {further}"
+        name = f"{dtype.value}{list(x_given.shape)} {window} {given}"
         error = sampling.sums(dtype, math.prod(reach)) if kind == "avg_pool" else 0.0
-        yield Sample(name, partial(_call, kind, window, {**options, **further}), (x_given,), made, error)
+        yield sampling.sample(kind, name, (x_given,), made, error, arguments=(window,), **given)
     yield from _grad_samples(x, dtype, window, options, patches(np.arange(x.size).reshape(x.shape)), is_inside, counts_padding)
 
 
@@ -196,15 +196,7 @@ def _grad_samples(
         np.moveaxis(each, 1, -1).copy() if last else each for each in (x, grad, of_max.reshape(x.shape), of_mean.reshape(x.shape))
     )
     name = f"{dtype.value}{list(x_given.shape)} {window} {options}"
-    yield Sample(f"max_pool_grad {name}", partial(_call_grad, "max_pool_grad", window, options, None), (grad, x_given), made[0])
-    further = {**options, "count_include_pad": counts_padding}
-    call = partial(_call_grad, "avg_pool_grad", window, further, x_given.shape)
-    yield Sample(f"avg_pool_grad {name} {counts_padding}", call, (grad,), made[1], sampling.sums(dtype, reach))
-
-
-def _call_grad(kind: str, window: Any, options: dict[str, Any], shape: Any, dnn: Any, grad: Any, *x: Any) -> Any:
-    return getattr(dnn, kind)(grad, *(x or (shape,)), window, **options)
-
-
-def _call(kind: str, window: Any, options: dict[str, Any], dnn: Any, x: Any) -> Any:
-    return getattr(dnn, kind)(x, window, **options)
+    yield sampling.sample("max_pool_grad", name, (grad, x_given), made[0], arguments=(window,), **options)
+    error, options = sampling.sums(dtype, reach), {**options, "count_include_pad": counts_padding}
+    arguments = x_given.shape, window
+    yield sampling.sample("avg_pool_grad", f"{name} {counts_padding}", (grad,), made[1], error, arguments=arguments, **options)

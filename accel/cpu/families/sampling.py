@@ -1,24 +1,62 @@
-"""What samples are made of: random operands, their values in higher precision, and how far sums of them may be off."""
+"""What samples are made of: calls of ops, random operands, their values in higher precision, and how far sums of them may be off."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from accel.dtype import DType
+from accel.family import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from accel.cpu.views import Array
 
-__all__ = ["ALL_FLOATS", "COMPLEX", "FLOATS", "random", "rounding", "sums", "wide"]
+__all__ = ["ALL_FLOATS", "COMPLEX", "FLOATS", "random", "rounding", "sample", "sums", "wide"]
 
 FLOATS = (DType.FLOAT32, DType.FLOAT64)
 ALL_FLOATS = (DType.FLOAT16, DType.BFLOAT16, *FLOATS)
 COMPLEX = (DType.COMPLEX64, DType.COMPLEX128)
+
+
+def sample(
+    kind: str,
+    what: object,
+    operands: tuple[Array, ...],
+    expected: Array | tuple[Array, ...],
+    error: float = 0.0,
+    terms: float = 0.0,
+    *,
+    arguments: tuple[Any, ...] = (),
+    names: Sequence[str] = (),
+    seen: Callable[..., tuple[Array, ...]] | None = None,
+    **options: Any,
+) -> Sample:
+    """Return the sample of a call ``namespace.kind(*refs, *arguments, **options)``.
+
+    Parameters
+    ----------
+    kind, what
+        Of the op, and what is special about the call: its name.
+    operands, expected, error, terms, seen
+        See :class:`~accel.family.Sample`.
+    arguments
+        Behind the operands.
+    names
+        Of the last operands, which are given by name: ``("out",)``.
+    **options
+        Arguments by name.
+    """
+    return Sample(f"{kind} {what}", partial(_called, kind, arguments, tuple(names), options), operands, expected, error, terms, seen)
+
+
+def _called(kind: str, arguments: tuple[Any, ...], names: tuple[str, ...], options: dict[str, Any], namespace: Any, *refs: Any) -> Any:
+    count = len(refs) - len(names)
+    return getattr(namespace, kind)(*refs[:count], *arguments, **dict(zip(names, refs[count:], strict=True)), **options)
 
 
 def random(rng: np.random.Generator, shape: int | Sequence[int], dtype: DType) -> Array:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import one_by_one, wider
-from accel.cpu.views import array
+from accel.cpu.kernels import kernel, touches
 from accel.dtype import DType
-from accel.family import BackendPart, Sample
+from accel.family import BackendPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from accel.cpu.views import Array
+    from accel.family import Sample
 
 __all__ = ["PART"]
 
@@ -27,15 +25,8 @@ _FUNCTIONS: dict[str, np.ufunc] = {"cumsum": np.add, "cumprod": np.multiply, "cu
 _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
 
 
-def _kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x, shape = op.x, op.lines()
-    if x.size:
-        source, out = (array(address, shape, op.element().numpy) for address in (inputs[0], outputs[0]))
-        lane.stream.submit(partial(_scan, op, source, out), costs.elements(4 * x.size, source.dtype))
-
-
-@np.errstate(all="ignore")
-def _scan(op: Any, x: Array, out: Array) -> None:
+def _scan(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (each.view(op.element().numpy).reshape(op.lines()) for each in (*operands, *results))
     x = x.astype(_accumulator(op.kind, x, x.shape[1]), copy=False)
     made = _FUNCTIONS[op.kind].accumulate(x, 1, dtype=x.dtype)
     if op.exclusive:
@@ -49,16 +40,8 @@ def _accumulator(kind: str, x: Array, length: int) -> np.dtype[Any]:
     return one_by_one(x.dtype, length) if kind in ("cumsum", "cumprod") else wider(x.dtype)
 
 
-def _segments(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x, count = op.x, op.offsets.size - 1
-    width = math.prod(x.shape[1:])
-    source, offsets = array(inputs[0], (x.shape[0], width), x.dtype.numpy), array(inputs[1], (count + 1,), np.dtype(np.int64))
-    out, status = array(outputs[0], (count, width), source.dtype), array(outputs[1], (2,), np.dtype(np.int64))
-    lane.stream.submit(partial(_reduce, op, source, offsets, out, status), costs.elements(4 * (x.size + out.size), source.dtype))
-
-
-@np.errstate(all="ignore")
-def _reduce(op: Any, x: Array, offsets: Array, out: Array, status: Array) -> None:
+def _segments(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (x, offsets), (out, status) = operands, results
     begins, ends = offsets[:-1], offsets[1:]
     wrong = (begins < 0) | (ends < begins) | (ends > len(x))
     if wrong.any():
@@ -71,17 +54,12 @@ def _reduce(op: Any, x: Array, offsets: Array, out: Array, status: Array) -> Non
         out[is_full] = _FUNCTIONS[op.cumulative()].reduceat(values, begins[is_full], 0, values.dtype).astype(out.dtype)
 
 
-def _call(kind: str, axis: int, exclusive: bool, scan: Any, x: Any) -> Any:
-    return getattr(scan, kind)(x, axis, exclusive=exclusive)
-
-
 def _complex_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in sampling.COMPLEX:
         for shape, axis in (((3, 5, 4), 1), ((2000, 3), 0), ((3000,), 0), ((2, 5000), 1)):
             x = sampling.random(rng, shape, dtype)
-            expected = np.cumsum(sampling.wide(x), axis)
-            call = partial(_call, "cumsum", axis, False)
-            yield Sample(f"cumsum {dtype.value}{list(shape)} axis={axis}", call, (x,), expected, sampling.sums(dtype, shape[axis]))
+            expected, error = np.cumsum(sampling.wide(x), axis), sampling.sums(dtype, shape[axis])
+            yield sampling.sample("cumsum", f"{dtype.value}{list(shape)} axis={axis}", (x,), expected, error, axis=axis)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -106,12 +84,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                     x.flat[-5] = np.nan
                 exclusive = bool(axis)
                 error = sampling.sums(dtype, 64) if kind in ("cumsum", "cumprod") else 0.0
-                call = partial(_call, kind, axis, exclusive)
-                yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (x,), _expected(kind, x, axis, exclusive), error)
-
-
-def _segment_call(op: str, scan: Any, x: Any, offsets: Any) -> Any:
-    return scan.segment_reduce(op, x, offsets)
+                expected, what = _expected(kind, x, axis, exclusive), f"{dtype.value}{list(shape)} axis={axis}"
+                yield sampling.sample(kind, what, (x,), expected, error, axis=axis, exclusive=exclusive)
 
 
 def _segment_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -127,7 +101,8 @@ def _segment_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 nothing = _expected(kind, np.zeros((1, *shape[1:]), x.dtype), 0, True)
                 expected = np.concatenate([nothing[:0], *(part if len(part) else nothing for part in parts)])
                 error = sampling.sums(dtype, 64) if kind in ("cumsum", "cumprod") else 0.0
-                yield Sample(f"segment_reduce {op} {dtype.value}{list(shape)}", partial(_segment_call, op), (x, offsets), expected, error)
+                what = f"{op} {dtype.value}{list(shape)}"
+                yield sampling.sample("segment_reduce", what, (x, offsets), expected, error, names=("x", "offsets"), op=op)
 
 
 def _expected(kind: str, x: Array, axis: int, exclusive: bool) -> Array:
@@ -143,4 +118,6 @@ def _expected(kind: str, x: Array, axis: int, exclusive: bool) -> Array:
     return made.astype(x.dtype) if x.dtype.kind in "iu" else made
 
 
-PART = BackendPart({**dict.fromkeys(_FUNCTIONS, _kernel), "segment_reduce": _segments}, samples=_samples)
+_KERNELS = {**dict.fromkeys(_FUNCTIONS, kernel(_scan, touches(4))), "segment_reduce": kernel(_segments, touches(4))}
+
+PART = BackendPart(_KERNELS, samples=_samples)

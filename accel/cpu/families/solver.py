@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.views import Array, array
+from accel.cpu.kernels import LateModule, kernel
 from accel.dtype import DType
 from accel.enums import Transpose
-from accel.errors import BackendUnavailableError
-from accel.family import BackendPart, Sample
+from accel.family import BackendPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from accel.cpu.views import Array
+    from accel.family import Sample
+
 __all__ = ["PART"]
 
-# What sends the first call to the stream's thread: an import takes tenths of a second. And multiply-adds of each algorithm, in cubes of a side.
-_IMPORT = 1.0
+# Multiply-adds of each algorithm, in cubes of a side.
 _CUBES = {"eigh": 9, "eigvalsh": 3, "svd": 20, "svdvals": 6, "qr": 4, "pinv": 20, "lstsq": 20, "matrix_power": 8, "eig": 25, "eigvals": 10}
 _TRANS = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
 
 
-@cache
-def _lapack() -> Any:
-    return importlib.import_module("scipy.linalg.lapack")
+_lapack = LateModule("scipy.linalg.lapack")
 
 
 def _function(name: str, dtype: np.dtype[Any]) -> Callable[..., Any]:
@@ -40,19 +37,9 @@ def _function(name: str, dtype: np.dtype[Any]) -> Callable[..., Any]:
     return found
 
 
-def _kernel(
-    compute: Callable[[Any, list[Array], list[Array]], None], lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]
-) -> None:
-    if not _lapack.cache_info().currsize and importlib.util.find_spec("scipy") is None:
-        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
-    specs = [*plan.creates, *(() if plan.status is None else (plan.status.spec,))]
-    reads = [array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, plan.reads, strict=True)]
-    made = [array(address, spec.shape, spec.dtype.numpy) for address, spec in zip(outputs, specs, strict=False)]
-    *stack, m, n = plan.reads[0].shape
-    cost = costs.matmul(m, n, _CUBES.get(op.kind, 1) * max(m, n), plan.dtype.numpy, math.prod(stack))
-    if not _lapack.cache_info().currsize:
-        cost += _IMPORT
-    lane.stream.submit(partial(compute, op, reads, made), cost)
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    *stack, m, n = operands[0].shape
+    return costs.matmul(m, n, _CUBES.get(op.kind, 1) * max(m, n), operands[0].dtype, math.prod(stack)) + _lapack.seconds(op.kind)
 
 
 def _cholesky(op: Any, reads: list[Array], made: list[Array]) -> None:
@@ -90,8 +77,7 @@ def _lu_solve(op: Any, reads: list[Array], made: list[Array]) -> None:
         status[:] = 1, piv[wrong][0]
         return
     solve, trans = _function("getrs", lu.dtype), _TRANS[op.transpose]
-    with np.errstate(all="ignore"):
-        _solved(lu, b, x, lambda at, sides: solve(lu[at], piv[at], sides, trans=trans)[0])
+    _solved(lu, b, x, lambda at, sides: solve(lu[at], piv[at], sides, trans=trans)[0])
 
 
 def _solve(op: Any, reads: list[Array], made: list[Array]) -> None:
@@ -132,12 +118,10 @@ def _inv(op: Any, reads: list[Array], made: list[Array]) -> None:
         _, _, inverse[at], info[at] = solve(a[at], unit)
 
 
-@np.errstate(all="ignore")
 def _det(op: Any, reads: list[Array], made: list[Array]) -> None:
     made[0][...] = np.linalg.det(reads[0])
 
 
-@np.errstate(all="ignore")
 def _slogdet(op: Any, reads: list[Array], made: list[Array]) -> None:
     made[0][...], made[1][...] = np.linalg.slogdet(reads[0])
 
@@ -200,7 +184,6 @@ def _pinv(op: Any, reads: list[Array], made: list[Array]) -> None:
         inverse[at] = (_turned(vh[counts]) / s[counts]) @ _turned(u[:, counts])
 
 
-@np.errstate(all="ignore")
 def _lstsq(op: Any, reads: list[Array], made: list[Array]) -> None:
     (a, b), (x, residuals, rank, values, info) = reads, made
     solve, is_vector = _function("gesdd", a.dtype), b.ndim == 1
@@ -218,7 +201,6 @@ def _lstsq(op: Any, reads: list[Array], made: list[Array]) -> None:
         residuals[at] = (np.abs(sides - matrix @ x[at]) ** 2).sum(axis=0)
 
 
-@np.errstate(all="ignore")
 def _matrix_power(op: Any, reads: list[Array], made: list[Array]) -> None:
     (a,), (power, info) = reads, made
     inverse = a
@@ -286,10 +268,6 @@ def _half(a: Array, upper: bool) -> Array:
     return np.where(rows <= columns if upper else rows >= columns, a, a.dtype.type(np.nan))
 
 
-def _call(kind: str, options: dict[str, Any], solver: Any, *refs: Any) -> Any:
-    return getattr(solver, kind)(*refs, **options)
-
-
 def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) -> Iterator[Sample]:
     name = f"{dtype.value}{[*stack, n, n]}"
     wide = sampling.wide(np.empty(0, dtype.numpy)).dtype
@@ -304,43 +282,33 @@ def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) ->
     vector = sampling.wide(sampling.random(rng, (n,), dtype))
     lower = np.tril(sampling.wide(sampling.random(rng, (*stack, n, n), dtype)), -1) / max(n, 1) + np.eye(n) * (1 + rng.random())
     product = (lower @ _turned(lower)).astype(dtype.numpy)
+    unit = np.broadcast_to(np.eye(n), definite.shape).astype(wide)
+    inverted = np.linalg.inv((lower @ _turned(lower)).astype(np.result_type(dtype.numpy, np.float64)))
     for upper in (False, True):
-        options = {"upper": upper}
-        half = _half(product, upper)
+        what, one = f"{name} upper={upper}", _half(h, upper)
         factor = _turned(lower) if upper else lower
-        yield Sample(f"cholesky {name} upper={upper}", partial(_call, "cholesky", options), (half,), factor, 4 * error)
-        yield Sample(
-            f"cho_solve {name} upper={upper}",
-            partial(_call, "cho_solve", options),
-            (factor.astype(dtype.numpy), (lower @ (_turned(lower) @ b)).astype(dtype.numpy)),
-            b,
-            8 * error,
-        )
-        inverted = np.linalg.inv((lower @ _turned(lower)).astype(np.result_type(dtype.numpy, np.float64)))
-        call = partial(_call, "cholesky_inverse", options)
-        yield Sample(f"cholesky_inverse {name} upper={upper}", call, (factor.astype(dtype.numpy),), inverted, 8 * error)
-        one = _half(h, upper)
-        yield Sample(f"eigvalsh {name} upper={upper}", partial(_call, "eigvalsh", options), (one,), values, 2 * error)
-        seen = definite
-        unit = np.broadcast_to(np.eye(n), seen.shape).astype(wide)
-        yield Sample(
-            f"eigh {name} upper={upper}", partial(_call, "eigh", options), (one,), (values, seen, unit), 4 * error, seen=_of_eigenvectors
-        )
+        rounded = factor.astype(dtype.numpy)
+        yield sampling.sample("cholesky", what, (_half(product, upper),), factor, 4 * error, upper=upper)
+        sides = (lower @ (_turned(lower) @ b)).astype(dtype.numpy)
+        yield sampling.sample("cho_solve", what, (rounded, sides), b, 8 * error, upper=upper)
+        yield sampling.sample("cholesky_inverse", what, (rounded,), inverted, 8 * error, upper=upper)
+        yield sampling.sample("eigvalsh", what, (one,), values, 2 * error, upper=upper)
+        yield sampling.sample("eigh", what, (one,), (values, definite, unit), 4 * error, seen=_of_eigenvectors, upper=upper)
     other = _turned(lower) if n else lower  # b = lower @ lower^H, a = lower @ h @ lower^H
     pencil = (lower @ definite @ other).astype(dtype.numpy), (lower @ other).astype(dtype.numpy)
     whole = tuple([sampling.wide(each) for each in pencil])
     seen_by = partial(_of_pencil, whole[1])
     for upper in (False, True):
-        call = partial(_call, "eigh", {"upper": upper})
         halves = _half(pencil[0], upper), _half(pencil[1], upper)
-        yield Sample(f"eigh {name} of two upper={upper}", call, halves, (values, whole[0], unit), 16 * error, seen=seen_by)
-    for power, expected in ((3, general @ general @ general), (0, unit), (-2, inverse @ inverse)):
-        yield Sample(f"matrix_power {name} {power}", partial(_call, "matrix_power", {"n": power}), (a,), expected, 16 * error)
+        what, expected = f"{name} of two upper={upper}", (values, whole[0], unit)
+        yield sampling.sample("eigh", what, halves, expected, 16 * error, seen=seen_by, upper=upper)
+    for power, raised in ((3, general @ general @ general), (0, unit), (-2, inverse @ inverse)):
+        yield sampling.sample("matrix_power", f"{name} {power}", (a,), raised, 16 * error, n=power)
     yield from _of_normal(rng, dtype, stack, n)
-    yield Sample(f"solve {name}", partial(_call, "solve", {}), (a, (general @ b).astype(dtype.numpy)), b, 4 * error)
+    yield sampling.sample("solve", name, (a, (general @ b).astype(dtype.numpy)), b, 4 * error)
     if stack:
-        yield Sample(f"solve {name} of a vector", partial(_call, "solve", {}), (a, vector.astype(dtype.numpy)), inverse @ vector, 4 * error)
-    yield Sample(f"inv {name}", partial(_call, "inv", {}), (a,), inverse, 4 * error)
+        yield sampling.sample("solve", f"{name} of a vector", (a, vector.astype(dtype.numpy)), inverse @ vector, 4 * error)
+    yield sampling.sample("inv", name, (a,), inverse, 4 * error)
 
 
 def _of_normal(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) -> Iterator[Sample]:
@@ -362,8 +330,8 @@ def _of_normal(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) ->
     exact = q @ blocks @ _turned(q)
     error = 4 * sampling.sums(dtype, n)
     a = exact.astype(dtype.numpy)
-    yield Sample(f"eigvals {name}", partial(_call, "eigvals", {}), (a,), (w,), error, seen=_in_order)
-    yield Sample(f"eig {name}", partial(_call, "eig", {}), (a,), (w, exact.astype(w.dtype)), error, seen=_of_vectors)
+    yield sampling.sample("eigvals", name, (a,), (w,), error, seen=_in_order)
+    yield sampling.sample("eig", name, (a,), (w, exact.astype(w.dtype)), error, seen=_of_vectors)
 
 
 def _in_order(w: Array) -> tuple[Array, ...]:
@@ -396,17 +364,17 @@ def _of_factors(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n
         for row in reversed(range(k)):
             exact[at][[row, piv[at][row]]] = exact[at][[piv[at][row], row]]
     a = exact.astype(dtype.numpy)
-    yield Sample(f"lu_factor {name}", partial(_call, "lu_factor", {}), (a,), (lu, piv), error)
+    yield sampling.sample("lu_factor", name, (a,), (lu, piv), error)
     if m != n:
         return
     sign = np.asarray(np.sign(diagonal).prod(axis=-1) * (-1.0) ** (piv != np.arange(n)).sum(axis=-1), wide.dtype)
     log = np.asarray(np.log(np.abs(diagonal)).sum(axis=-1))
-    yield Sample(f"det {name}", partial(_call, "det", {}), (a,), np.asarray(sign * np.exp(log)), error)
-    yield Sample(f"slogdet {name}", partial(_call, "slogdet", {}), (a,), (sign, log), error, terms=1.0)
+    yield sampling.sample("det", name, (a,), np.asarray(sign * np.exp(log)), error)
+    yield sampling.sample("slogdet", name, (a,), (sign, log), error, terms=1.0)
     x = sampling.wide(sampling.random(rng, (*stack, n, 3), dtype))
     for transpose, turned in (("n", exact), ("t", exact.swapaxes(-1, -2)), ("c", _turned(exact))):
         refs = (lu.astype(dtype.numpy), piv, (turned @ x).astype(dtype.numpy))
-        yield Sample(f"lu_solve {name} {transpose}", partial(_call, "lu_solve", {"transpose": transpose}), refs, x, 4 * error)
+        yield sampling.sample("lu_solve", f"{name} {transpose}", refs, x, 4 * error, transpose=transpose)
 
 
 def _of_any(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: int) -> Iterator[Sample]:
@@ -417,18 +385,16 @@ def _of_any(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: in
     left, right = _unitary(rng, m, wide, stack)[..., :k], _unitary(rng, n, wide, stack)[..., :k, :]
     exact = (left * values[..., None, :]) @ right
     a = exact.astype(dtype.numpy)
-    yield Sample(f"svdvals {name}", partial(_call, "svdvals", {}), (a,), values, error)
+    yield sampling.sample("svdvals", name, (a,), values, error)
     yield from _of_least_squares(rng, dtype, left, values, right)
     for full in (False, True):
         rows, columns = (m, n) if full else (k, k)
         units = [np.broadcast_to(np.eye(each), (*stack, each, each)).astype(wide) for each in (rows, columns)]
-        call = partial(_call, "svd", {"full_matrices": full})
-        yield Sample(f"svd {name} full={full}", call, (a,), (values, exact, *units), 4 * error, seen=_of_singular_vectors)
+        expected, seen = (values, exact, *units), _of_singular_vectors
+        yield sampling.sample("svd", f"{name} full={full}", (a,), expected, 4 * error, seen=seen, full_matrices=full)
         mode = "complete" if full else "reduced"
-        zeros = np.zeros((*stack, rows, n), wide)
-        yield Sample(
-            f"qr {name} {mode}", partial(_call, "qr", {"mode": mode}), (a,), (exact, units[0], zeros), error, terms=1.0, seen=_of_columns
-        )
+        parts = exact, units[0], np.zeros((*stack, rows, n), wide)
+        yield sampling.sample("qr", f"{name} {mode}", (a,), parts, error, 1.0, seen=_of_columns, mode=mode)
 
 
 def _of_least_squares(rng: np.random.Generator, dtype: DType, left: Array, values: Array, right: Array) -> Iterator[Sample]:
@@ -440,14 +406,13 @@ def _of_least_squares(rng: np.random.Generator, dtype: DType, left: Array, value
         s = values * (np.arange(k) < k - lacks)
         exact = (left * s[..., None, :]) @ right
         inverse = (_turned(right) * np.divide(1, s, where=s > 0, out=np.zeros_like(s))[..., None, :]) @ _turned(left)
-        a, name, options = exact.astype(dtype.numpy), f"{dtype.value}{[*stack, m, n]} rank {k - lacks}", 1e-3 if lacks else None
-        yield Sample(f"pinv {name}", partial(_call, "pinv", {"rtol": options}), (a,), inverse, error)
+        a, name, least = exact.astype(dtype.numpy), f"{dtype.value}{[*stack, m, n]} rank {k - lacks}", 1e-3 if lacks else None
+        yield sampling.sample("pinv", name, (a,), inverse, error, rtol=least)
         b = sampling.wide(sampling.random(rng, (*stack, m, 3), dtype))
         x = inverse @ b
         residuals, rank = (np.abs(b - exact @ x) ** 2).sum(axis=-2), np.full(stack, k - lacks, np.int64)
         terms = float((np.abs(b) ** 2).sum(axis=-2).max())
-        call = partial(_call, "lstsq", {"rcond": options})
-        yield Sample(f"lstsq {name}", call, (a, b.astype(dtype.numpy)), (x, residuals, rank, s), error, terms=terms)
+        yield sampling.sample("lstsq", name, (a, b.astype(dtype.numpy)), (x, residuals, rank, s), error, terms, rcond=least)
 
 
 def _of_eigenvectors(w: Array, v: Array) -> tuple[Array, ...]:
@@ -485,4 +450,4 @@ _COMPUTED = {
     "eigvals": _eig,
 }
 
-PART = BackendPart({kind: partial(_kernel, compute) for kind, compute in _COMPUTED.items()}, wheels=("scipy",), samples=_samples)
+PART = BackendPart({kind: kernel(compute, _cost) for kind, compute in _COMPUTED.items()}, wheels=("scipy",), samples=_samples)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.views import array
+from accel.cpu.kernels import fill, kernel
 from accel.dtype import DType
-from accel.family import BackendPart, Sample
+from accel.family import BackendPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from accel.cpu.views import Array
+    from accel.family import Sample
 
 __all__ = ["PART"]
 
@@ -26,8 +26,9 @@ _COMPARISON = 4e-9
 _INT64 = np.dtype(np.int64)
 
 
-def _enqueue(lane: Any, size: int, work: Callable[[], None]) -> None:
-    lane.stream.submit(work, costs.elements(size, _INT64) + _COMPARISON * size * max(1.0, math.log2(max(size, 1))))
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    size = max(operand.size for operand in operands)
+    return costs.elements(size, _INT64) + _COMPARISON * size * max(1.0, math.log2(max(size, 1)))
 
 
 def _comparable(x: Array) -> Array:
@@ -44,98 +45,59 @@ def _order(x: Array, falls: bool) -> Array:
     return found[:, ::-1]
 
 
-def _sorted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.x.size:
-        x, out = (array(address, op.lines(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
-        _enqueue(lane, x.size, partial(_sort, x, out, op.falls))
-
-
-def _sort(x: Array, out: Array, falls: bool) -> None:
+def _sort(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (each.reshape(op.lines()) for each in (*operands, *results))
     made = np.sort(_comparable(x), 1)
-    out[...] = made[:, ::-1] if falls else made
+    out[...] = made[:, ::-1] if op.falls else made
 
 
-def _partition(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.x.size:
-        x, out = (array(address, op.lines(), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
-        _enqueue(lane, x.size, lambda: np.copyto(out, np.partition(_comparable(x), op.kth, 1), casting="unsafe"))
+def _partition(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (each.reshape(op.lines()) for each in (*operands, *results))
+    out[...] = np.partition(_comparable(x), op.kth, 1)
 
 
-def _segments(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x, offsets = array(inputs[0], op.x.shape, op.x.dtype.numpy), array(inputs[1], op.offsets.shape, _INT64)
-    out, status = array(outputs[0], x.shape, x.dtype), array(outputs[1], (2,), _INT64)
-
-    def work() -> None:
-        ends = np.concatenate([[0], offsets, [x.size]])
-        wrong = (ends[1:] < ends[:-1]) | (ends[1:] > x.size)
-        wrong[0], wrong[-1] = offsets[0] != 0, offsets[-1] != x.size
-        if wrong.any():
-            status[:] = 1, min(int(np.flatnonzero(wrong)[0]), offsets.size - 1)
-            return
-        order = _order(x[None], op.falls)[0]
-        segment = np.searchsorted(offsets, order, "right")
-        out[...] = x[order[np.argsort(segment, kind="stable")]]
-
-    _enqueue(lane, x.size, work)
+def _sort_segments(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (x, offsets), (out, status) = operands, results
+    ends = np.concatenate([[0], offsets, [x.size]])
+    wrong = (ends[1:] < ends[:-1]) | (ends[1:] > x.size)
+    wrong[0], wrong[-1] = offsets[0] != 0, offsets[-1] != x.size
+    if wrong.any():
+        status[:] = 1, min(int(np.flatnonzero(wrong)[0]), offsets.size - 1)
+        return
+    order = _order(x[None], op.falls)[0]
+    segment = np.searchsorted(offsets, order, "right")
+    out[...] = x[order[np.argsort(segment, kind="stable")]]
 
 
-def _indices(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.x.size:
-        x, out = array(inputs[0], op.lines(), op.x.dtype.numpy), array(outputs[0], op.lines(), _INT64)
-        _enqueue(lane, x.size, lambda: np.copyto(out, _order(x, op.falls)))
+def _argsort(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (each.reshape(op.lines()) for each in (*operands, *results))
+    out[...] = _order(x, op.falls)
 
 
-def _topk(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _topk(op: Any, operands: list[Array], results: list[Array]) -> None:
     before, length, behind = op.lines()
-    if before * op.k * behind:
-        x = array(inputs[0], (before, length, behind), op.x.dtype.numpy)
-        values = array(outputs[0], (before, op.k, behind), x.dtype)
-        indices = array(outputs[1], values.shape, _INT64)
-        _enqueue(lane, x.size, partial(_take_first, x, values, indices, op.falls))
-
-
-def _take_first(x: Array, values: Array, indices: Array, falls: bool) -> None:
-    indices[...] = _order(x, falls)[:, : indices.shape[1]]
+    x, (values, indices) = operands[0].reshape(before, length, behind), [each.reshape(before, op.k, behind) for each in results]
+    indices[...] = _order(x, op.falls)[:, : op.k]
     values[...] = np.take_along_axis(x, indices, 1)
 
 
-def _searchsorted(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.v.size:
-        a, v = array(inputs[0], op.a.shape, op.a.dtype.numpy), array(inputs[1], op.v.shape, op.a.dtype.numpy)
-        out = array(outputs[0], op.v.shape, _INT64)
-        _enqueue(lane, v.size, lambda: np.copyto(out, np.searchsorted(_comparable(a), _comparable(v), op.side)))
+def _searchsorted(op: Any, operands: list[Array], results: list[Array]) -> None:
+    a, v = map(_comparable, operands)
+    results[0][...] = np.searchsorted(a, v, op.side)
 
 
-def _write(found: Array, room: Array) -> None:
-    """Write as much as there is room for, and zeros behind it."""
-    room[: len(found)] = found[: len(room)]
-    room[len(found) :] = 0
+def _nonzero(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (x,), (*rooms, count) = operands, results
+    found = np.nonzero(_comparable(x) if x.dtype.kind != "c" else x)
+    for indices, room in zip(found, rooms, strict=True):
+        fill(room, indices)
+    count[...] = len(found[0])
 
 
-def _nonzero(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x = array(inputs[0], op.x.shape, op.x.dtype.numpy)
-    rooms = [array(address, (op.room(op.x.size),), _INT64) for address in outputs[:-1]]
-    count = array(outputs[-1], (), _INT64)
-
-    def work() -> None:
-        found = np.nonzero(_comparable(x) if x.dtype.kind != "c" else x)
-        for indices, room in zip(found, rooms, strict=True):
-            _write(indices, room)
-        count[...] = len(found[0])
-
-    _enqueue(lane, x.size, work)
-
-
-def _compress(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    condition = array(inputs[0], (op.condition.size,), np.dtype(bool))
-    x = array(inputs[1], (op.condition.size, op.width()), op.x.dtype.numpy)
-    room, count = array(outputs[0], (op.room(op.condition.size), op.width()), x.dtype), array(outputs[1], (), _INT64)
-
-    def work() -> None:
-        _write(x[condition], room)
-        count[...] = np.count_nonzero(condition)
-
-    _enqueue(lane, x.size, work)
+def _compress(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (condition, x), (room, count) = operands, results
+    fill(room.reshape(len(room), op.width()), x.reshape(condition.size, op.width())[condition.ravel()])
+    count[...] = np.count_nonzero(condition)
 
 
 def _different(x: Array) -> tuple[Array, Array]:
@@ -147,52 +109,32 @@ def _different(x: Array) -> tuple[Array, Array]:
     return order, is_first
 
 
-def _unique(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x = array(inputs[0], (op.x.size,), op.x.dtype.numpy)
-    room = (op.room(x.size),)
-    values, count = array(outputs[0], room, x.dtype), array(outputs[-1 if op.kind == "unique" else 4], (), _INT64)
-    others = (
-        [array(outputs[1], room, _INT64), array(outputs[2], x.shape, _INT64), array(outputs[3], room, _INT64)] if len(outputs) > 2 else []
-    )
-
-    def work() -> None:
-        order, is_first = _different(x)
-        first = order[is_first]
-        _write(x[first], values)
-        count[...] = len(first)
-        if others:
-            indices, inverse, counts = others
-            _write(first, indices)
-            inverse[order] = np.cumsum(is_first) - 1
-            _write(np.diff(np.flatnonzero(is_first), append=x.size), counts)
-
-    _enqueue(lane, x.size, work)
+def _unique(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, (values, *others, count) = operands[0].ravel(), results
+    order, is_first = _different(x)
+    first = order[is_first]
+    fill(values, x[first])
+    count[...] = len(first)
+    if others:
+        indices, inverse, counts = others
+        fill(indices, first)
+        inverse.reshape(-1)[order] = np.cumsum(is_first) - 1
+        fill(counts, np.diff(np.flatnonzero(is_first), append=x.size))
 
 
-def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x = array(inputs[0], (op.x.size,), op.x.dtype.numpy)
-    weights = None if op.weights is None else array(inputs[1], x.shape, op.weights.dtype.numpy)
-    out = array(outputs[0], (op.length,), _INT64 if weights is None else weights.dtype)
-    status = array(outputs[1], (2,), _INT64)
-
-    def work() -> None:
-        wrong = (x < 0) | (x >= op.length)
-        if wrong.any():
-            status[:] = 1, x[wrong][0].astype(np.int64)
-        else:
-            out[...] = np.bincount(x.astype(np.int64), weights, op.length)
-
-    _enqueue(lane, x.size, work)
+def _bincount(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, *weights = [operand.ravel() for operand in operands]
+    out, status = results
+    wrong = (x < 0) | (x >= op.length)
+    if wrong.any():
+        status[:] = 1, x[wrong][0].astype(np.int64)
+    else:
+        out[...] = np.bincount(x.astype(np.int64), weights[0] if weights else None, op.length)
 
 
-def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    x, out = array(inputs[0], (op.x.size,), op.x.dtype.numpy), array(outputs[0], (op.bins,), _INT64)
-
-    def work() -> None:
-        values = x.astype(np.float64)
-        out[...] = np.histogram(values[~np.isnan(values)], op.bins, op.range)[0]
-
-    _enqueue(lane, x.size, work)
+def _histogram(op: Any, operands: list[Array], results: list[Array]) -> None:
+    values = operands[0].astype(np.float64)
+    results[0][...] = np.histogram(values[~np.isnan(values)], op.bins, op.range)[0]
 
 
 _ORDERED = (
@@ -216,14 +158,6 @@ def _operand(rng: np.random.Generator, shape: int | tuple[int, ...], dtype: DTyp
     return np.asarray(rng.permuted(x), dtype.numpy)
 
 
-def _call(kind: str, arguments: tuple[Any, ...], options: dict[str, Any], sort: Any, *refs: Any) -> Any:
-    return getattr(sort, kind)(*refs, *arguments, **options)
-
-
-def _weighted(sort: Any, x: Any, weights: Any) -> Any:
-    return sort.bincount(x, 100, weights)
-
-
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in _ORDERED:
         yield from _orders(rng, dtype)
@@ -231,21 +165,22 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in sampling.COMPLEX:
         x, condition = sampling.random(rng, (70, 11), dtype), np.asarray(rng.random((70, 11)) < 0.3)
         x[rng.random(x.shape) < 0.5] = 0
-        yield Sample(f"nonzero {dtype.value}", partial(_call, "nonzero", (), {"size": x.size}), (x,), tuple(np.nonzero(x)))
-        yield Sample(f"compress {dtype.value}", partial(_call, "compress", (), {"size": x.size}), (condition, x), x[condition])
+        yield sampling.sample("nonzero", dtype.value, (x,), tuple(np.nonzero(x)), size=x.size)
+        yield sampling.sample("compress", dtype.value, (condition, x), x[condition], size=x.size)
     for dtype in _ORDERED:
         if dtype.is_integer:
             x = rng.integers(0, 100, 3000).astype(dtype.numpy)
-            yield Sample(f"bincount {dtype.value}", partial(_call, "bincount", (120,), {}), (x,), np.bincount(x, minlength=120))
+            yield sampling.sample("bincount", dtype.value, (x,), np.bincount(x, minlength=120), length=120)
             for weights in (rng.standard_normal(3000).astype(np.float32), rng.standard_normal(3000)):
                 expected, error = np.bincount(x, weights.astype(np.float64), 100), sampling.sums(DType.of(weights.dtype), 200)
-                yield Sample(f"bincount {dtype.value} {weights.dtype}", _weighted, (x, weights), expected, error)
+                what = f"{dtype.value} {weights.dtype}"
+                yield sampling.sample("bincount", what, (x, weights), expected, error, names=("weights",), length=100)
         if dtype is not DType.BOOL:
             for bins, limits in ((7, (-1.0, 2.5)), (20000, (-30.0, 30.0))):
                 x = _operand(rng, 4000, dtype)
                 values = x.astype(np.float64)
                 expected = np.histogram(values[~np.isnan(values)], bins, limits)[0]
-                yield Sample(f"histogram {dtype.value} {bins}", partial(_call, "histogram", (bins, limits), {}), (x,), expected)
+                yield sampling.sample("histogram", f"{dtype.value} {bins}", (x,), expected, arguments=(bins, limits))
 
 
 def _orders(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -254,24 +189,21 @@ def _orders(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         x = _operand(rng, shape, dtype)
         for falls in (False, True):
             order = _expected_order(x, axis, falls)
-            values, name = np.take_along_axis(x, order, axis), f"{dtype.value}{list(shape)} axis={axis} {'falling' if falls else 'rising'}"
-            yield Sample(f"sort {name}", partial(_call, "sort", (axis,), {"descending": falls}), (x,), values)
-            yield Sample(f"argsort {name}", partial(_call, "argsort", (axis,), {"descending": falls}), (x,), order)
+            name = f"{dtype.value}{list(shape)} axis={axis} {'falling' if falls else 'rising'}"
+            yield sampling.sample("sort", name, (x,), np.take_along_axis(x, order, axis), axis=axis, descending=falls)
+            yield sampling.sample("argsort", name, (x,), order, axis=axis, descending=falls)
             k = min(3, shape[axis])
             first = order.take(range(k), axis)
-            call = partial(_call, "topk", (k, axis), {"largest": falls})
-            yield Sample(f"topk {name}", call, (x,), (np.take_along_axis(x, first, axis), first))
+            yield sampling.sample("topk", name, (x,), (np.take_along_axis(x, first, axis), first), arguments=(k, axis), largest=falls)
     for size, count in ((500, 9), (300, 1), (0, 0), (40, 100)):
         x, offsets = _operand(rng, size, dtype), np.sort(rng.integers(0, size + 1, count + 1))
         offsets[0], offsets[-1] = 0, size
         for falls in (False, True):
             parts = [part.take(_expected_order(part, 0, falls)) for part in np.split(x, offsets[1:-1])]
-            call = partial(_call, "segment_sort", (), {"descending": falls})
-            yield Sample(f"segment_sort {dtype.value}[{size}] {count}", call, (x, offsets), np.concatenate(parts))
+            yield sampling.sample("segment_sort", f"{dtype.value}[{size}] {count}", (x, offsets), np.concatenate(parts), descending=falls)
     x = _operand(rng, (5, 2), dtype)  # of two elements, one place says all
-    yield Sample(
-        f"partition {dtype.value}", partial(_call, "partition", (1,), {}), (x,), np.take_along_axis(x, _expected_order(x, 1, False), 1)
-    )
+    expected = np.take_along_axis(x, _expected_order(x, 1, False), 1)
+    yield sampling.sample("partition", dtype.value, (x,), expected, arguments=(1,))
 
 
 def _expected_order(x: Array, axis: int, falls: bool) -> Array:
@@ -289,41 +221,39 @@ def _found(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         x = _operand(rng, shape, dtype)
         values = _plain(x)
         size, name = x.size + 3, f"{dtype.value}{list(shape)}"
-        yield Sample(f"nonzero {name}", partial(_call, "nonzero", (), {"size": size}), (x,), tuple(np.nonzero(values)))
+        yield sampling.sample("nonzero", name, (x,), tuple(np.nonzero(values)), size=size)
         condition = np.asarray(rng.random(shape) < 0.3)
-        yield Sample(f"compress {name}", partial(_call, "compress", (), {"size": size}), (condition, x), x[condition])
+        yield sampling.sample("compress", name, (condition, x), x[condition], size=size)
         row = np.asarray(rng.random(shape[0]) < 0.6)
-        yield Sample(f"compress rows {name}", partial(_call, "compress", (), {"size": shape[0]}), (row, x), x[row])
+        yield sampling.sample("compress", f"rows {name}", (row, x), x[row], size=shape[0])
         made = np.unique(values, return_index=True, return_inverse=True, return_counts=True)
-        yield Sample(f"unique {name}", partial(_call, "unique", (), {"size": size}), (x,), made[0])
-        all_made = (made[0], made[1], made[2].reshape(shape), made[3])
-        yield Sample(f"unique_all {name}", partial(_call, "unique_all", (), {"size": size}), (x,), all_made)
+        yield sampling.sample("unique", name, (x,), made[0], size=size)
+        yield sampling.sample("unique_all", name, (x,), (made[0], made[1], made[2].reshape(shape), made[3]), size=size)
     for length in (0, 1, 1000):
         a, v = np.sort(_plain(_operand(rng, length, dtype))), _plain(_operand(rng, (5, 40), dtype))
+        operands = a.astype(dtype.numpy), v.astype(dtype.numpy)
         for side in ("left", "right"):
             expected = np.asarray(np.searchsorted(a, v, side))
-            call = partial(_call, "searchsorted", (side,), {})
-            yield Sample(f"searchsorted {dtype.value}[{length}] {side}", call, (a.astype(dtype.numpy), v.astype(dtype.numpy)), expected)
+            yield sampling.sample("searchsorted", f"{dtype.value}[{length}] {side}", operands, expected, arguments=(side,))
 
 
 def _plain(x: Array) -> Array:
     return x.astype(np.float64) if x.dtype.kind not in "iub" else x
 
 
-PART = BackendPart(
-    {
-        "sort": _sorted,
-        "argsort": _indices,
-        "segment_sort": _segments,
-        "topk": _topk,
-        "partition": _partition,
-        "searchsorted": _searchsorted,
-        "nonzero": _nonzero,
-        "compress": _compress,
-        "unique": _unique,
-        "unique_all": _unique,
-        "bincount": _bincount,
-        "histogram": _histogram,
-    },
-    samples=_samples,
-)
+_COMPUTED = {
+    "sort": _sort,
+    "argsort": _argsort,
+    "segment_sort": _sort_segments,
+    "topk": _topk,
+    "partition": _partition,
+    "searchsorted": _searchsorted,
+    "nonzero": _nonzero,
+    "compress": _compress,
+    "unique": _unique,
+    "unique_all": _unique,
+    "bincount": _bincount,
+    "histogram": _histogram,
+}
+
+PART = BackendPart({kind: kernel(compute, _cost) for kind, compute in _COMPUTED.items()}, samples=_samples)

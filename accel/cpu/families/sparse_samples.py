@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,29 +51,33 @@ def _parts(dense: Array, form: SparseFormat, index: Any = np.int32) -> tuple[Arr
     return data, minor.astype(index), marks.astype(index)
 
 
-def _called(kind: str, form: SparseFormat, shape: tuple[int, int], options: dict[str, Any], sparse: Any, *refs: Any) -> Any:
-    """Call an op of a sparse matrix, which is the first three refs, and perhaps a dense operand and a buffer to write."""
-    data, indices, indptr, *others = refs
-    more = {"out": others.pop()} if "beta" in options else {}
-    return getattr(sparse, kind)(SparseRef(form, data, indices, indptr, shape), *others, **options, **more)
+_Matrix = tuple["SparseFormat", tuple[int, int]]
+"""Format and shape of an operand, whose parts are three refs."""
 
 
-def _called_dense(options: dict[str, Any], sparse: Any, x: Any) -> Any:
-    return sparse.fromdense(x, **options)
+def _sample(
+    kind: str,
+    what: str,
+    matrices: tuple[_Matrix, ...],
+    operands: tuple[Array, ...],
+    expected: Array | tuple[Array, ...],
+    error: float = 0.0,
+    *,
+    before: int = 0,
+    seen: Any = None,
+    **options: Any,
+) -> Sample:
+    """Return the sample of an op of sparse matrices, which are the operands behind ``before`` dense ones; others follow, and what is written, with ``beta``."""
 
+    def call(sparse: Any, *refs: Any) -> Any:
+        given, rest = list(refs[:before]), list(refs[before:])
+        for form, shape in matrices:
+            data, indices, indptr, *rest = rest
+            given.append(SparseRef(form, data, indices, indptr, shape))
+        more = {"out": rest.pop()} if "beta" in options and rest else {}
+        return getattr(sparse, kind)(*given, *rest, **options, **more)
 
-def _called_two(
-    kind: str, form: SparseFormat, shapes: tuple[tuple[int, int], tuple[int, int]], options: dict[str, Any], sparse: Any, *refs: Any
-) -> Any:
-    a, b = (
-        SparseRef(form, data, indices, indptr, shape) for (data, indices, indptr), shape in zip((refs[:3], refs[3:]), shapes, strict=True)
-    )
-    return getattr(sparse, kind)(a, b, **options)
-
-
-def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, a: Any, b: Any, *refs: Any) -> Any:
-    data, indices, indptr = refs
-    return sparse.sddmm(a, b, SparseRef("csr", data, indices, indptr, shape), **options)
+    return Sample(f"{kind} {what}", call, operands, expected, error, seen=seen)
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -101,36 +104,49 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _products(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
     dense = _random(rng, shape, dtype)
     # cuSPARSE adds parts of a row in the type of the result where that has 16 bits.
-    parts, error = _parts(dense, form, index), sampling.sums(dtype, 16) if dtype in _WIDE else 4 * sampling.rounding(dtype)
+    error = sampling.sums(dtype, 16) if dtype in _WIDE else 4 * sampling.rounding(dtype)
+    parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
     for transpose in _TRANSPOSES if dtype.is_complex else _TRANSPOSES[:2]:
-        matrix = _turned(sampling.wide(dense), transpose)
-        (m, k), name = matrix.shape, f"{dtype.value}{list(shape)} {form} {transpose.value} {np.dtype(index).name}"
-        x, b = sampling.random(rng, k, dtype), sampling.random(rng, (k, 7), dtype)
-        options: dict[str, Any] = {"transpose_a": transpose}
-        yield Sample(f"spmv {name}", partial(_called, "spmv", form, shape, options), (*parts, x), matrix @ sampling.wide(x), error)
-        yield Sample(f"spmm {name}", partial(_called, "spmm", form, shape, options), (*parts, b), matrix @ sampling.wide(b), error)
-        scaled = {**options, "alpha": 0.5, "beta": -2.0}
-        y, c = sampling.random(rng, m, dtype), sampling.random(rng, (m, 7), dtype)
-        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
-        yield Sample(f"spmv {name} scaled", partial(_called, "spmv", form, shape, scaled), (*parts, x, y), expected, 2 * error)
-        turned = np.ascontiguousarray(b.T)
-        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
-        call = partial(_called, "spmm", form, shape, {**scaled, "transpose_b": True})
-        yield Sample(f"spmm {name} scaled", call, (*parts, turned, c), expected, 2 * error)
+        yield from _multiplied(rng, dtype, (form, shape), parts, sampling.wide(dense), transpose, name, error)
+
+
+def _multiplied(
+    rng: np.random.Generator,
+    dtype: DType,
+    form: _Matrix,
+    parts: tuple[Array, Array, Array],
+    whole: Array,
+    transpose: Transpose,
+    name: str,
+    error: float,
+) -> Iterator[Sample]:
+    """Yield products of ``op`` of one matrix, whole and in parts, with a vector and a matrix."""
+    matrix, what = _turned(whole, transpose), f"{name} {transpose.value}"
+    m, k = matrix.shape
+    x, b, y, c = (sampling.random(rng, size, dtype) for size in (k, (k, 7), m, (m, 7)))
+    of_x, of_b = matrix @ sampling.wide(x), matrix @ sampling.wide(b)
+    options: dict[str, Any] = {"transpose_a": transpose}
+    yield _sample("spmv", what, (form,), (*parts, x), of_x, error, **options)
+    yield _sample("spmm", what, (form,), (*parts, b), of_b, error, **options)
+    options |= {"alpha": 0.5, "beta": -2.0}
+    expected = 0.5 * of_x - 2 * sampling.wide(y)
+    yield _sample("spmv", f"{what} scaled", (form,), (*parts, x, y), expected, 2 * error, **options)
+    operands, expected = (*parts, np.ascontiguousarray(b.T), c), 0.5 * of_b - 2 * sampling.wide(c)
+    yield _sample("spmm", f"{what} scaled", (form,), operands, expected, 2 * error, transpose_b=True, **options)
 
 
 def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
     dense = _random(rng, shape, dtype)
     parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
-    yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
-    yield Sample(f"diagonal {name}", partial(_called, "diagonal", form, shape, {}), parts, sampling.wide(dense).diagonal())
+    matrices = ((form, shape),)
+    yield _sample("todense", name, matrices, parts, sampling.wide(dense))
+    yield _sample("diagonal", name, matrices, parts, sampling.wide(dense).diagonal())
     if index is np.int32:
         data, indices, indptr = _parts(dense, "csr")
-        call = partial(_called_dense, {"size": data.size + 3})
-        yield Sample(f"fromdense {name}", call, (dense,), (sampling.wide(data), indices, indptr))
+        yield sampling.sample("fromdense", name, (dense,), (sampling.wide(data), indices, indptr), size=data.size + 3)
     for target in _FORMATS:
         data, indices, indptr = _parts(dense, target, index)
-        yield Sample(f"to{target} {name}", partial(_called, f"to{target}", form, shape, {}), parts, (sampling.wide(data), indices, indptr))
+        yield _sample(f"to{target}", name, matrices, parts, (sampling.wide(data), indices, indptr))
 
 
 def _of_blocks(rng: np.random.Generator, dtype: DType, block: tuple[int, int], index: Any) -> Iterator[Sample]:
@@ -145,25 +161,11 @@ def _of_blocks(rng: np.random.Generator, dtype: DType, block: tuple[int, int], i
     parts, error = (data, indices, indptr), sampling.sums(dtype, 64) if dtype in _WIDE else 4 * sampling.rounding(dtype)
     name = f"{dtype.value}{list(shape)} bsr {rows}x{columns} {np.dtype(index).name}"
     for transpose in (Transpose.NONE, Transpose.TRANSPOSE):
-        matrix, options = _turned(whole, transpose), {"transpose_a": transpose}
-        x, b = (sampling.random(rng, (matrix.shape[1], *more), dtype) for more in ((), (7,)))
-        call = partial(_called, "spmv", "bsr", shape, options)
-        yield Sample(f"spmv {name} {transpose.value}", call, (*parts, x), matrix @ sampling.wide(x), error)
-        call = partial(_called, "spmm", "bsr", shape, options)
-        yield Sample(f"spmm {name} {transpose.value}", call, (*parts, b), matrix @ sampling.wide(b), error)
-        scaled = {**options, "alpha": 0.5, "beta": -2.0}
-        y = sampling.random(rng, matrix.shape[0], dtype)
-        call = partial(_called, "spmv", "bsr", shape, scaled)
-        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
-        yield Sample(f"spmv {name} {transpose.value} scaled", call, (*parts, x, y), expected, 2 * error)
-        call = partial(_called, "spmm", "bsr", shape, {**scaled, "transpose_b": True})
-        c = sampling.random(rng, (matrix.shape[0], 7), dtype)
-        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
-        yield Sample(f"spmm {name} {transpose.value} scaled", call, (*parts, np.ascontiguousarray(b.T), c), expected, 2 * error)
-    yield Sample(f"todense {name}", partial(_called, "todense", "bsr", shape, {}), parts, whole)
+        yield from _multiplied(rng, dtype, ("bsr", shape), parts, whole, transpose, name, error)
+    yield _sample("todense", name, (("bsr", shape),), parts, whole)
     marks = np.repeat(np.repeat(is_stored, rows, 0), columns, 1)
     _, indices, indptr = _parts(marks.astype(np.float32), "csr", index)
-    yield Sample(f"tocsr {name}", partial(_called, "tocsr", "bsr", shape, {}), parts, (whole[marks], indices, indptr))
+    yield _sample("tocsr", name, (("bsr", shape),), parts, (whole[marks], indices, indptr))
 
 
 def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -174,9 +176,9 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         _, indices, indptr = _parts(is_stored.astype(np.float32), form, index)
         total = 2 * sampling.wide(a) - 0.5 * sampling.wide(b)
         values = total.T[is_stored.T] if form == "csc" else total[is_stored]
-        call = partial(_called_two, "add", form, (shape, shape), {"alpha": 2.0, "beta": -0.5, "size": values.size})
-        operands = (*_parts(a, form, index), *_parts(b, form, index))
-        yield Sample(f"add {dtype.value}{list(shape)} {form}", call, operands, (values, indices, indptr), sampling.sums(dtype))
+        operands, what = (*_parts(a, form, index), *_parts(b, form, index)), f"{dtype.value}{list(shape)} {form}"
+        options = {"alpha": 2.0, "beta": -0.5, "size": values.size}
+        yield _sample("add", what, ((form, shape),) * 2, operands, (values, indices, indptr), sampling.sums(dtype), **options)
 
 
 def _sparse_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -189,11 +191,10 @@ def _sparse_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]
         product = 2 * (sampling.wide(a) @ sampling.wide(b))
         values = product.T[counts.T != 0] if form == "csc" else product[counts != 0]
         operands, name = (*_parts(a, form), *_parts(b, form)), f"{dtype.value}[{m}, {k}] [{k}, {n}] {form}"
-        shapes = (m, k), (k, n)
-        call = partial(_called_two, "spgemm", form, shapes, {"alpha": 2.0, "size": values.size, "workspace": _WORKSPACE})
-        yield Sample(f"spgemm {name}", call, operands, (values, indices, indptr), sampling.sums(dtype, 64))
-        call = partial(_called_two, "spgemm_size", form, shapes, {"workspace": _WORKSPACE})
-        yield Sample(f"spgemm_size {name}", call, operands, counts.sum()[None], seen=lambda found: (found[1:],))
+        matrices, expected = ((form, (m, k)), (form, (k, n))), (values, indices, indptr)
+        options = {"alpha": 2.0, "size": values.size, "workspace": _WORKSPACE}
+        yield _sample("spgemm", name, matrices, operands, expected, sampling.sums(dtype, 64), **options)
+        yield _sample("spgemm_size", name, matrices, operands, counts.sum()[None], seen=lambda found: (found[1:],), workspace=_WORKSPACE)
 
 
 def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -207,12 +208,12 @@ def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
                 np.fill_diagonal(triangle, 1)
             for columns in ((), (3,)) if n > 1 else ((3,),):
                 b = sampling.random(rng, (n, *columns), dtype)
-                options = {"lower": lower, "unit_diagonal": is_unit, "transpose_a": transpose}
+                options: dict[str, Any] = {"lower": lower, "unit_diagonal": is_unit, "transpose_a": transpose}
                 double = np.complex128 if dtype.is_complex else np.float64
                 expected = np.linalg.solve(_turned(triangle, transpose).astype(double), sampling.wide(b).astype(double))
-                name = f"spsolve_triangular {dtype.value}[{n}, {n}] {form} {transpose.value} {list(columns)}"
-                call = partial(_called, "spsolve_triangular", form, (n, n), options)
-                yield Sample(name, call, (*_parts(dense, form), b), expected, sampling.sums(dtype, 64))
+                name, operands = f"{dtype.value}[{n}, {n}] {form} {transpose.value} {list(columns)}", (*_parts(dense, form), b)
+                error = sampling.sums(dtype, 64)
+                yield _sample("spsolve_triangular", name, ((form, (n, n)),), operands, expected, error, **options)
 
 
 def _direct_solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -222,9 +223,9 @@ def _direct_solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample
         np.fill_diagonal(dense, dense.diagonal() + dtype.numpy.type(1.5))
         b, double = sampling.random(rng, (n, *columns), dtype), np.complex128 if dtype.is_complex else np.float64
         expected = np.linalg.solve(sampling.wide(dense).astype(double), sampling.wide(b).astype(double))
-        name = f"solve {dtype.value}[{n}, {n}] {list(columns)}"
         error = sampling.sums(dtype, 64) * max(1.0, float(np.linalg.cond(dense.astype(double))) if n else 1.0)
-        yield Sample(name, partial(_called, "solve", "csr", (n, n), {}), (*_parts(dense, "csr"), b), expected, error)
+        name, operands = f"{dtype.value}[{n}, {n}] {list(columns)}", (*_parts(dense, "csr"), b)
+        yield _sample("solve", name, (("csr", (n, n)),), operands, expected, error)
 
 
 def _sampled(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -233,8 +234,10 @@ def _sampled(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         parts, error = _parts(dense, "csr"), sampling.sums(dtype, 64)
         rows, columns = np.nonzero(sampling.wide(dense))
         product = (sampling.wide(a) @ sampling.wide(b))[rows, columns]
-        name = f"sddmm {dtype.value}[{m}, {k}] [{k}, {n}]"
-        yield Sample(name, partial(_called_sddmm, (m, n), {}), (a, b, *parts), (product, *parts[1:]), error)
+        name = f"{dtype.value}[{m}, {k}] [{k}, {n}]"
+        matrices: tuple[_Matrix] = (("csr", (m, n)),)
+        yield _sample("sddmm", name, matrices, (a, b, *parts), (product, *parts[1:]), error, before=2)
         turned = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        call = partial(_called_sddmm, (m, n), {"alpha": 0.5, "beta": 2.0, "transpose_a": True, "transpose_b": True})
-        yield Sample(f"{name} turned", call, (*turned, *parts), (product / 2 + 2 * sampling.wide(parts[0]), *parts[1:]), error)
+        expected = product / 2 + 2 * sampling.wide(parts[0]), *parts[1:]
+        options: dict[str, Any] = {"alpha": 0.5, "beta": 2.0, "transpose_a": True, "transpose_b": True}
+        yield _sample("sddmm", f"{name} turned", matrices, (*turned, *parts), expected, error, before=2, **options)

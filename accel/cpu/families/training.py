@@ -3,144 +3,110 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, mean, total, wider
 from accel.cpu.families.words import key_of, philox_blocks
-from accel.cpu.views import array
-from accel.family import Sample
+from accel.cpu.kernels import kernel, touches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.family import Sample
 
 __all__ = ["KERNELS", "samples"]
 
-_TOUCHES = 24
 
-
-def _submit(lane: Any, op: Any, work: Any) -> None:
-    lane.stream.submit(work, costs.elements(_TOUCHES * op.x.size, op.x.dtype.numpy))
-
-
-def _row_grads(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    dtype, count = op.x.dtype.numpy, math.prod(op.norm().parameters()[0].shape)
-    if not count:
-        return
-    sums = [array(at, (count,), dtype) for at in outputs[1:]]
-    if not op.x.size:
-        _submit(lane, op, partial(_clear, sums))
+def _row_grads(op: Any, operands: list[Array], results: list[Array]) -> None:
+    """Compute the gradients of a norm of the rows of [outer, groups, length] arrays, of which a group has one weight for each of its channels."""
+    (grad, x, *weights), (out, *sums) = operands, results
+    if not x.size:
+        for target in sums:
+            target[...] = 0
         return
     groups, (outer, channels, each) = op.rows().groups, op.middle()
-    grad, x, out = (array(at, (outer, groups, channels // groups * each), dtype) for at in (*inputs[:2], outputs[0]))
-    weight = None if op.weight is None else array(inputs[2], (channels, 1), dtype)
-    _submit(lane, op, partial(_of_rows, grad, x, weight, out, sums, op.kind != "rms_norm_grad", op.eps))
-
-
-def _clear(sums: list[Array]) -> None:
-    for target in sums:
-        target[...] = 0
-
-
-@np.errstate(all="ignore")
-def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list[Array], is_centred: bool, eps: float) -> None:
-    """Compute the gradients of a norm of the rows of [outer, groups, length] arrays, of which a group has one weight for each of its channels."""
+    grad, x, out = (array.reshape(outer, groups, channels // groups * each) for array in (grad, x, out))
     wide, row = wider(x.dtype), x[0].size
-    totals = np.zeros((2, len(sums[0])))
-    for block in blocks(len(x), 4 * row * wide.itemsize):
+    totals = np.zeros((2, channels))
+    is_centred = op.kind != "rms_norm_grad"
+    for block in blocks(outer, 4 * row * wide.itemsize):
         part, change = x[block].astype(wide), grad[block].astype(wide)
         if is_centred:
             part -= part.mean(axis=2, keepdims=True)
-        factor = 1 / np.sqrt((part * part).mean(axis=2, keepdims=True) + wide.type(eps))
+        factor = 1 / np.sqrt((part * part).mean(axis=2, keepdims=True) + wide.type(op.eps))
         part *= factor
-        by_channel = len(part), totals.shape[1], -1
+        by_channel = len(part), channels, -1
         totals += total((change * part).reshape(by_channel), (0, 2)), total(change.reshape(by_channel), (0, 2))
-        if weight is not None:
+        for weight in weights:
             scaled = change.reshape(by_channel)
-            scaled *= weight.astype(wide)
+            scaled *= weight.reshape(channels, 1).astype(wide)
         along = (change * part).mean(axis=2, keepdims=True)
         if is_centred:
             change -= change.mean(axis=2, keepdims=True)
         out[block] = (change - part * along) * factor
     for target, made in zip(sums, totals, strict=False):
-        target[...] = made
+        target[...] = made.reshape(target.shape)
 
 
-def _softmax_grad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.y.size:
-        grad, y, out = (array(address, op.middle(), op.y.dtype.numpy) for address in (*inputs, outputs[0]))
-        work = partial(_of_softmax, grad, y, out, op.kind == "log_softmax_grad")
-        lane.stream.submit(work, costs.elements(_TOUCHES * op.y.size, op.y.dtype.numpy))
-
-
-@np.errstate(all="ignore")
-def _of_softmax(grad: Array, y: Array, out: Array, is_log: bool) -> None:
+def _softmax_grad(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the gradient of a softmax of a [before, length, behind] array along its middle axis, or of the logarithm of it."""
+    grad, y, out = (array.reshape(op.middle()) for array in (*operands, *results))
     before, length, behind = y.shape
     wide = wider(y.dtype)
     for outer in blocks(before, 4 * length * behind * wide.itemsize):
         for inner in blocks(behind, 4 * (outer.stop - outer.start) * length * wide.itemsize):
             change, made = grad[outer, :, inner].astype(wide), y[outer, :, inner].astype(wide)
-            if is_log:
+            if op.kind == "log_softmax_grad":
                 out[outer, :, inner] = change - np.exp(made) * total(change, (1,), keepdims=True)
             else:
                 out[outer, :, inner] = (change - total(change * made, (1,), keepdims=True)) * made
 
 
-def _batch_norm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    shape, dtype = op.middle(), op.x.dtype.numpy
-    if not op.x.size:
-        return
-    *grads, at = inputs[: 2 if op.kind == "batch_norm_grad" else 1]
-    given = iter(inputs[len(grads) + 1 :])
-    names = ("weight",) if grads else ("weight", "bias")
-    weight, bias = [*(None if getattr(op, name) is None else array(next(given), (shape[1], 1), dtype) for name in names), None][:2]
-    x, out = array(at, shape, dtype), array(outputs[0], shape, dtype)
-    sums = [array(address, (shape[1],), dtype) for address in outputs[1:]]
-    grad = array(grads[0], shape, dtype) if grads else None
-    _submit(lane, op, partial(_channels, x, grad, weight, bias, out, sums, op.eps))
-
-
-@np.errstate(all="ignore")
-def _channels(x: Array, grad: Array | None, weight: Array | None, bias: Array | None, out: Array, sums: list[Array], eps: float) -> None:
-    """Normalize an array whose channels are at axis 1, or compute the gradients of that; and write the statistics, or the gradients of weight and bias."""
+def _normalized(op: Any, x: Array) -> tuple[Array, Array, Array, Array]:
+    """Return an array whose channels are at axis 1, normalized; its means and variances, and what it was multiplied by."""
     wide = wider(x.dtype)
-    part = x.astype(wide)
+    part = x.reshape(op.middle()).astype(wide)
     middle = mean(part, (0, 2), keepdims=True)
     part -= middle
     variance = mean(part * part, (0, 2), keepdims=True)
-    factor = 1 / np.sqrt(variance + wide.type(eps))
+    factor = 1 / np.sqrt(variance + wide.type(op.eps))
     part *= factor
-    scale = wide.type(1) if weight is None else weight.astype(wide)
-    if grad is None:
-        made = part * scale
-        out[...] = made if bias is None else made + bias.astype(wide)
-        results = middle, variance
-    else:
-        change = grad.astype(wide)
-        results = total(change * part, (0, 2)), total(change, (0, 2))
-        along = mean(change * part, (0, 2), keepdims=True)
-        out[...] = (change - mean(change, (0, 2), keepdims=True) - part * along) * factor * scale
-    for target, result in zip(sums, results, strict=True):
-        target[...] = result.reshape(-1)
+    return part, middle, variance, factor
 
 
-def _dropout(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    if op.x.size:
-        x, out = (array(address, (op.x.size,), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
-        lane.stream.submit(partial(_drop, x, out, op), costs.elements(30 * op.x.size, op.x.dtype.numpy))
+def _batch_norm_train(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (x, *given), (out, *statistics) = operands, results
+    made, *found, _ = _normalized(op, x)
+    parameters = iter([each.reshape(-1, 1).astype(made.dtype) for each in given])
+    if op.weight is not None:
+        made *= next(parameters)
+    if op.bias is not None:
+        made += next(parameters)
+    out[...] = made.reshape(out.shape)
+    for target, statistic in zip(statistics, found, strict=True):
+        target[...] = statistic.ravel()
 
 
-@np.errstate(all="ignore")
-def _drop(x: Array, out: Array, op: Any) -> None:
+def _batch_norm_grad(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (grad, x, *weights), (out, of_weight, of_bias) = operands, results
+    part, _, _, factor = _normalized(op, x)
+    change = grad.reshape(part.shape).astype(part.dtype)
+    of_weight[...], of_bias[...] = total(change * part, (0, 2)), total(change, (0, 2))
+    along = mean(change * part, (0, 2), keepdims=True)
+    made = (change - mean(change, (0, 2), keepdims=True) - part * along) * factor
+    for weight in weights:
+        made *= weight.reshape(-1, 1).astype(part.dtype)
+    out[...] = made.reshape(out.shape)
+
+
+def _dropout(op: Any, operands: list[Array], results: list[Array]) -> None:
+    x, out = (array.reshape(-1) for array in (*operands, *results))
     first, wide = op.offset // 4, wider(x.dtype)
     skip, done = op.offset - 4 * first, 0
     for words in philox_blocks(op.key(), first, -(-(op.offset + x.size) // 4) - first):
@@ -150,13 +116,18 @@ def _drop(x: Array, out: Array, op: Any) -> None:
         done, skip = place.stop, 0
 
 
+_TOUCHES = touches(24)
+
 KERNELS: Mapping[str, Kernel] = {
-    **dict.fromkeys(("layer_norm_grad", "rms_norm_grad", "group_norm_grad", "instance_norm_grad"), _row_grads),
-    "batch_norm_train": _batch_norm,
-    "batch_norm_grad": _batch_norm,
-    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad),
-    "dropout": _dropout,
+    **dict.fromkeys(("layer_norm_grad", "rms_norm_grad", "group_norm_grad", "instance_norm_grad"), kernel(_row_grads, _TOUCHES)),
+    "batch_norm_train": kernel(_batch_norm_train, _TOUCHES),
+    "batch_norm_grad": kernel(_batch_norm_grad, _TOUCHES),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), kernel(_softmax_grad, _TOUCHES)),
+    "dropout": kernel(_dropout, touches(30)),
 }
+
+
+_NAMES = ("grad", "x", "weight")
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -208,11 +179,11 @@ def _row_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...],
     for kind in ("layer_norm_grad", "rms_norm_grad"):
         is_centred = kind == "layer_norm_grad"
         scaled, of_x = _slopes(rows, changes * factors, is_centred)
-        call = partial(_call, kind, {"normalized_shape": trailing, "eps": 0.01}, ("grad", "x", "weight")[: 2 + has_weight])
         sums = (changes * scaled).sum(axis=0), changes.sum(axis=0)
         expected = (of_x.reshape(shape), *(each.reshape(size) for each in sums[: 1 + is_centred]))
-        name = f"{kind} {dtype.value}{list(shape)} {trailing} {'weight' * has_weight}"
-        yield Sample(name, call, (grad, x, weight)[: 2 + has_weight], expected, sampling.sums(dtype, 64), terms)
+        name, options = f"{dtype.value}{list(shape)} {trailing} {'weight' * has_weight}", {"normalized_shape": trailing, "eps": 0.01}
+        count, error = 2 + has_weight, sampling.sums(dtype, 64)
+        yield sampling.sample(kind, name, (grad, x, weight)[:count], expected, error, terms, names=_NAMES[:count], **options)
 
 
 def _group_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], groups: int, has_weight: bool) -> Iterator[Sample]:
@@ -224,11 +195,11 @@ def _group_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...
     for kind, options, count in calls + [("instance_norm_grad", {}, channels)] * (len(shape) > 2):
         rows = shape[0] * count, math.prod(shape[1:]) // count
         scaled, of_x = _slopes(sampling.wide(x).reshape(rows), ends.reshape(rows), True)
-        call = partial(_call, kind, {**options, "eps": 0.01}, ("grad", "x", "weight")[: 2 + has_weight])
         expected = of_x.reshape(shape), (change * scaled.reshape(change.shape)).sum(axis=(0, 2)), change.sum(axis=(0, 2))
-        name = f"{kind} {dtype.value}{list(shape)} {options} {'weight' * has_weight}"
+        name, given = f"{dtype.value}{list(shape)} {options} {'weight' * has_weight}", 2 + has_weight
         # What is left of short rows is the rounding of terms of up to 10, too.
-        yield Sample(name, call, (grad, x, weight)[: 2 + has_weight], expected, sampling.sums(dtype, 64), 10.0 if rows[1] < 8 else 0.0)
+        error, terms = sampling.sums(dtype, 64), 10.0 if rows[1] < 8 else 0.0
+        yield sampling.sample(kind, name, (grad, x, weight)[:given], expected, error, terms, names=_NAMES[:given], eps=0.01, **options)
 
 
 def _slopes(rows: Array, ends: Array, is_centred: bool) -> tuple[Array, Array]:
@@ -259,10 +230,10 @@ def _softmax_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]
             expected = change - np.exp(made) * change.sum(axis=axis, keepdims=True)
         else:
             expected = made * change - made * (made * change).sum(axis=axis, keepdims=True)
-        call = partial(_call, kind, {"axis": axis}, ("grad", "y"))
         # One share alone is 1, and has no gradient but the rounding of its terms.
         terms = 4.0 if shape[axis] == 1 else 0.0
-        yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (grad, y), expected, sampling.sums(dtype, 64), terms)
+        what, error = f"{dtype.value}{list(shape)} axis={axis}", sampling.sums(dtype, 64)
+        yield sampling.sample(kind, what, (grad, y), expected, error, terms, axis=axis)
 
 
 def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], axis: int, names: tuple[str, ...]) -> Iterator[Sample]:
@@ -277,20 +248,18 @@ def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, .
     weight, bias = (
         sampling.wide(given[name]).reshape(fit) if name in given else neutral for name, neutral in (("weight", 1.0), ("bias", 0.0))
     )
-    options = {"axis": axis, "eps": 0.01}
+    options: dict[str, Any] = {"axis": axis, "eps": 0.01}
     name, error = f"{dtype.value}{list(shape)} axis={axis} {' '.join(names)}", sampling.sums(dtype, 64)
-    call = partial(_call, "batch_norm_train", options, ("x", *names))
     expected: tuple[Array, ...] = scaled * weight + bias, mean.reshape(-1), variance.reshape(-1)
-    yield Sample(f"batch_norm_train {name}", call, (x, *given.values()), expected, error)
+    yield sampling.sample("batch_norm_train", name, (x, *given.values()), expected, error, names=names, **options)
     each, ends = wide.size // count, change * weight
     slopes = (ends - ends.mean(axis=others, keepdims=True) - scaled * (ends * scaled).sum(axis=others, keepdims=True) / each) / np.sqrt(
         variance + 0.01
     )
     operands = {"grad": grad, "x": x, **{name: value for name, value in given.items() if name == "weight"}}
-    call = partial(_call, "batch_norm_grad", options, tuple(operands))
     expected = slopes, (change * scaled).sum(axis=others), change.sum(axis=others)
     terms = 10.0 if x.size < 8 else 0.0
-    yield Sample(f"batch_norm_grad {name}", call, tuple(operands.values()), expected, error, terms)
+    yield sampling.sample("batch_norm_grad", name, tuple(operands.values()), expected, error, terms, names=tuple(operands), **options)
 
 
 def _dropout_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], p: float, seed: int, offset: int) -> Sample:
@@ -302,9 +271,5 @@ def _dropout_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ..
     # The numbers that rng.uniform draws.
     stays = ((words >> np.uint32(8)) * 2.0**-24 >= p).reshape(shape)
     expected = np.where(stays, sampling.wide(x) / (1 - p if p < 1 else 1), 0)
-    call = partial(_call, "dropout", {"p": p, "seed": seed, "offset": offset}, ("x",))
-    return Sample(f"dropout {dtype.value}{list(shape)} {p} {seed} {offset}", call, (x,), expected, sampling.sums(dtype))
-
-
-def _call(kind: str, options: dict[str, Any], names: tuple[str, ...], dnn: Any, *refs: Any) -> Any:
-    return getattr(dnn, kind)(**dict(zip(names, refs, strict=True)), **options)
+    what, error = f"{dtype.value}{list(shape)} {p} {seed} {offset}", sampling.sums(dtype)
+    return sampling.sample("dropout", what, (x,), expected, error, p=p, seed=seed, offset=offset)
