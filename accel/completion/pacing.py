@@ -84,7 +84,7 @@ def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
     return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _PARTS), pacing.shortest)
 
 
-class AdaptivePace:
+class AdaptivePace(Predictor):
     """Paces a poller by what ops of the same kind took before.
 
     Parameters
@@ -93,16 +93,12 @@ class AdaptivePace:
         Bounds.
     """
 
-    __slots__ = ("_pacing", "_predictor")
+    __slots__ = ("_pacing",)
 
     def __init__(self, pacing: Pacing) -> None:
+        super().__init__(pacing.kinds)
         self._pacing = pacing
-        self._predictor = Predictor(pacing.kinds)
 
     def delay(self, kind: Hashable, elapsed: float) -> float:
         """Return the seconds until the next poll of an op that began ``elapsed`` seconds ago."""
-        return delay(elapsed, self._predictor.expect(kind), self._pacing)
-
-    def observe(self, kind: Hashable, seconds: float) -> None:
-        """Record that an op took ``seconds``."""
-        self._predictor.observe(kind, seconds)
+        return delay(elapsed, self.expect(kind), self._pacing)

@@ -101,14 +101,11 @@ class MarkPoller:
             if self._next is None:
                 self._next = self._loop.call_soon(self._poll)
 
-    def remove(self, lane: PolledLane) -> list[Mark]:
-        """Stop polling a lane, and return its marks."""
-        taken = list(lane.marks)
-        lane.marks.clear()
+    def remove(self, lane: PolledLane) -> None:
+        """Stop polling a lane."""
         self._lanes.pop(lane, None)
         if not self._lanes:
             self._unschedule()
-        return taken
 
     def close(self) -> None:
         """Release the timer. Idempotent."""
@@ -156,20 +153,21 @@ class MarkPoller:
         self._next = None
         self.polls += 1
         now = time.perf_counter()
-        found: list[tuple[PolledLane, Mark, list[Ended]]] = []
+        found: list[tuple[PolledLane, list[Ended]]] = []
         soonest = math.inf
         with self._section:
             for lane in self._lanes:
                 if lane.due > now + horizon:
                     soonest = min(soonest, lane.due - now)
                 elif ended := take_ended(lane.marks):
-                    found.append((lane, ended[0][0], ended))
+                    found.append((lane, ended))
                 else:
                     soonest = min(soonest, self._reschedule(lane, now))
-        for lane, oldest, ended in found:
-            if ended[0][1] is None:
-                # It ended between two polls. A poll that came late, because the loop was busy, says
-                # nothing about the op.
+        for lane, ended in found:
+            oldest, error = ended[0]
+            if error is None and lane.due > lane.began:
+                # It ended between two polls, not before its first one: such ops need no estimate. A
+                # poll that came late, because the loop was busy, says nothing about the op.
                 self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
             if lane.marks:
                 lane.began = now
@@ -181,7 +179,7 @@ class MarkPoller:
         # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds
         # what has ended meanwhile.
         try:
-            for lane, _, ended in found:
+            for lane, ended in found:
                 lane.settle(ended)
         finally:
             if self._lanes:
@@ -215,23 +213,22 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         create_pace: Callable[[], Pace],
         device: AccelDevice,
     ) -> None:
-        super().__init__(loop, lambda: PolledLane(self._settle))
         section = device.query_section if isinstance(device, QueriesInSection) else None
         self._shared, self._key = shared, (strategy, loop, section)
         if self._key not in shared:
             shared[self._key] = MarkPoller(loop, create_pace(), section)
         self._poller: MarkPoller = shared[self._key]
         self._poller.users += 1
+        super().__init__(loop, lambda: PolledLane(self._settle), self._poller.add)
 
     def statistics(self) -> CompletionStatistics:
         """Return counters; ``polls`` counts those of the poller, for all devices together."""
         return CompletionStatistics(self._pending, self._completed, self._failed, self._poller.polls)
 
-    def _add(self, lane: PolledLane, mark: Mark) -> None:
-        self._poller.add(lane, mark)
-
-    def _remove_all(self) -> list[Mark]:
-        return [mark for lane in self._lanes.values() for mark in self._poller.remove(lane)]
+    def _abandon(self) -> None:
+        for lane in self._lanes.values():
+            self._poller.remove(lane)
+        super()._abandon()
 
     async def _release(self, *, abandon: bool) -> None:
         self._poller.users -= 1

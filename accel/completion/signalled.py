@@ -31,7 +31,7 @@ class SignalledWatcher(LaneWatcher[Lane]):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float) -> None:
-        super().__init__(loop, Lane)
+        super().__init__(loop, Lane, self._add_mark)
         self._watch_interval = watch_interval
         self._timer = create_timer(loop, self._on_timer)
         self._is_armed = False
@@ -44,7 +44,7 @@ class SignalledWatcher(LaneWatcher[Lane]):
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
                 self._loop.call_soon_threadsafe(self._on_signal)
 
-    def _add(self, lane: Lane, mark: Mark) -> None:
+    def _add_mark(self, lane: Lane, mark: Mark) -> None:
         lane.marks.append(mark)
         if not self._is_armed:
             self._arm()

@@ -24,7 +24,6 @@ __all__ = [
     "Mark",
     "Watcher",
     "check_seconds",
-    "query",
     "take_ended",
 ]
 
@@ -49,7 +48,10 @@ class Mark(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """The key by which the duration is predicted: marks of one kind take about as long."""
+        """The key by which the duration is predicted: marks of one kind take about as long.
+
+        Not asked of a mark that was passed when it was first queried.
+        """
 
     @property
     def enqueued_at(self) -> float:
@@ -171,17 +173,15 @@ Ended: TypeAlias = "tuple[Mark, AccelError | None]"
 """A mark that has ended, and the error if it failed."""
 
 
-def query(mark: Mark) -> Ended | None:
-    """Query a mark's event once and return how the mark has ended, or ``None`` if it has not."""
-    try:
-        return (mark, None) if mark.event.query() else None
-    except AccelError as error:
-        # The traceback holds this frame and the watcher's, and they hold the mark and its waiter.
-        return mark, error.with_traceback(None)
-    except Exception as error:  # a backend's bug must not lose a waiter
-        fault = DriverError(f"querying an event raised {type(error).__name__}: {error}", scope=FaultScope.CONTEXT)
-        fault.__cause__ = error
-        return mark, fault
+def _error_of(raised: Exception) -> AccelError:
+    """Return what a mark fails with whose query raised."""
+    if isinstance(raised, AccelError):
+        # The traceback holds the frames of the watcher, and they hold the mark and its waiter.
+        return raised.with_traceback(None)
+    # A backend's bug must not lose a waiter.
+    fault = DriverError(f"querying an event raised {type(raised).__name__}: {raised}", scope=FaultScope.CONTEXT)
+    fault.__cause__ = raised
+    return fault
 
 
 class Lane:
@@ -207,11 +207,14 @@ class LaneWatcher(Watcher, Generic[L]):
         The loop on which marks end.
     create_lane
         Makes the queue of a lane, at its first mark.
+    add
+        Appends a mark to its lane, and sees that it is queried once it may have ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, create_lane: Callable[[], L]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, create_lane: Callable[[], L], add: Callable[[L, Mark], None]) -> None:
         self._loop = loop
         self._create_lane = create_lane
+        self._add = add
         self._lanes: dict[Hashable, L] = {}
         self._pending = 0
         self._completed = 0
@@ -269,19 +272,13 @@ class LaneWatcher(Watcher, Generic[L]):
             self._drained.set_result(None)
 
     def _abandon(self) -> None:
-        # A last query: a mark that has passed does not fail.
-        self._settle([query(mark) or (mark, ClosedError("the device was closed before this ended")) for mark in self._remove_all()])
-
-    def _remove_all(self) -> list[Mark]:
-        """Remove every watched mark from the queues, and return them in order."""
-        taken = [mark for lane in self._lanes.values() for mark in lane.marks]
+        """End every watched mark: those that have not passed fail."""
+        ended: list[Ended] = []
         for lane in self._lanes.values():
+            ended += take_ended(lane.marks)
+            ended += [(mark, ClosedError("the device was closed before this ended")) for mark in lane.marks]
             lane.marks.clear()
-        return taken
-
-    @abstractmethod
-    def _add(self, lane: L, mark: Mark) -> None:
-        """Append a mark to its lane, and see that it is queried once it may have ended."""
+        self._settle(ended)
 
     @abstractmethod
     async def _release(self, *, abandon: bool) -> None:
@@ -295,12 +292,16 @@ def take_ended(marks: deque[Mark]) -> list[Ended]:
     passed.
     """
     ended: list[Ended] = []
-    while marks and (answer := query(marks[0])) is not None:
-        ended.append(answer)
-        marks.popleft()
-        if answer[1] is None and len(marks) > _FEW:
-            for _ in range(_passed(marks)):
-                ended.append((marks.popleft(), None))  # noqa: PERF401 - one at a time
+    while marks:
+        try:
+            if not marks[0].event.query():
+                break
+        except Exception as raised:
+            ended.append((marks.popleft(), _error_of(raised)))
+            continue
+        ended.append((marks.popleft(), None))
+        if len(marks) > _FEW:
+            ended += [(marks.popleft(), None) for _ in range(_passed(marks))]
     return ended
 
 
@@ -312,12 +313,12 @@ def _passed(marks: deque[Mark]) -> int:
     passed, unknown = 0, len(marks)
     probe = unknown - 1  # usually all have passed, or nearly all
     while passed < unknown:
-        answer = query(marks[probe])
-        if answer is None:
-            unknown = probe
-        elif answer[1] is None:
-            passed = probe + 1
-        else:
-            return passed
+        try:
+            if marks[probe].event.query():
+                passed = probe + 1
+            else:
+                unknown = probe
+        except Exception:
+            break
         probe = (passed + unknown) // 2
     return passed

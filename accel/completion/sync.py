@@ -49,10 +49,10 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
     """Blocks one thread per lane; what it finds ready together ends together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: str) -> None:
-        super().__init__(loop, _BlockedLane)
+        super().__init__(loop, _BlockedLane, self._add_mark)
         self._device = device
 
-    def _add(self, lane: _BlockedLane, mark: Mark) -> None:
+    def _add_mark(self, lane: _BlockedLane, mark: Mark) -> None:
         lane.marks.append(mark)
         self._block(lane)
 
