@@ -6,18 +6,14 @@ device: both happen on the thread that needs a new plan, and no other thread wai
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from accel_cuda.core.event import CudaEvent
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from accel_cuda.core.stream import CudaStream
+    from accel_cuda.core.transfers import StreamTransfers
 
 __all__ = ["PlanCache"]
 
@@ -36,30 +32,51 @@ class _Entry(Generic[P]):
         Threads that use the plan or wait for it; the cache's lock guards it.
     is_warm : bool
         Whether the plan was used: its kernels are loaded.
-    events : dict
-        Handle of a stream -> the event behind the plan's last use there. Where a handle is given to a new stream, the old one has ended.
+    uses : dict
+        What is in flight in a stream -> the number of the plan's last use there.
     """
 
-    __slots__ = ("events", "is_warm", "lock", "plan", "users")
+    __slots__ = ("is_warm", "lock", "plan", "users", "uses")
 
     def __init__(self, plan: P) -> None:
         self.plan = plan
         self.lock = threading.Lock()
         self.users = 1
         self.is_warm = False
-        self.events: dict[int, CudaEvent] = {}
+        self.uses: dict[StreamTransfers, int] = {}
 
     def is_idle(self) -> bool:
-        """Return whether no thread uses the plan, and every stream has passed its last use."""
-        return not self.users and all(event.query() for event in self.events.values())
+        """Return whether no thread uses the plan, and every stream is known to have passed its last use."""
+        return not self.users and all(transfers.finished >= number for transfers, number in self.uses.items())
 
-    def mark(self, stream: CudaStream) -> None:
-        """Record the end of a use. It says nothing of the stream's transfers, and leaves reserved pinned memory alone."""
-        event = self.events.get(stream.handle)
-        if event is None:
-            event = self.events[stream.handle] = CudaEvent(stream.context)
-        stream.context.check(stream.context.driver.hot.event_record(event.handle, stream.pointer), "cuEventRecord")
-        event.mark(stream.transfers, 0)
+
+class _Use(Generic[K, P]):
+    """One use of a plan. A class, because a generator costs more than all that is done here."""
+
+    __slots__ = ("_cache", "_entry", "_key", "_stream")
+
+    _entry: _Entry[P]
+
+    def __init__(self, cache: PlanCache[K, P], key: K, stream: CudaStream) -> None:
+        self._cache = cache
+        self._key = key
+        self._stream = stream
+
+    def __enter__(self) -> P:
+        self._entry = entry = self._cache.acquire(self._key)
+        if self._stream.is_capturing:
+            self._cache.hold(self._key)
+        entry.lock.acquire()
+        return entry.plan
+
+    def __exit__(self, error: object, *_: object) -> None:
+        entry, stream = self._entry, self._stream
+        if error is None:
+            entry.is_warm = True
+        if not stream.is_capturing:
+            entry.uses[stream.transfers] = stream.transfers.number()
+        entry.lock.release()
+        self._cache.release(entry)
 
 
 class PlanCache(Generic[K, P]):
@@ -108,29 +125,16 @@ class PlanCache(Generic[K, P]):
 
     def prepare(self, key: K) -> P:
         """Make a plan if it is not there, and return it for what it tells: only :meth:`use` may enqueue with it. May block."""
-        entry = self._taken(key)
-        self._given_back(entry)
+        entry = self.acquire(key)
+        self.release(entry)
         return entry.plan
 
-    @contextlib.contextmanager
-    def use(self, key: K, stream: CudaStream) -> Iterator[P]:
-        """Have a plan for what the block enqueues into ``stream``; other threads that want the plan wait for the end of the block.
+    def use(self, key: K, stream: CudaStream) -> _Use[K, P]:
+        """Have a plan for what a ``with`` block enqueues into ``stream``; other threads that want the plan wait for the end of the block.
 
         May block where the plan is not there. A plan that is new may load kernels at its first use.
         """
-        entry = self._taken(key)
-        try:
-            if stream.is_capturing:
-                self._hold(key)
-            with entry.lock:
-                try:
-                    yield entry.plan
-                    entry.is_warm = True
-                finally:
-                    if not stream.is_capturing:
-                        entry.mark(stream)
-        finally:
-            self._given_back(entry)
+        return _Use(self, key, stream)
 
     def close(self) -> None:
         """Destroy all plans. May block; the streams have ended, and the context is current and healthy."""
@@ -142,17 +146,18 @@ class PlanCache(Generic[K, P]):
 
     def _found(self, key: K) -> _Entry[P] | None:
         """Return the entry of a plan that is there, as the most recently used one. With the lock."""
-        if key in self._plans:
-            self._plans.move_to_end(key)
-            return self._plans[key]
-        return self._held.get(key)
+        entry = self._plans.get(key)
+        if entry is None:
+            return self._held.get(key)
+        self._plans.move_to_end(key)
+        return entry
 
-    def _taken(self, key: K) -> _Entry[P]:
+    def acquire(self, key: K) -> _Entry[P]:
         """Return the entry of a plan, with one user more. One thread makes a plan that is not there; others that want a new one wait."""
-        entry = self._taken_if_there(key)
+        entry = self._acquire_if_there(key)
         if entry is None:
             with self._making:
-                entry = self._taken_if_there(key)
+                entry = self._acquire_if_there(key)
                 if entry is None:
                     self._evict()
                     entry = _Entry(self._make(key))
@@ -161,18 +166,19 @@ class PlanCache(Generic[K, P]):
                         self.made += 1
         return entry
 
-    def _taken_if_there(self, key: K) -> _Entry[P] | None:
+    def _acquire_if_there(self, key: K) -> _Entry[P] | None:
         with self._lock:
             entry = self._found(key)
             if entry is not None:
                 entry.users += 1
             return entry
 
-    def _given_back(self, entry: _Entry[P]) -> None:
+    def release(self, entry: _Entry[P]) -> None:
+        """Note that a plan has one user less."""
         with self._lock:
             entry.users -= 1
 
-    def _hold(self, key: K) -> None:
+    def hold(self, key: K) -> None:
         """Keep a plan for good: a graph uses it at each replay."""
         with self._lock:
             if key in self._plans:
@@ -192,5 +198,3 @@ class PlanCache(Generic[K, P]):
     def _end(self, entries: list[_Entry[P]]) -> None:
         for entry in entries:
             self._destroy(entry.plan)
-            for event in entry.events.values():
-                event.close()

@@ -57,7 +57,7 @@ class StreamTransfers:
     Attributes
     ----------
     issued, finished : int
-        Numbers of transfers that were begun, and that are known to have ended.
+        Numbers of transfers, and of uses of plans, that were begun, and that are known to have ended.
     reserved : deque of Block
         Pieces for the copies that are enqueued next; see :meth:`reserve`.
     """
@@ -121,6 +121,12 @@ class StreamTransfers:
         with self._lock:
             self.issued += 1
             self._queue.append(_StreamTransfer(self.issued, keep, piece, destination, nbytes))
+
+    def number(self) -> int:
+        """Return a number for what has just been enqueued, and is no transfer: it has ended once :attr:`finished` is as high."""
+        with self._lock:
+            self.issued += 1
+            return self.issued
 
     def finish(self, ticket: int) -> None:
         """Retire the transfers up to ``ticket``, which have ended: land what came from the device, and take their memory back."""

@@ -18,6 +18,7 @@ from accel import AccelRef, BackendUnavailableError, DType, LibraryError, Unsupp
 from accel.ops import RaggedAttention
 from accel_cuda.core.family import derived
 from accel_cuda.core.libraries import VendorLibrary
+from accel_cuda.core.transfers import StreamTransfers
 from accel_cuda.families import cudnn as module
 from accel_cuda.families.attention import AttentionWork
 from accel_cuda.families.cudnn import Cudnn, Room
@@ -106,7 +107,7 @@ class Stream:
         self.functions = {f"attention_{name}": name for name in ("any_bf16", "ragged_bf16", "numbers_bf16")}
         self.functions["unary_relu_bf16"] = "unary_relu_bf16"
         self.functions |= {f"backward_{name}": name for name in ("queries_bf16", "keys_bf16")}
-        self.transfers = SimpleNamespace(issued=0)
+        self.transfers = StreamTransfers(context.staging)
         self.enqueued: list[tuple[Any, ...]] = []
         self.closing: list[Callable[[], object]] = []
 
