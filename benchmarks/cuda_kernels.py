@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from accel import AccelRef, BinaryOp, DType, ReduceOp, UnaryOp, ops
 from accel.compute import DeviceCompute
 from accel_cuda import CudaBackend
-from accel_cuda.families.convolution import ConvolutionWork
+from accel_cuda.families.convolution import ConvolutionWork, convolve
 from accel_cuda.families.cublas import blas_of
+from accel_cuda.families.cudnn import Room
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
@@ -211,9 +212,9 @@ class Kernels:
 
     def _convolution(self, name: str, shape: Any, filters: Any, out: Any, pad: Any) -> Callable[[], object]:
         work = ConvolutionWork(DType.of(name), shape, filters, out, pad, pad, (1, 1), (1, 1), is_last=True)
-        room = self.compute.alloc(self.dnn.nbytes(work, (self.a, self.b, 0, self.c)))
+        room = self.compute.alloc(self.dnn.measured(work))
         self.compute.free(room)  # it stays this stream's, which uses it for nothing else meanwhile
-        return lambda: self.dnn.convolve(self.stream, work, self.a, self.b, 0, self.c, room)
+        return lambda: convolve(self.stream, self.dnn.loaded(), work, self.a, self.b, 0, self.c, Room(room))
 
     def attentions(self) -> None:
         """Attention without and with a causal mask, beside PyTorch's by cuDNN; float32 beside what PyTorch chooses."""

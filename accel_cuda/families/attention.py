@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from accel import DType, UnsupportedError
+from accel.enums import Causal
 from accel_cuda.families.convolution import CUDNN_TYPES
 from accel_cuda.families.kernels import CODES
 
@@ -19,11 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel import AccelRef
-    from accel.enums import Causal
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.cudnn import Cudnn, Room
 
-__all__ = ["CAUSAL", "AttentionSteps", "AttentionWork", "attend"]
+__all__ = ["CAUSAL", "GRADIENT_TENSORS", "AttentionSteps", "AttentionWork", "attend"]
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 CAUSAL = {False: 0, True: 1, "bottom_right": 2}
@@ -35,6 +36,8 @@ _BLOCK = 256
 
 # Numbers of tensors in cuDNN's plans.
 _Q, _K, _V, _OUT, _BIAS, _LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV, _TABLE, _STATS = range(1, 12)
+GRADIENT_TENSORS = (8, 1, 2, 3, 7, 9, 4, 5, 6)
+"""In plans of gradients: of the gradient, q, k, v, what attention gave, the statistics, and the gradients of q, k and v."""
 
 
 class _Layout(NamedTuple):
@@ -60,8 +63,9 @@ class _Layout(NamedTuple):
         return cls((batch, heads, longest, dim), (longest * heads * dim, dim, heads * dim, 1))
 
 
-class AttentionWork(NamedTuple):
-    """What decides how attention is made.
+@dataclass(frozen=True, eq=False)
+class AttentionWork:
+    """What decides how attention is made: the key of its plan, by identity.
 
     Attributes
     ----------
@@ -121,13 +125,18 @@ class AttentionWork(NamedTuple):
         q, k = _Layout.dense(batch, heads, seq_q, dim), _Layout.dense(batch, heads, seq_kv, dim)
         return cls("attention", dtype, q, k, k, q, scale, causal)
 
-    @property
+    @cached_property
     def seq_kv(self) -> int:
         """How many keys a batch has at most."""
         # A cache without pages has no keys, whatever tables say.
         return self.k.shape[2] * (self.pages * bool(self.k.shape[0]) if self.form == "paged_attention" else 1)
 
-    @property
+    @cached_property
+    def has_lengths(self) -> bool:
+        """Whether lengths of queries, or of keys, are given."""
+        return any(self.lengths)
+
+    @cached_property
     def is_for_cudnn(self) -> bool:
         """Whether cuDNN may offer it: it is asked then."""
         heads_fit = self.q.shape[3] % 8 == 0 and self.v.shape[3] % 8 == 0
@@ -140,15 +149,42 @@ class AttentionWork(NamedTuple):
         widths = self.q.strides[2] * self.tokens[0], self.k.strides[2] * self.tokens[1]
         return self.form != "ragged_attention" or (self.q.shape[3] == self.v.shape[3] and max(widths) <= _LIMIT)
 
+    @cached_property
     def sizes(self) -> Mapping[int, int]:
-        """Return the bytes of cuDNN's tensors."""
-        return _sizes(self)
+        """The bytes of cuDNN's tensors."""
+        size, numbers, batch = self.dtype.itemsize, 4, self.q.shape[0]
+        stats = max(size, 4) * math.prod(self.q.shape[:3])
+        if self.form == "attention_grad":
+            q, k, v, out = (size * math.prod(each.shape) for each in (self.q, self.k, self.v, self.out))
+            return dict(enumerate((q, k, v, q, k, v, out, out, stats), 1))
+        if self.form == "ragged_attention":
+            (tokens, keys), k, v = self.tokens, self.k.strides[2], self.v.strides[2]
+            arrays = {_Q: tokens * self.q.strides[2], _K: keys * k, _V: keys * v, _OUT: tokens * self.out.strides[2]}
+        else:
+            arrays = {uid: math.prod(each.shape) for uid, each in ((_Q, self.q), (_K, self.k), (_V, self.v), (_OUT, self.out))}
+        arrays[_BIAS] = math.prod(self.bias or (0,))
+        tables = {_LENGTHS_Q: batch, _LENGTHS_KV: batch, _BEGINS_Q: batch + 1, _BEGINS_KV: batch + 1, _TABLE: batch * self.pages}
+        counts = {**{uid: size * count for uid, count in arrays.items()}, **{uid: numbers * count for uid, count in tables.items()}}
+        return {**counts, _STATS: stats}
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """The numbers that the op's operands, and then its results, have in plans."""
+        if self.form == "ragged_attention":
+            return _Q, _K, _V, _BEGINS_Q, _BEGINS_KV, _OUT
+        if self.form == "paged_attention":
+            return _Q, _K, _V, _TABLE, _LENGTHS_KV, _OUT
+        if self.form == "attention_grad":
+            return GRADIENT_TENSORS
+        if self.form == "attention_with_stats":
+            return _Q, _K, _V, _OUT, _STATS
+        given = ((self.bias is not None, _BIAS), (self.lengths[0], _LENGTHS_Q), (self.lengths[1], _LENGTHS_KV))
+        return (_Q, _K, _V, *(uid for is_given, uid in given if is_given), _OUT)
 
     def request(self) -> dict[str, Any]:
         """See :meth:`accel_cuda.families.cudnn.Work.request`."""
-        layouts = {
-            name: {"dims": each.shape, "strides": each.strides} for name, each in zip(("q", "k", "v", "out"), self[2:6], strict=True)
-        }
+        arrays = {"q": self.q, "k": self.k, "v": self.v, "out": self.out}
+        layouts = {name: {"dims": each.shape, "strides": each.strides} for name, each in arrays.items()}
         dtype = CUDNN_TYPES[self.dtype]
         return {
             "op": "attention_grad" if self.form == "attention_grad" else "attention",
@@ -159,37 +195,19 @@ class AttentionWork(NamedTuple):
             "causal": _ALIGNMENT[self.causal],
             "window": self.window,
             "bias": None if self.bias is None else {"dims": self.bias, "dtype": dtype},
-            "has_lengths": any(self.lengths),
+            "has_lengths": self.has_lengths,
             "is_ragged": self.form == "ragged_attention",
             "pages": self.pages or None,
             "without": [],
         }
 
+    @cached_property
     def own_nbytes(self) -> int:
-        """Return the bytes of lengths, and of where sequences begin, that are made for cuDNN."""
+        """The bytes of lengths, and of where sequences begin, that are made for cuDNN."""
         batch = self.q.shape[0]
         if self.form == "ragged_attention":
             return 2 * (_rounded(4 * batch) + _rounded(4 * batch + 4))
-        return 2 * _rounded(4 * batch) + _rounded(4 * batch * self.pages) if any(self.lengths) else 0
-
-
-@lru_cache(maxsize=1024)
-def _sizes(work: AttentionWork) -> Mapping[int, int]:
-    """Return the bytes of cuDNN's tensors."""
-    size, numbers, batch = work.dtype.itemsize, 4, work.q.shape[0]
-    stats = max(size, 4) * math.prod(work.q.shape[:3])
-    if work.form == "attention_grad":
-        q, k, v, out = (size * math.prod(each.shape) for each in (work.q, work.k, work.v, work.out))
-        return dict(enumerate((q, k, v, q, k, v, out, out, stats), 1))
-    if work.form == "ragged_attention":
-        (tokens, keys), k, v = work.tokens, work.k.strides[2], work.v.strides[2]
-        arrays = {_Q: tokens * work.q.strides[2], _K: keys * k, _V: keys * v, _OUT: tokens * work.out.strides[2]}
-    else:
-        arrays = {uid: math.prod(each.shape) for uid, each in ((_Q, work.q), (_K, work.k), (_V, work.v), (_OUT, work.out))}
-    arrays[_BIAS] = math.prod(work.bias or (0,))
-    tables = {_LENGTHS_Q: batch, _LENGTHS_KV: batch, _BEGINS_Q: batch + 1, _BEGINS_KV: batch + 1, _TABLE: batch * work.pages}
-    counts = {**{uid: size * count for uid, count in arrays.items()}, **{uid: numbers * count for uid, count in tables.items()}}
-    return {**counts, _STATS: stats}
+        return 2 * _rounded(4 * batch) + _rounded(4 * batch * self.pages) if self.has_lengths else 0
 
 
 def _rounded(nbytes: int) -> int:
@@ -208,7 +226,7 @@ def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointer
     room
         What it works in.
     """
-    sizes = work.sizes()
+    sizes = work.sizes
     if not sizes[_OUT]:
         return
     if not work.seq_kv:
@@ -218,19 +236,19 @@ def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointer
             stream.fill(pointers[_STATS], nothing, math.prod(work.q.shape[:3]))
         return
     if cudnn is not None:
-        if any(work.lengths):
+        tensors = pointers
+        if work.has_lengths:
             # cuDNN leaves out what sees no key.
             stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
-        tensors = {uid: (address, sizes[uid]) for uid, address in pointers.items()}
-        tensors |= _made(stream, work, pointers, room)
+            tensors = {**pointers, **_made(stream, work, pointers, room)}
         if cudnn.run(stream, work, tensors, room) is None:
             return
     _launch(stream, work, pointers)
 
 
-def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> dict[int, tuple[int, int]]:
+def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> Mapping[int, int]:
     """Enqueue what makes the lengths, tables, and places where sequences begin, that cuDNN is given: it reads wherever they say, so all are in range."""
-    batch, sizes = work.q.shape[0], work.sizes()
+    batch, sizes = work.q.shape[0], work.sizes
     longest = work.q.shape[2], work.seq_kv
     if work.form == "ragged_attention":
         made = {uid: room.take(sizes[uid]) for uid in (_LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV)}
@@ -238,15 +256,13 @@ def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], 
         widths = work.q.strides[2], work.k.strides[2]
         addresses = pointers[_BEGINS_Q], pointers[_BEGINS_KV], *made.values()
         stream.launch(function, -(-(batch + 1) // _BLOCK), _BLOCK, *addresses, batch, *widths, *work.tokens, *longest)
-        return {uid: (address, sizes[uid]) for uid, address in made.items()}
-    if not any(work.lengths):
-        return {}
+        return made
     made = {uid: room.take(sizes[uid]) for uid in (_LENGTHS_Q, _LENGTHS_KV, *([_TABLE] if work.pages else []))}
     numbers = [each for uid in (_LENGTHS_Q, _LENGTHS_KV, _TABLE) for each in (pointers.get(uid, 0), made.get(uid, 0))]
     entries = batch * work.pages
     function, blocks = stream.functions[f"attention_numbers_{CODES[work.dtype]}"], -(-max(batch, entries) // _BLOCK)
     stream.launch(function, blocks, _BLOCK, *numbers, batch, entries, *longest, work.k.shape[0] - 1)
-    return {uid: (address, sizes[uid]) for uid, address in made.items()}
+    return made
 
 
 class AttentionSteps(ctypes.Structure):

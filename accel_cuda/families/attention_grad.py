@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from accel import UnsupportedError
 from accel_cuda.core.family import Source
-from accel_cuda.families.attention import CAUSAL, AttentionSteps
+from accel_cuda.families.attention import CAUSAL, GRADIENT_TENSORS, AttentionSteps
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from accel_cuda.families.attention import AttentionWork
     from accel_cuda.families.cudnn import Cudnn, Room
 
-__all__ = ["GRADIENT_TENSORS", "SOURCES", "attend_backward"]
+__all__ = ["SOURCES", "attend_backward"]
 
 _WARPS, _SHARED, _LIMIT = 4, 48 << 10, 2**31 - 1
 
-_Q, _K, _V, _OF_Q, _OF_K, _OF_V, _MADE, _GRAD, _STATS = range(1, 10)
-GRADIENT_TENSORS = (_GRAD, _Q, _K, _V, _MADE, _STATS, _OF_Q, _OF_K, _OF_V)
-"""Numbers of tensors in cuDNN's plans: of the operands in the op's order, and of the results."""
+_OF_Q, _OF_K, _OF_V, _MADE = range(4, 8)  # numbers of tensors in cuDNN's plans
 
 
 class _Backward(ctypes.Structure):
@@ -49,13 +47,13 @@ def attend_backward(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork
     room
         What it works in.
     """
-    sizes = work.sizes()
+    sizes = work.sizes
     if not (sizes[_OF_Q] and sizes[_OF_K] and sizes[_MADE]):
         for uid in (_OF_Q, _OF_K, _OF_V):  # nothing was attended to, or nothing came of it
             if sizes[uid]:
                 stream.fill(pointers[uid], bytes(1), sizes[uid])
         return
-    if cudnn is not None and cudnn.run(stream, work, {uid: (address, sizes[uid]) for uid, address in pointers.items()}, room) is None:
+    if cudnn is not None and cudnn.run(stream, work, pointers, room) is None:
         return
     _launch(stream, work, pointers)
 
@@ -73,7 +71,7 @@ def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]
         )
     warps = min(_WARPS, _SHARED // row)
     arguments = _Backward()
-    arguments.pointers[:] = [pointers[uid] for uid in (_GRAD, _Q, _K, _V, _MADE, _STATS, _OF_Q, _OF_K, _OF_V)]
+    arguments.pointers[:] = [pointers[uid] for uid in GRADIENT_TENSORS]
     arguments.numbers[:] = (batch, heads, kv_heads, seq_q, seq_kv, dim, value_dim, CAUSAL[work.causal], work.window or 0)
     arguments.steps[:] = [AttentionSteps(*each.strides[:3]) for each in (work.q, work.k, work.v)]
     arguments.scale = work.scale

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from accel import DType, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.cudnn import Cudnn, Room
 
@@ -24,8 +28,11 @@ _ROUNDING = ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")
 _TRANSFORMS = ("FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
 
 
-class ConvolutionWork(NamedTuple):
-    """What decides how a convolution is made. Shapes have the channels in their second place, and one dimension is the second of two.
+@dataclass(frozen=True, eq=False)
+class ConvolutionWork:
+    """What decides how a convolution is made: the key of its plan, by identity.
+
+    Shapes have the channels in their second place, and one dimension is the second of two.
 
     Attributes
     ----------
@@ -66,18 +73,24 @@ class ConvolutionWork(NamedTuple):
             return cls(op.dtype(), x, w, y, *steps, is_last=op.channels_last, allow_tf32=op.allow_tf32, makes=GRADS[op.kind])
         return cls(op.dtype(), x, w, y, *steps, op.bias is not None, op.channels_last, op.allow_tf32)
 
-    @property
+    @cached_property
     def is_for_cudnn(self) -> bool:
         """Whether there is something to compute."""
         return 0 not in (*self.input, *self.filter, *self.output)
 
-    def nbytes(self) -> tuple[int, int, int, int]:
-        """Return the bytes of what a plan calls 1 to 4: two operands, the bias and the result."""
+    @cached_property
+    def sizes(self) -> Mapping[int, int]:
+        """The bytes of what a plan calls 1 to 4: two operands, the bias and the result."""
         size = self.dtype.itemsize
         x, w, y = (size * math.prod(shape) for shape in (self.input, self.filter, self.output))
         if self.makes == "input":
-            return y, w, 0, x
-        return (x, y, 0, w) if self.makes == "filter" else (x, w, size * self.filter[0], y)
+            return {1: y, 2: w, 3: 0, 4: x}
+        return {1: x, 2: y, 3: 0, 4: w} if self.makes == "filter" else {1: x, 2: w, 3: size * self.filter[0], 4: y}
+
+    @property
+    def own_nbytes(self) -> int:
+        """What is made for cuDNN besides the operands: nothing."""
+        return 0
 
     def request(self) -> dict[str, Any]:
         """See :meth:`accel_cuda.families.cudnn.Work.request`."""
@@ -118,9 +131,7 @@ def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w:
     UnsupportedError
         If cuDNN does not offer it.
     """
-    sizes = work.nbytes()
-    tensors = {1: (x, sizes[0]), 2: (w, sizes[1]), 3: (bias, sizes[2]), 4: (y, sizes[3])}
-    reason = cudnn.run(stream, work, tensors, room)
+    reason = cudnn.run(stream, work, {1: x, 2: w, 3: bias, 4: y}, room)
     if reason is not None:
         raise _refused(stream, reason)
 
@@ -135,7 +146,7 @@ def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
     """
     if work.has_bias:
         raise _refused(stream, "no channels")
-    stream.fill(y, bytes(1), work.nbytes()[3])
+    stream.fill(y, bytes(1), work.sizes[4])
 
 
 def _refused(stream: CudaStream, reason: str) -> UnsupportedError:

@@ -47,10 +47,22 @@ _RESULT = 4
 
 
 class Work(Protocol):
-    """What a plan is made for."""
+    """What a plan is made for, and found by. Ops that are alike have one."""
 
     def __hash__(self) -> int:
-        """Return its hash: works are keys."""
+        """Return its hash."""
+
+    @property
+    def is_for_cudnn(self) -> bool:
+        """Whether cuDNN is asked for a plan."""
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of a tensor in the plan -> its bytes."""
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of tensors that are made for the plan."""
 
     def request(self) -> dict[str, Any]:
         """Return the request to the helper process."""
@@ -80,16 +92,19 @@ class Plan:
         The frontend's object; ``None`` once the plan is given back.
     operands : tuple of int
         Which tensors it takes, in order.
+    pointers : ctypes array
+        Where their addresses are put, by the one thread that uses the plan.
     workspace : int
         Bytes that it works in.
     """
 
-    __slots__ = ("graph", "operands", "workspace")
+    __slots__ = ("graph", "operands", "pointers", "workspace")
 
     def __init__(self, graph: Any) -> None:
         graph._prepare_variant_pack_template()  # noqa: SLF001  # the frontend's calls without dicts, in all releases that the extra allows
         self.graph: Any = graph
         self.operands: tuple[int, ...] = tuple(graph._get_variant_pack_uids_sorted())  # noqa: SLF001  # see above
+        self.pointers: Any = (ctypes.c_void_p * len(self.operands))()
         self.workspace = int(graph.get_workspace_size())
 
 
@@ -246,13 +261,13 @@ class Cudnn:
 
     # -- plans
 
-    def run(self, stream: CudaStream, work: Work, tensors: Mapping[int, tuple[int, int]], room: Room) -> str | None:
+    def run(self, stream: CudaStream, work: Work, tensors: Mapping[int, int], room: Room) -> str | None:
         """Enqueue a plan; return why not, if cuDNN has none. May block where the plan is new.
 
         Parameters
         ----------
         tensors
-            Number of a tensor in the plan -> address and bytes. What begins between two multiples of 16 bytes is copied.
+            Number of a tensor in the plan -> address. What begins between two multiples of 16 bytes is copied.
         room
             Where the plan works, and such copies are.
         """
@@ -260,25 +275,23 @@ class Cudnn:
         with stream.ready().section, self.plans.use(work, stream) as plan:
             if isinstance(plan, str):
                 return plan
-            workspace = room.take(plan.workspace)
-            addresses, copied = [], 0
-            for uid in plan.operands:
-                address, nbytes = tensors[uid]
+            pointers, workspace, copied = plan.pointers, room.take(plan.workspace), 0
+            for place, uid in enumerate(plan.operands):
+                address = tensors[uid]
                 if address % _TENSOR:
-                    copy = room.take(nbytes)
+                    copy = room.take(work.sizes[uid])
                     if uid == _RESULT:
                         copied = copy
                     else:
-                        stream.copy(copy, address, nbytes)
+                        stream.copy(copy, address, work.sizes[uid])
                     address = copy
-                addresses.append(address)
-            array = (ctypes.c_void_p * len(addresses))(*addresses)
+                pointers[place] = address
             try:
-                plan.graph._execute_with_raw_ptrs(ctypes.addressof(array), len(addresses), workspace, handle)  # noqa: SLF001  # see Plan
+                plan.graph._execute_with_raw_ptrs(ctypes.addressof(pointers), len(pointers), workspace, handle)  # noqa: SLF001  # see Plan
             except (RuntimeError, self._unsupported) as error:
                 raise stream.find_fault("cudnn execute") or self._failure("cuDNN refused to run a plan", error) from error
             if copied:
-                stream.copy(tensors[_RESULT][0], copied, tensors[_RESULT][1])
+                stream.copy(tensors[_RESULT], copied, work.sizes[_RESULT])
         return None
 
     def _failure(self, what: str, reason: object) -> LibraryError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError, UnaryOp
@@ -11,16 +11,15 @@ from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
 from accel_cuda.core.memo import Memo
 from accel_cuda.families import attention_grad, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
-from accel_cuda.families.attention_grad import GRADIENT_TENSORS, attend_backward
+from accel_cuda.families.attention_grad import attend_backward
 from accel_cuda.families.convolution import GRADS, ConvolutionWork, convolve, fill
-from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room
+from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room, Work
 from accel_cuda.families.elementwise import enqueue_unary
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from accel import AccelRef
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
@@ -28,15 +27,16 @@ __all__ = ["PART", "DnnLibrary"]
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *GRADS)
 _ATTENTIONS = ("attention", "ragged_attention", "paged_attention", "attention_with_stats")
-_IMAGES = ("input", "filter", "bias", "out")
 _REFS = {
-    **{kind: ("grad", "filter", "out") if of == "input" else ("input", "grad", "out") for kind, of in GRADS.items()},
-    "attention_with_stats": ("q", "k", "v"),
-    "attention_grad": ("grad", "q", "k", "v", "attended", "stats"),
-    "attention": ("q", "k", "v", "bias", "out"),
-    **dict.fromkeys(("ragged_attention", "paged_attention"), ("q", "k", "v", "out")),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), attrgetter("input", "filter", "bias", "out")),
+    **{kind: attrgetter("grad", "filter", "out") if of == "input" else attrgetter("input", "grad", "out") for kind, of in GRADS.items()},
+    "attention_with_stats": attrgetter("q", "k", "v"),
+    "attention_grad": attrgetter("grad", "q", "k", "v", "attended", "stats"),
+    "attention": attrgetter("q", "k", "v", "bias", "out"),
+    **dict.fromkeys(("ragged_attention", "paged_attention"), attrgetter("q", "k", "v", "out")),
 }
-_TENSOR = 16
+"""Kind of an op -> its operands, and its result, that plans take."""
+_TENSOR, _RESULT = 16, 4
 _COMMANDS = 8
 """Commands of an op at most: copies, fills, and the kernels of a plan."""
 
@@ -53,7 +53,7 @@ class DnnLibrary(FamilyState[Cudnn]):
             **dict.fromkeys((*_ATTENTIONS, "attention_grad"), self._attend),
             **training.WORKING,
         }
-        self._workspaces: Memo[ConvolutionWork | AttentionWork, int] = Memo()
+        self._measured: Memo[Work, int] = Memo()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
@@ -79,61 +79,41 @@ class DnnLibrary(FamilyState[Cudnn]):
         work = derived(op, _work_of)
         if not work.is_for_cudnn:
             return 0
-        workspace = self._workspaces.get(work)
-        return None if workspace is None else self._nbytes(work, workspace, _copied(op))
+        nbytes = self._measured.get(work)
+        return None if nbytes is None else nbytes + _copied_nbytes(op)
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        self._measured(derived(op, _work_of))
+        self.measured(derived(op, _work_of))
 
-    def nbytes(self, work: ConvolutionWork | AttentionWork, addresses: Sequence[int]) -> int:
-        """Return the bytes that a work needs whose operands and result begin at these addresses. May block."""
-        if not work.is_for_cudnn:
-            return 0
-        sizes = work.nbytes() if isinstance(work, ConvolutionWork) else [work.sizes()[uid] for uid in range(1, 5)]
-        return self._nbytes(work, self._measured(work), [size for at, size in zip(addresses, sizes, strict=True) if at % _TENSOR])
-
-    def convolve(self, stream: CudaStream, work: ConvolutionWork, x: int, w: int, bias: int, y: int, scratch: int) -> None:
-        """Enqueue a convolution, or a gradient of one. May block."""
-        if not work.nbytes()[3]:
-            return
-        if not work.is_for_cudnn:
-            fill(stream, work, y)
-        else:
-            convolve(stream, self.loaded(), work, x, w, bias, y, Room(scratch))
-
-    def attend(self, stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], scratch: int) -> None:
-        """Enqueue attention, or its gradients. May block."""
-        enqueue = attend_backward if work.form == "attention_grad" else attend
-        enqueue(stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
-
-    def _measured(self, work: ConvolutionWork | AttentionWork) -> int:
-        workspace = self._workspaces.get(work)
-        if workspace is None:
+    def measured(self, work: Work) -> int:
+        """Return the bytes that a work needs whose operands and result are all aligned. May block."""
+        nbytes = self._measured.get(work)
+        if nbytes is None:
             plan = self.loaded().plans.prepare(work) if work.is_for_cudnn else None
-            workspace = plan.workspace if isinstance(plan, Plan) else 0
-            self._workspaces[work] = workspace
-        return workspace
-
-    @staticmethod
-    def _nbytes(work: ConvolutionWork | AttentionWork, workspace: int, copied: Sequence[int]) -> int:
-        room = Room()
-        room.take(workspace)
-        for nbytes in copied:
-            room.take(nbytes)
-        return room.end + (work.own_nbytes() if isinstance(work, AttentionWork) else 0)
+            nbytes = work.own_nbytes + (aligned(plan.workspace) if isinstance(plan, Plan) else 0)
+            self._measured[work] = nbytes
+        return nbytes
 
     def _convolve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        x, w, *bias = inputs
-        work = cast("ConvolutionWork", derived(op, _work_of))
-        self.convolve(lane.stream, work, x, w, bias[0] if bias else 0, outputs[0], outputs[1])
-        if op.kind not in GRADS and op.activation:
+        stream, work, (y, scratch) = lane.stream, cast("ConvolutionWork", derived(op, _work_of)), outputs
+        x, w, bias = (*inputs, 0)[:3]
+        nbytes = work.sizes[_RESULT]
+        if not nbytes:
+            return
+        if work.is_for_cudnn:
+            convolve(stream, self.loaded(), work, x, w, bias, y, Room(scratch))
+        else:
+            fill(stream, work, y)
+        if work.makes == "output" and op.activation:
             # cuDNN's relu is 0 for NaN in some of its engines.
-            enqueue_unary(lane.stream, UnaryOp.RELU, work.dtype, outputs[0], outputs[0], math.prod(work.output))
+            enqueue_unary(stream, UnaryOp.RELU, work.dtype, y, y, nbytes // work.dtype.itemsize)
 
     def _attend(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         work, (*made, scratch) = cast("AttentionWork", derived(op, _work_of)), outputs
-        self.attend(lane.stream, work, dict(zip(_tensors(op), (*inputs, *made), strict=True)), scratch)
+        pointers = dict(zip(work.tensors, (*inputs, *made), strict=True))
+        enqueue = attend_backward if work.form == "attention_grad" else attend
+        enqueue(lane.stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
 
 
 _WORKS: Memo[Hashable, ConvolutionWork | AttentionWork] = Memo()
@@ -167,24 +147,13 @@ def _signature(op: Any) -> Hashable:
     return common, tuple(strides), None if op.bias is None else op.bias.shape, op.lengths_q is None, op.lengths_kv is None
 
 
-def _tensors(op: Any) -> tuple[int, ...]:
-    """Return the numbers that operands and result of attention have in plans."""
-    if op.kind == "ragged_attention":
-        return 1, 2, 3, 8, 9, 4
-    if op.kind == "paged_attention":
-        return 1, 2, 3, 10, 7, 4
-    if op.kind == "attention_grad":
-        return GRADIENT_TENSORS
-    if op.kind == "attention_with_stats":
-        return 1, 2, 3, 4, 11
-    others = ((op.bias, 5), (op.lengths_q, 6), (op.lengths_kv, 7))
-    return (1, 2, 3, *(number for ref, number in others if ref is not None), 4)
-
-
-def _copied(op: Any) -> list[int]:
-    """Return the bytes of operands, and of a result, that begin where plans take none: views may."""
-    refs: list[AccelRef | None] = [getattr(op, name) for name in _REFS.get(op.kind, _IMAGES)]
-    return [ref.nbytes for ref in refs if ref is not None and (ref.offset % _TENSOR or ref.alignment % _TENSOR)]
+def _copied_nbytes(op: Any) -> int:
+    """Return the bytes of copies of operands, and of a result, that begin where plans take none: views may."""
+    nbytes = 0
+    for ref in _REFS[op.kind](op):
+        if ref is not None and (ref.offset | ref.alignment) % _TENSOR:
+            nbytes += aligned(ref.nbytes)
+    return nbytes
 
 
 def _activation_program(op: Any) -> str:
@@ -194,7 +163,7 @@ def _activation_program(op: Any) -> str:
 def _attention_program(op: Any) -> str:
     # What is for cuDNN needs it where cuDNN refuses, or is given lengths: its first use loads it then, beside the loop.
     work = cast("AttentionWork", derived(op, _work_of))
-    return "" if work.is_for_cudnn and not any(work.lengths) else f"attention_{CODES[op.q.dtype]}"
+    return "" if work.is_for_cudnn and not work.has_lengths else f"attention_{CODES[op.q.dtype]}"
 
 
 def _backward_program(op: Any) -> str:

@@ -385,7 +385,7 @@ def test_what_cudnn_is_told_of_a_gradient() -> None:
     work = ConvolutionWork.of(Conv2dInputGrad(grad, w, (2, 12, 1, 8), stride=(2, 1), padding=((1, 0), (0, 0)), channels_last=True))
     assert work.is_for_cudnn
     assert (work.input, work.filter, work.output) == ((2, 8, 12, 1), (16, 8, 3, 1), (2, 16, 6, 1))
-    assert work.nbytes() == (2 * 2 * 6 * 16, 2 * 16 * 3 * 8, 0, 2 * 2 * 12 * 8), "grad, filter, no bias, result"
+    assert work.sizes == {1: 2 * 2 * 6 * 16, 2: 2 * 16 * 3 * 8, 3: 0, 4: 2 * 2 * 12 * 8}, "grad, filter, no bias, result"
     assert work.request()["makes"] == "input"
 
 

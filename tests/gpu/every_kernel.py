@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -415,11 +416,11 @@ def _attend(compute: Any, memory: Memory, supported: Any) -> None:
                 with memory.take(*sizes) as (q, k, v, o):
                     work = AttentionWork.dense(2, 3, queries, keys, dim, 0.2, causal, dtype)
                     attend(compute.stream, None, work, {1: q, 2: k, 3: v, 4: o}, Room())
-                rows, stats = 6 * queries * max(dtype.itemsize, 4), work._replace(form="attention_with_stats")
+                rows, stats = 6 * queries * max(dtype.itemsize, 4), replace(work, form="attention_with_stats")
                 with memory.take(*sizes, *sizes[:3], sizes[3], rows) as (q, k, v, o, of_q, of_k, of_v, grad, s):
                     attend(compute.stream, None, stats, {1: q, 2: k, 3: v, 4: o, 11: s}, Room())
                     pointers = dict(enumerate((q, k, v, of_q, of_k, of_v, o, grad, s), 1))
-                    attend_backward(compute.stream, None, work._replace(form="attention_grad"), pointers, Room())
+                    attend_backward(compute.stream, None, replace(work, form="attention_grad"), pointers, Room())
         with memory.take(4, 4, 4, 4, 4, 4) as addresses:
             # Of no sequences: memory is filled with ones, and 0x01010101 tokens would be many.
             compute.stream.launch(compute.stream.functions[f"attention_ragged_{CODES[dtype]}"], 1, 32, *addresses, 0, 1, 1, 9, 9, 9, 9)
