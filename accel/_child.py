@@ -15,7 +15,7 @@ import threading
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["CLOSED_WITHOUT_END", "IS_WORKER", "ORPHAN", "TARGET", "USAGE", "WORKER", "defer", "is_deferred"]
+__all__ = ["IS_WORKER", "ORPHAN", "TARGET", "USAGE", "WORKER", "defer", "is_deferred"]
 
 WORKER = "accel.process.worker"
 
@@ -25,8 +25,6 @@ TARGET = 65
 """Exit code: the function cannot be imported."""
 ORPHAN = 66
 """Exit code: the parent had ended before the child could bind its life to it."""
-CLOSED_WITHOUT_END = 67
-"""Exit code: the parent is gone or closed the socket, or the function returned, and the process did not end in the seconds it is given."""
 
 _PR_SET_PDEATHSIG = 1
 _SOONER = 300
@@ -48,7 +46,6 @@ _deferred = IS_WORKER
 def _protect(fd: int, parent: int) -> None:
     import ctypes
 
-    # Should the kernel refuse, the worker's watchdog is left.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(ORPHAN)

@@ -109,7 +109,7 @@ async def ready_spares(device: accel.Device, count: int) -> None:
     children: Any = device._host.children
     async with asyncio.timeout(_PATIENCE):
         await asyncio.sleep(0.1)
-        await children.forkserver.wait(_PATIENCE)  # it imports what was registered, and forks nothing meanwhile
+        await children.forkserver.wait_settled(_PATIENCE)  # it imports what was registered, and forks nothing meanwhile
         while sum(each.state == "ready" for each in children.spares) < count:  # noqa: ASYNC110 - of the second one no event tells
             await asyncio.sleep(0.005)
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -161,16 +160,6 @@ async def sleeps_in_c(sock: socket.socket) -> None:
 async def unbound_sleeps_in_c(sock: socket.socket) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
     await sleeps_in_c(sock)
-
-
-async def unbound_until_end(sock: socket.socket) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    ready_then(sock)
-    await until_end(sock)
-
-
-async def leaves_a_thread(sock: socket.socket) -> None:
-    threading.Thread(target=time.sleep, args=(1000,)).start()
 
 
 async def parent(target: str, *, uvloop: bool) -> None:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from accel.process.channel import Channel
-from accel.process.protocol import MAX_MESSAGE, FrameDecoder, encode_header, greeting
+from accel.process.incoming import Incoming
+from accel.process.protocol import MAX_MESSAGE, encode_header, greeting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from accel.errors import AccelError
 
@@ -104,11 +105,28 @@ def message(kind: int, payload: bytes = b"", descriptors: int = 0) -> bytes:
     return encode_header(kind, len(payload), descriptors) + payload
 
 
+@contextmanager
+def reading(max_message: int = MAX_MESSAGE) -> Iterator[tuple[Incoming, socket.socket]]:
+    """Yield what reads a socket, and the socket at its other end."""
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    with one, other:
+        yield Incoming(one, max_message, close_all), other
+
+
 def frames(data: bytes) -> list[tuple[int, bytes]]:
-    decoder = FrameDecoder()
-    found = [(frame.kind, frame.payload) for frame in decoder.feed(data)]
-    decoder.end()
-    return found
+    with reading() as (incoming, other):
+        for start in range(0, len(data), 1 << 16):
+            other.sendall(data[start : start + (1 << 16)])
+            incoming.read(1 << 16)
+        other.close()
+        assert incoming.read(1) == 0
+        return [(found.kind, found.payload) for found in incoming.messages]
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def write_end() -> int:

@@ -1,7 +1,8 @@
-"""A conversation with another process over a connected pair of sockets, on an event loop, without ever waiting in it.
+"""Messages to and from another process over a socket pair, on an event loop, which never blocks.
 
-Sending only appends; what was sent in one turn of the loop leaves in one call at its end. Reading is cut into turns, so that a peer that sends much
-does not block the loop. File descriptors travel with exactly the message that names them.
+Sending appends to a buffer: messages of one loop iteration leave in one call at its end. One
+iteration reads and delivers a bounded amount, so a peer that sends much does not block the loop.
+File descriptors travel with the message that announces them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ __all__ = ["Channel"]
 
 _FLUSH_BEYOND = 64 << 10
 _READ_BYTES = 64 << 10
-_TURN_BYTES = 256 << 10
-_TURN_MESSAGES = 512
+_WRITE_BYTES = 256 << 10
+_MESSAGES = 512
+"""The most that one loop iteration reads, writes and delivers."""
 
 
 class Channel:
-    """One end of a connection to another process. Greets the other end, and expects to be greeted.
+    """One end of a connection to another process. Each end sends a greeting first.
 
     It is used on its loop's thread only.
 
@@ -42,19 +44,23 @@ class Channel:
     loop
         The loop on which everything is called; asyncio's or uvloop's.
     on_message
-        ``on_message(kind, payload, descriptors)`` for each message. The callback removes the descriptors that it takes from the list; those that are
-        left when it returns are closed. If it raises, that goes to the loop's exception handler, and the channel is lost. A :class:`ProtocolError`,
-        by which it says that the payload is malformed, goes to ``on_lost`` only.
+        ``on_message(kind, payload, descriptors)``, called for each message. The callback removes
+        the descriptors that it keeps from the list; the others are closed when it returns. What it
+        raises goes to the loop's exception handler, and the channel is lost. It raises
+        :class:`ProtocolError` for a malformed payload, which goes to ``on_lost`` only.
     on_lost
-        ``on_lost(error)``, once, when the other end is gone or talks nonsense, after the messages before that were delivered. ``None`` if it closed the
-        connection between two messages and had read all that was sent to it. Not called after :meth:`close`.
+        ``on_lost(error)``, called once, when the other end is gone or violates the protocol, after
+        the messages before that were delivered. The error is ``None`` if the other end closed the
+        connection between two messages and had read all that was sent. Not called after
+        :meth:`close`.
     max_message
-        Bytes of the largest payload that is sent, and
+        Bytes of the largest payload that is sent.
     max_received
-        of the largest that is received; ``None``: the same.
+        Bytes of the largest payload that is received; ``None``: ``max_message``.
     dispose
-        Closes the descriptors that were not taken, and the socket, in the queue of which there may be others; ``None``: at once. Where the other end is
-        not trusted, it must not do that on the loop: see :class:`~accel.storage.disposal.Disposal`.
+        Closes the descriptors that were not kept, and the socket, whose queue may hold others;
+        ``None``: at once. Closing may block where the other end is not trusted; see
+        :class:`~accel.storage.disposal.Disposal`.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class Channel:
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more
-        self._at_end = False  # nothing can be read any more ...
+        self._is_at_end = False  # nothing can be read any more ...
         self._end: AccelError | None = None  # ... and why
         self._flushing: asyncio.Handle | None = None
         self._turn: asyncio.Handle | None = None
@@ -100,9 +106,9 @@ class Channel:
         return self._is_closed
 
     def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = (), now: bool = False) -> None:
-        """Send one message, whose payload is ``parts`` one after the other. Never blocks; what is sent in one turn of the loop leaves together.
+        """Send one message, whose payload is ``parts`` one after the other. Never blocks.
 
-        What was sent before the loss of the other end is noticed may not arrive.
+        Messages may be lost that were sent shortly before the other end is found to be gone.
 
         Parameters
         ----------
@@ -113,7 +119,8 @@ class Channel:
         fds
             File descriptors that go with the message. They are duplicated: the caller may close its own.
         now
-            Whether it leaves at once, with what was sent before in this turn, as far as the socket takes it.
+            Whether it leaves at once, with what was sent before in this loop iteration, as far as
+            the socket takes it.
 
         Raises
         ------
@@ -124,7 +131,7 @@ class Channel:
         """
         if self._is_closed:
             raise ClosedError("the connection to the other process is closed")
-        # Other buffers first, as a whole: one that cannot be read must not leave half a message behind.
+        # Joined before anything is appended: a part that is no buffer must not leave half a message.
         payload = parts[0] if len(parts) == 1 else b"".join([bytes(memoryview(part)) for part in parts])
         if type(payload) is not bytes:
             payload = bytes(memoryview(payload))
@@ -136,7 +143,7 @@ class Channel:
             )
         message = encode_header(kind, length, len(fds)) + payload
         if self._broken is not None:
-            return  # on_lost is about to say so
+            return  # on_lost follows
         if now and not fds and self._write_now(message):
             return
         self._outgoing.append(message, fds)
@@ -151,18 +158,18 @@ class Channel:
         """Close the connection. What the socket takes at once is still sent. Idempotent."""
         if not self._is_closed and self._broken is None:
             with contextlib.suppress(OSError):  # the other end is gone
-                self._outgoing.write(_TURN_BYTES)
+                self._outgoing.write(_WRITE_BYTES)
         self._shut()
 
     # -- writing
 
     def flush(self) -> None:
-        """Write what was sent now, as far as the socket takes it: for a process that is about to end."""
+        """Write at once what was sent, as far as the socket takes it; before a process ends."""
         if not self._is_closed:
             self._flush()
 
     def _write_now(self, message: bytes) -> bool:
-        """Write a message if none waits before it; return ``False``, with nothing done, else."""
+        """Write a message if none is pending before it; else do nothing and return ``False``."""
         try:
             is_begun = self._outgoing.write_now(message)
         except OSError as error:
@@ -177,18 +184,18 @@ class Channel:
             self._flushing.cancel()
             self._flushing = None
         try:
-            is_empty = self._outgoing.write(_TURN_BYTES)
+            is_empty = self._outgoing.write(_WRITE_BYTES)
         except OSError as error:
             self._break(error)
             return
         self._set_full(not is_empty)
 
     def _break(self, error: OSError) -> None:
-        """Write nothing any more."""
+        """Stop writing; the loss is reported once all that the other end had sent is delivered."""
         self._broken = _broken_by(error)
         self._outgoing.close()
         self._set_full(False)
-        if self._turn is None:  # what the other end said before it went is still to be read
+        if self._turn is None:
             self._turn = self._loop.call_soon(self._read_turn)
 
     def _set_full(self, is_full: bool) -> None:
@@ -203,7 +210,7 @@ class Channel:
 
     @property
     def has_more(self) -> bool:
-        """Whether messages have been read that are still to be delivered."""
+        """Whether messages have been read that are not delivered yet."""
         return bool(self._incoming.messages)
 
     def _on_readable(self) -> None:
@@ -211,49 +218,35 @@ class Channel:
             self._read_turn()
 
     def _read_turn(self) -> None:
-        """Read and deliver as much as one turn of the loop may take."""
+        """Read once, unless messages are left, and deliver what one loop iteration may take."""
         self._turn = None
-        messages, room, quota = self._incoming.messages, _TURN_BYTES, _TURN_MESSAGES
-        is_drained = False
-        while True:
-            while messages and quota and not self._is_closed:
-                quota -= 1
-                self._deliver(messages.popleft())
-            if self._is_closed or (is_drained and not messages and self._broken is None):
+        messages = self._incoming.messages
+        if not messages and not self._is_at_end:
+            self._read()
+        for _ in range(min(len(messages), _MESSAGES)):
+            self._deliver(messages.popleft())
+            if self._is_closed:
                 return
-            if messages or (room <= 0 and self._broken is not None):
-                self._turn = self._loop.call_soon(self._read_turn)
-                return
-            if self._at_end:
-                self._lose(self._end)
-                return
-            if room <= 0:
-                return
-            count = self._read()
-            room -= count
-            # Less than was asked for: there was no more.
-            is_drained = count < _READ_BYTES and not self._at_end
+        if messages or (self._broken is not None and not self._is_at_end):
+            self._turn = self._loop.call_soon(self._read_turn)
+        elif self._is_at_end:
+            self._lose(self._end)
 
-    def _read(self) -> int:
-        """Read once; note it where that was the last time."""
+    def _read(self) -> None:
+        """Read once, and set the end if nothing follows."""
         try:
-            count = self._incoming.read(_READ_BYTES)
+            if not self._incoming.read(_READ_BYTES):
+                self._finish(self._broken)
         except BlockingIOError:
             if self._broken is not None:
                 self._finish(self._broken)
-            return 0
         except OSError as error:
             self._finish(self._broken or _broken_by(error))
-            return 0
         except ProtocolError as error:
             self._finish(error)
-            return 0
-        if not count:
-            self._finish(self._broken)
-        return count
 
     def _finish(self, error: AccelError | None) -> None:
-        self._at_end, self._end = True, error
+        self._is_at_end, self._end = True, error
         self._loop.remove_reader(self._fd)
 
     def _deliver(self, message: Message) -> None:
@@ -292,13 +285,17 @@ class Channel:
     def _shut(self) -> None:
         if self._is_closed:
             return
-        if not self._loop.is_closed() and self._sock.fileno() == self._fd:  # else it was closed, and the number may be another's
+        # A socket that was closed elsewhere has no descriptor, and its number may be another's.
+        if not self._loop.is_closed() and self._sock.fileno() == self._fd:
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
         self.close_inherited()
 
     def close_inherited(self) -> None:
-        """Close the socket and the descriptors in flight, without a word to the loop or to the other end; see :class:`accel.fork.Inherited`."""
+        """Close the socket and the descriptors in flight, and leave the loop's selector as it is.
+
+        See :class:`accel.fork.Inherited`.
+        """
         self._is_closed, self._is_full = True, False
         for handle in (self._flushing, self._turn):
             if handle is not None:
@@ -318,6 +315,6 @@ def _close(descriptors: Iterable[int]) -> None:
 def _broken_by(error: OSError) -> HostDiedError:
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     broken = HostDiedError(f"the connection to the other process broke: {error.strerror or error}", code=name)
-    # Its traceback would keep the frames of the caller whose message could not be written, and all that they hold, for as long as the channel is there.
+    # Its traceback would keep the frames of the caller that sent, as long as the channel lives.
     broken.__cause__ = error.with_traceback(None)
     return broken

@@ -1,4 +1,4 @@
-"""A child process as its parent's event loop sees it: a socket, a death that is seen at once, and an end that leaves nothing."""
+"""A child process on its parent's event loop: its socket, its output, and its end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import struct
 import termios
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 from accel import _child
@@ -17,7 +17,6 @@ from accel.actors.checks import check_seconds
 from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from accel.process.exit_status import ExitStatus
 from accel.process.forkserver import STATUS
-from accel.process.spawn_timeout import CHECK_INTERVAL, SpawnTimeout
 from accel.process.spawning import Spawned, cannot_start, spawn
 
 if TYPE_CHECKING:
@@ -29,18 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildProcess"]
 
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _TAIL = 32768
-"""Bytes that are kept of what the child wrote: the report of a crash has a line for each frame of each thread."""
+"""Bytes kept of the child's output: the report of a crash has a line for each frame of a thread."""
 _PIECE = 65536
 _MOST_PIECES = 64
-"""How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""
+"""Pieces that are read at the end: more than a pipe holds. A descendant may go on writing."""
+_START = 30.0
+"""Seconds within which the program of a new process must begin."""
 _END = 10.0
-"""Seconds that a process which was killed gets to end: one that sits in the kernel ends when that lets it go, if ever."""
-_TELLING = 1.0
-"""Seconds that a forkserver gets to tell how a child has ended: it does so at once, unless a library that it imports holds the GIL."""
+"""Seconds within which a killed process must end: one that is in a system call ends after that."""
+_STATUS = 1.0
+"""Seconds that a forkserver has to send an exit status; a library that it imports may hold the GIL."""
 _READING = 0.25
-"""Seconds that the owner of the socket gets to read what the child had sent before it died."""
+"""Seconds that the owner of the socket has to read what the child had sent before it died."""
 
 _NO_GRANDCHILDREN = (
     "A child may open devices with host='inline'. If it is to open none, a module that it imports runs the program: put what "
@@ -49,25 +49,26 @@ _NO_GRANDCHILDREN = (
 
 
 class ChildProcess:
-    """A process that runs one coroutine function in a fresh interpreter; made by :meth:`start`.
+    """A process that runs one coroutine function; made by :meth:`start`.
 
     Attributes
     ----------
     pid : int
-        The process's number; of no use any more when :attr:`exit` is set.
+        Its process id; another process may have it once :attr:`exit` is set.
     sock : socket.socket
-        This process's end of the socket pair, non-blocking, not inherited by others. Closed by :meth:`aclose`; a transport that reads it is
-        closed first.
+        This process's end of the socket pair, non-blocking. Closed by :meth:`aclose`; a transport
+        that reads it is closed first.
     exit : ExitStatus or None
         How the process ended; ``None`` while it runs.
 
     Notes
     -----
-    When the process dies, its status is collected and :attr:`exit` set in the same turn of the loop; what it had sent is still in
-    :attr:`sock`. ``on_exit`` is called in the first turn that finds nothing unread there, or after 0.25 s if it is not read; then those in
-    :meth:`wait` go on.
+    When the process dies, its status is collected and :attr:`exit` set in the same loop iteration;
+    what it had sent is still in :attr:`sock`. ``on_exit`` is called in the first iteration in which
+    nothing unread is there, or after 0.25 s; :meth:`wait` returns after that.
 
-    The process dies with this one, whatever ends it, and one that was started also with the system's spawner thread, so with the system.
+    The process ends with this one, however this one ends. A started process also ends with the
+    system's spawner thread, so with the system.
     """
 
     def __init__(self, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> None:
@@ -75,7 +76,7 @@ class ChildProcess:
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
         self._killed_at: float | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.TimerHandle | None = None
         self._spawned = spawned
         self._tail = b""
         self._on_exit = on_exit
@@ -83,7 +84,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(spawned.stderr, self._read)
         try:
-            self._loop.add_reader(spawned.pidfd, self._died)
+            self._loop.add_reader(spawned.pidfd, self._on_death)
         except BaseException:
             self._loop.remove_reader(spawned.stderr)
             raise
@@ -105,15 +106,15 @@ class ChildProcess:
         forkserver: bool = False,
         nested: bool = False,
     ) -> Self:
-        """Start a process; returns as soon as its interpreter runs, long before it has imported anything.
+        """Start a process; returns once its interpreter runs, before it has imported anything.
 
         Parameters
         ----------
         system
-            The system with which the process ends at the latest.
+            The system, with which the process ends at the latest.
         target
-            ``"MODULE:FUNCTION"``: a coroutine function that takes the child's socket, found on this process's ``sys.path``. It is expected to
-            return when the socket reaches its end.
+            ``"MODULE:FUNCTION"``: a coroutine function that takes the child's socket, found on this
+            process's ``sys.path``. It should return at the socket's end of file.
         env
             Environment variables to set, besides this process's.
         uvloop
@@ -121,54 +122,56 @@ class ChildProcess:
         on_exit
             Called once, on the loop, after the process has ended.
         forkserver
-            Whether the process is a forkserver, whose imports ``target`` does; see :class:`~accel.process.forks.Forks`.
+            Whether the process is a forkserver, whose imports ``target`` does; see
+            :class:`~accel.process.forks.Forks`.
         nested
-            Whether such a child may start one itself: ``target`` imports nothing of a user's.
+            Whether a child process may start this one: ``target`` imports no module of a user's.
 
         Raises
         ------
         BackendUnavailableError
-            Descriptors, processes or memory ran out, or something keeps the interpreter from beginning: after five seconds the process is killed.
-        InvalidArgumentError
-            ``target`` or ``env`` is malformed. Whether the target is there only the child finds out: see :attr:`exit`.
+            Descriptors, processes or memory ran out, or the program has not begun within 30 s.
         ClosedError
             The system is closed, or this is not its loop.
         UnsupportedError
-            This process is such a child itself, and ``nested`` is not set: a program that starts itself anew in each child would never end.
+            This process is a child itself, and ``nested`` is not set. Without that check, a program
+            without a main guard would start children without end.
 
         Notes
         -----
-        Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
+        Cancelling kills the process, and returns once it has ended, which takes milliseconds. A
+        target that cannot be imported shows in :attr:`exit`.
         """
-        more = _checked(target, env)
         if _child.IS_WORKER and not nested:
             raise UnsupportedError("a child process of accel starts no children", remedy=_NO_GRANDCHILDREN)
-        timeout = SpawnTimeout()
         flags = [*(["--uvloop"] if uvloop else []), *(["--forkserver"] if forkserver else [])]
         try:
-            future = system.spawner.submit(spawn, target, more, timeout, flags)
+            future = system.spawner.submit(spawn, target, env or {}, flags)
         except OutOfMemoryError as error:  # no more threads
             raise cannot_start(error) from error
-        cancelled = await _unbroken(future, timeout)
+        cancelled = await _wait_uncancelled(future, _START)
+        if future.cancel() or future.running():
+            future.add_done_callback(_destroy_late)
+            raise cancelled or cannot_start(TimeoutError(errno.ETIMEDOUT, f"its program has not begun within {_START:g} s"))
         if cancelled is not None:
             if future.exception() is None:
-                await _undo(system, future.result())
+                await _destroy(system, future.result())
             raise cancelled
         return await cls.of(system, future.result(), on_exit)
 
     @classmethod
     async def of(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
-        """Take charge of a process that was started, or forked; it is destroyed if that fails."""
+        """Return the child for a process that was started or forked; destroy that if this fails."""
         try:
             return cls(spawned, on_exit)
         except BaseException:
-            await _undo(system, spawned)
+            await _destroy(system, spawned)
             raise
 
     # -- ending
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL), whatever it is doing. Never reaches another process; does nothing when it has ended."""
+        """Send SIGKILL to the process, and to no other one; do nothing once it has ended."""
         if self.exit is None:
             if self._killed_at is None:
                 self._killed_at = self._loop.time()
@@ -188,14 +191,15 @@ class ChildProcess:
         return self.exit
 
     async def aclose(self, grace: float = 1.0) -> ExitStatus:
-        """Close the socket, wait for the process to end by itself, kill it if it does not, and return how it ended. Idempotent.
+        """Close the socket, wait for the process to end, and return how it ended. Idempotent.
 
-        It returns, or raises, at the latest 10 seconds after the process was killed.
+        A process that does not end within ``grace`` is killed. This returns or raises at most 10
+        seconds after that.
 
         Parameters
         ----------
         grace
-            Seconds that the process gets to end by itself; with 0 it is killed at once.
+            Seconds within which the process may end by itself; with 0 it is killed at once.
 
         Raises
         ------
@@ -204,12 +208,12 @@ class ChildProcess:
         ClosedError
             This is not the loop on which the process was started.
         HostDiedError
-            The process was killed, and has not ended within 10 seconds: it sits in the kernel, in a driver's call, and is left there.
+            The process was killed, and has not ended within 10 seconds: it is in a system call that
+            does not return, and is left there.
 
         Notes
         -----
-        Cancelling kills the process and detaches at once; the loop collects it when it is gone. A process that sits in a driver call ends when
-        that returns, even if it was killed.
+        Cancelling kills the process and detaches at once; the loop collects it when it has ended.
         """
         check_seconds("grace", grace)
         if grace < 0:
@@ -217,7 +221,7 @@ class ChildProcess:
         self._check_home()
         self._close_socket()
         try:
-            if grace:  # in a task that was cancelled before, Python 3.11.2 raises CancelledError when the time is over
+            if grace:  # Python 3.11.2: a timeout in a task that was cancelled before raises CancelledError
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         return await self.wait()
@@ -227,7 +231,7 @@ class ChildProcess:
             raise
 
     async def _killed(self) -> ExitStatus:
-        """Kill the process, and see it end."""
+        """Kill the process, and wait for its end."""
         self.kill()
         killed_at = self._loop.time() if self._killed_at is None else self._killed_at
         try:
@@ -238,7 +242,7 @@ class ChildProcess:
                 return self.exit
             raise HostDiedError(
                 f"child process {self.pid} was killed, and has not ended within {_END:g} s",
-                remedy=f"It sits in the kernel, perhaps in a driver's call (see /proc/{self.pid}/stack and the kernel's log): what it holds is not given back.",
+                remedy=f"It is in a system call, perhaps of a driver (see /proc/{self.pid}/stack and the kernel's log): what it holds is not released.",
             ) from None
 
     def _check_home(self) -> None:
@@ -249,16 +253,16 @@ class ChildProcess:
         fd = self.sock.fileno()
         if fd < 0:
             return
-        # A loop that still knew the number would mistake the next descriptor of that number for it.
-        with contextlib.suppress(RuntimeError):  # a transport has it
+        # If the loop still watched the number, it would watch the next descriptor of that number.
+        with contextlib.suppress(RuntimeError):  # a transport owns it
             self._loop.remove_reader(fd)
             self._loop.remove_writer(fd)
         self.sock.close()
 
-    # -- what the loop sees
+    # -- called by the loop
 
     def _read(self) -> bool:
-        """Read a piece of what the child wrote, and return whether there may be more."""
+        """Read a piece of the child's output, and return whether there may be more."""
         stderr = self._spawned.stderr
         if stderr < 0:
             return False
@@ -276,34 +280,34 @@ class ChildProcess:
             self._loop.remove_reader(self._spawned.stderr)
             self._spawned.close_stderr()
 
-    def _died(self) -> None:
-        if self._spawned.pidfd < 0:  # a fork shares the loop's selector with its parent, whose child this is
+    def _on_death(self) -> None:
+        if self._spawned.pidfd < 0:  # in a fork, whose loop shares the selector of its parent's
             return
         self._loop.remove_reader(self._spawned.pidfd)
         bond = self._spawned.bond
         if bond is None:
-            self._over(*self._reap())
+            self._end(*self._reap())
             return
-        # Its forkserver is about to tell how it ended; or is gone, and so is the other end of the bond.
-        self._telling = self._loop.call_later(_TELLING, self._told, bond)
-        self._loop.add_reader(bond.fileno(), self._told, bond)
+        # The forkserver sends the status; if it has died, the other end of the bond is closed.
+        self._waiting = self._loop.call_later(_STATUS, self._on_status, bond)
+        self._loop.add_reader(bond.fileno(), self._on_status, bond)
 
-    def _told(self, bond: socket.socket) -> None:
-        """Take what the forkserver of a dead process says."""
-        assert self._telling is not None, "it is waited for"
-        self._telling.cancel()
-        if bond.fileno() < 0:  # a fork shares the loop's selector with its parent
+    def _on_status(self, bond: socket.socket) -> None:
+        """Read the exit status that the forkserver has sent."""
+        assert self._waiting is not None, "a status is waited for"
+        self._waiting.cancel()
+        if bond.fileno() < 0:  # in a fork, whose loop shares the selector of its parent's
             return
         self._loop.remove_reader(bond.fileno())
         try:
             (code,) = STATUS.unpack(bond.recv(STATUS.size))
         except (OSError, struct.error):
-            self._over(*self._reap())  # an orphan may have become this process's own child
+            self._end(*self._reap())  # an orphan may have become a child of this process
         else:
-            self._over(*((code, None) if code >= 0 else (None, -code)))
+            self._end(*((code, None) if code >= 0 else (None, -code)))
 
-    def _over(self, code: int | None, number: int | None) -> None:
-        """Take note of how the process has ended."""
+    def _end(self, code: int | None, number: int | None) -> None:
+        """Set how the process has ended, and report it."""
         self._spawned.close_pidfd()
         self._spawned.close_bond()
         for _ in range(_MOST_PIECES):
@@ -311,7 +315,7 @@ class ChildProcess:
                 break
         self._close_stderr()
         self.exit = ExitStatus(code, number, self._tail.decode("utf-8", "replace"))
-        self._tell(self.exit, self._loop.time() + _READING, 0.0)
+        self._report(self.exit, self._loop.time() + _READING, 0.0)
 
     def _reap(self) -> tuple[int | None, int | None]:
         try:
@@ -319,7 +323,7 @@ class ChildProcess:
         except ChildProcessError:  # other code waits for all children, or ignores SIGCHLD
             info = None
         if info is None:
-            self._spawned.set_returncode(0)  # it is over, and is not to be waited for
+            self._spawned.set_returncode(0)  # popen must not wait for it
             return None, None
         if info.si_code == os.CLD_EXITED:
             self._spawned.set_returncode(info.si_status)
@@ -334,9 +338,10 @@ class ChildProcess:
         fcntl.ioctl(self.sock, termios.FIONREAD, count)
         return any(count)
 
-    def _tell(self, status: ExitStatus, deadline: float, pause: float) -> None:
+    def _report(self, status: ExitStatus, deadline: float, pause: float) -> None:
+        """Call ``on_exit`` once the owner of the socket has read all that the child had sent."""
         if self._unread() and self._loop.time() < deadline:
-            self._loop.call_later(pause, self._tell, status, deadline, 0.001)
+            self._loop.call_later(pause, self._report, status, deadline, 0.001)
             return
         try:
             if self._on_exit is not None:
@@ -346,53 +351,34 @@ class ChildProcess:
             self._ended.set()
 
 
-def _checked(target: str, env: Mapping[str, str] | None) -> dict[str, str]:
-    if not isinstance(target, str) or _TARGET.fullmatch(target) is None:
-        raise InvalidArgumentError(f"target is {target!r}", remedy='Give "MODULE:FUNCTION", names that can be imported.')
-    more = dict(env or {})
-    for name, value in more.items():
-        if not (isinstance(name, str) and isinstance(value, str)) or not name or "=" in name or "\0" in name + value:
-            raise InvalidArgumentError(
-                f"env has {name!r}: {value!r}", remedy="Give names and values as str, without NUL, names without '='."
-            )
-    return more
-
-
-async def _unbroken(future: concurrent.futures.Future[Any], timeout: SpawnTimeout | None = None) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, and return the cancellation that came meanwhile.
-
-    Raises
-    ------
-    BackendUnavailableError
-        What is born does not begin, and cannot be killed either. Should it ever begin, it is destroyed.
-    """
+async def _wait_uncancelled(future: concurrent.futures.Future[Any], bound: float | None = None) -> asyncio.CancelledError | None:
+    """Wait until ``future`` is done, or for ``bound`` seconds; return the cancellation meanwhile."""
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
     home = os.getpid()
-    while not waiter.done():
+    deadline = None if bound is None else time.monotonic() + bound
+    while not waiter.done() and (deadline is None or time.monotonic() < deadline):
         try:
-            await asyncio.wait({waiter}, timeout=None if timeout is None else CHECK_INTERVAL)
-            if timeout is not None and not waiter.done() and not timeout.check():
-                waiter.cancel()
-                future.add_done_callback(_too_late)
-                raise cannot_start(TimeoutError(errno.ETIMEDOUT, "it does not begin, and killing it is of no use"))
+            await asyncio.wait({waiter}, timeout=None if deadline is None else deadline - time.monotonic())
         except asyncio.CancelledError as error:
-            if os.getpid() != home:  # a fork has no thread that could end it
+            if os.getpid() != home:  # a fork does not have the thread that ends it
                 raise
             cancelled = error
-    waiter.exception()  # mark it as retrieved
+    if not waiter.cancel():
+        waiter.exception()  # mark it as retrieved
     return cancelled
 
 
-def _too_late(future: concurrent.futures.Future[Spawned]) -> None:
+def _destroy_late(future: concurrent.futures.Future[Spawned]) -> None:
+    """Destroy a process whose start was given up, once its program begins."""
     if not future.cancelled() and future.exception() is None:
         future.result().destroy()
 
 
-async def _undo(system: ActorSystem, spawned: Spawned) -> None:
+async def _destroy(system: ActorSystem, spawned: Spawned) -> None:
     try:
         future = system.spawner.submit(spawned.destroy)
     except (ClosedError, OutOfMemoryError):
-        spawned.destroy()  # there is no thread for it any more; a process that was killed ends soon
+        spawned.destroy()  # without a thread for it; a killed process ends soon
     else:
-        await _unbroken(future)
+        await _wait_uncancelled(future)

@@ -21,7 +21,6 @@ _MEANINGS = {
     _child.USAGE: "its command line or its socket is wrong",
     _child.TARGET: "its function cannot be imported",
     _child.ORPHAN: "it had lost its parent",
-    _child.CLOSED_WITHOUT_END: "it did not end by itself in time",
 }
 
 

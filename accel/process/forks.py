@@ -1,4 +1,4 @@
-"""Children that are forked, not started: the half of the process that wants them."""
+"""Forked children, in the process that wants them: its connection to a forkserver."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["ForkSource", "Forks"]
 
 _FORK_TIMEOUT = 2.0
-"""Seconds for a fork, which takes some milliseconds."""
+"""Seconds within which a fork is answered, which takes some milliseconds."""
 _MAX_ANSWER = 64 << 10
 
 
 class Forks:
-    """A forkserver: a child that has done its imports, of which other children are forked in milliseconds; made by :meth:`start`.
+    """A connection to a forkserver, which forks children in milliseconds; made by :meth:`start`.
 
     Attributes
     ----------
     child : ChildProcess
         The forkserver.
     refused : str
-        Why it must not be forked, once it has said so.
+        Why the forkserver must not be forked, once it has said so.
     """
 
     def __init__(self, system: ActorSystem, child: ChildProcess, dispose: Callable[[Iterable[int]], object]) -> None:
@@ -50,7 +50,7 @@ class Forks:
         self._is_importing = False
         self.refused = ""
         self._channel = Channel(
-            child.sock, self._loop, on_message=self._received, on_lost=self._lost, max_received=_MAX_ANSWER, dispose=dispose
+            child.sock, self._loop, on_message=self._on_message, on_lost=self._on_lost, max_received=_MAX_ANSWER, dispose=dispose
         )
 
     @classmethod
@@ -64,29 +64,31 @@ class Forks:
         system
             As for :meth:`ChildProcess.start`.
         prepare
-            ``"MODULE:FUNCTION"``: a function of bytes that imports what they say, and returns why the process must not be forked then, or ``""``.
+            ``"MODULE:FUNCTION"``: a function of bytes that imports what they name. It returns why
+            the process must not be forked after that, or ``""``.
         on_exit
-            Called once, on the loop, after the forkserver has ended. The children that it forked live on; how they end is not known then.
+            Called once, on the loop, after the forkserver has ended. The children that it forked
+            live on, and their exit status is unknown.
         dispose
             As for :class:`~accel.process.channel.Channel`.
 
         Raises
         ------
         BackendUnavailableError
-            There is no process to be had.
+            As :meth:`ChildProcess.start`.
         """
         return cls(system, await ChildProcess.start(system, prepare, on_exit=on_exit, forkserver=True), dispose)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can fork now: it is there, does not import, and has not refused."""
-        # Its death may be known before its connection ends: a fork that has just begun still has a copy of the socket.
+        """Whether the forkserver can fork now: it runs, imports nothing, and has not refused."""
+        # Its death may be known before its connection ends: a new fork has a copy of the socket.
         return self.child.exit is None and not (self._is_importing or self.refused or self._channel.is_closed)
 
-    async def prepare(self, data: bytes, timeout: float) -> tuple[str, str]:
-        """Have it import what ``data`` says, which the function is called with; it forks nothing meanwhile.
+    async def prepare(self, data: bytes, timeout: float) -> str:
+        """Have the forkserver import what ``data`` names; it forks nothing meanwhile.
 
-        Returns why it must not be forked since, or ``""``, and what was raised, or ``""``.
+        Returns what the import has raised, or ``""``. :attr:`refused` says whether it can be forked.
 
         Raises
         ------
@@ -101,10 +103,10 @@ class Forks:
             self.child.kill()
             raise HostDiedError(f"the forkserver has not imported what it was asked to within {timeout:g} s", hung=True) from None
         self._is_importing = False
-        return str(answer.get("refused", "")), str(answer.get("failed", ""))
+        return str(answer.get("failed", ""))
 
     async def fork(self, target: str, *, uvloop: bool, on_exit: Callable[[ExitStatus], None]) -> ChildProcess | None:
-        """Fork a child, and return it; ``None`` if the forkserver cannot, so that the child is to be started.
+        """Fork a child and return it; ``None`` if the forkserver cannot, so that it is to be started.
 
         Parameters
         ----------
@@ -118,31 +120,30 @@ class Forks:
         """
         if not self.is_ready:
             return None
+        order = {"target": target, "uvloop": uvloop, "env": dict(os.environ), "path": python_path()}
         try:
             with contextlib.ExitStack() as undo:
-                forked = await self._forked(undo, {"target": target, "uvloop": uvloop, "env": dict(os.environ)})
+                forked = await self._forked(undo, json.dumps(order).encode())
         except OSError as error:
             raise cannot_start(error) from error
         return None if forked is None else await ChildProcess.of(self._system, forked, on_exit)
 
-    async def _forked(self, undo: contextlib.ExitStack, order: dict[str, Any]) -> Spawned | None:
+    async def _forked(self, undo: contextlib.ExitStack, order: bytes) -> Spawned | None:
         with contextlib.ExitStack() as theirs:
             ours, sock = socket.socketpair()
             undo.callback(ours.close)
             theirs.callback(sock.close)
-            bond, their_bond = socket.socketpair()  # if anything fails the child ends, because this is closed
+            bond, their_bond = socket.socketpair()  # the child ends when this is closed
             undo.callback(bond.close)
             theirs.callback(their_bond.close)
             reading, writing = os.pipe()
             undo.callback(os.close, reading)
             theirs.callback(os.close, writing)
-            folder = os.open(".", os.O_PATH)
-            theirs.callback(os.close, folder)
-            order |= {"path": python_path(), "umask": _umask()}
-            answer = self._ask(ForkKind.FORK, json.dumps(order).encode(), fds=(sock.fileno(), writing, their_bond.fileno(), folder))
+            answer = self._ask(ForkKind.FORK, order, fds=(sock.fileno(), writing, their_bond.fileno()))
+        undo.callback(_close_pidfd, answer)
         try:
             async with asyncio.timeout(_FORK_TIMEOUT):
-                pid: object = (await answer).get("pid")
+                forked = await answer
         except TimeoutError:
             self.refused = f"it has not forked within {_FORK_TIMEOUT:g} s"
         except HostDiedError:
@@ -150,31 +151,20 @@ class Forks:
         if self.refused:
             self.child.kill()
             return None
-        if not isinstance(pid, int) or (pidfd := self._pidfd_of(pid)) < 0:
+        if "pidfd" not in forked:
             return None
-        for each in (ours, bond):
-            each.setblocking(False)
+        ours.setblocking(False)
+        bond.setblocking(False)
         os.set_blocking(reading, False)
         undo.pop_all()
-        return Spawned(pid, pidfd, ours, reading, bond=bond)
-
-    def _pidfd_of(self, pid: int) -> int:
-        """Return a descriptor of a process that the forkserver has forked; -1 if it has ended already, or is another's."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (ProcessLookupError, ValueError, OverflowError):
-            return -1
-        if _status(pid, "PPid") == str(self.child.pid):
-            return pidfd
-        os.close(pidfd)
-        return -1
+        return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, bond=bond)
 
     async def aclose(self) -> None:
-        """End the forkserver: at once if it imports, else after the last child that it has forked, for a second at most."""
+        """End the forkserver: at once if it imports, else after its children, for 1 s at most."""
         grace = 0.0 if self._is_importing else 1.0
         self._channel.close()
-        self._give_up(ClosedError("the forkserver is closed"))
-        with contextlib.suppress(HostDiedError):  # it sits in the kernel
+        self._fail_all(ClosedError("the forkserver is closed"))
+        with contextlib.suppress(HostDiedError):  # it is in a system call that does not return
             await self.child.aclose(grace)
 
     def _ask(self, kind: ForkKind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Any]]:
@@ -183,42 +173,44 @@ class Forks:
         try:
             self._channel.send(kind, data, fds=fds)
         except ClosedError as error:
-            self._give_up(error)
+            self._fail_all(error)
         return answer
 
-    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+    def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"the forkserver sent what means nothing: {error}") from None
+            raise ProtocolError(f"the forkserver has sent an answer that is no JSON: {error}") from None
         if kind != ForkKind.ANSWER or not isinstance(answer, dict) or not self._answers:
-            raise ProtocolError(f"the forkserver sent a message of kind {kind} that it was not asked for")
+            raise ProtocolError(f"the forkserver has sent a message of kind {kind} that was not asked for")
         self.refused = str(answer.get("refused", "")) or self.refused
         future = self._answers.popleft()
         if not future.done():
+            if fds:
+                answer["pidfd"] = fds.pop()
             future.set_result(answer)
 
-    def _lost(self, error: AccelError | None) -> None:
+    def _on_lost(self, error: AccelError | None) -> None:
         self.child.kill()
-        self._give_up(error or HostDiedError("the forkserver has closed its connection"))
+        self._fail_all(error or HostDiedError("the forkserver has closed its connection"))
 
-    def _give_up(self, error: AccelError) -> None:
+    def _fail_all(self, error: AccelError) -> None:
         while self._answers:
             future = self._answers.popleft()
             if not future.done():
                 future.set_exception(HostDiedError(f"the forkserver does not answer: {error}"))
-                future.exception()  # seen, also if it is not awaited any more
+                future.exception()  # mark it as retrieved, also if its waiter was cancelled
 
 
 class ForkSource:
-    """Where a device's children are forked from; a quarantine has the one of its device.
+    """The forkserver of a device, while there is one; a quarantine has the one of its device.
 
     Attributes
     ----------
     forks : Forks or None
-        The forkserver, while there is one.
+        The forkserver.
     listeners : list of callable
-        Called when there is nothing to wait for any more.
+        Called when the forkserver has become ready, or is not coming.
     """
 
     def __init__(self) -> None:
@@ -229,35 +221,27 @@ class ForkSource:
 
     @property
     def is_importing(self) -> bool:
-        """Whether it is worth waiting for the forkserver: it does the imports that a child would do, and will then fork it."""
+        """Whether a child should wait for the forkserver, which does the imports of the child."""
         return not self._settled.is_set()
 
-    def importing(self) -> None:
-        """Take note that the forkserver imports something, or will soon."""
+    def on_importing(self) -> None:
+        """Note that the forkserver starts or imports."""
         self._settled.clear()
 
-    def settled(self) -> None:
-        """Take note that there is nothing to wait for: the forkserver is ready, or there is none."""
+    def on_settled(self) -> None:
+        """Note that the forkserver is ready, or that there is none."""
         self._settled.set()
         for listener in tuple(self.listeners):
             listener()
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until the forkserver is ready, or there is none; return after ``timeout`` seconds at the latest."""
+    async def wait_settled(self, timeout: float) -> None:
+        """Wait until the forkserver is ready, or there is none, for ``timeout`` seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._settled.wait()
 
 
-def _umask() -> int:
-    """Return this process's file mode creation mask, which can be asked for in no other way without setting it."""
-    return int(_status(os.getpid(), "Umask") or "022", 8)
-
-
-def _status(pid: int, name: str) -> str | None:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            key, _, value = line.partition(":")
-            if key == name:
-                return value.strip()
-    return None
+def _close_pidfd(answer: asyncio.Future[dict[str, Any]]) -> None:
+    """Close the descriptor that has come with an answer."""
+    if answer.done() and not answer.cancelled() and answer.exception() is None and "pidfd" in answer.result():
+        os.close(answer.result()["pidfd"])

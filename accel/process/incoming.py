@@ -1,4 +1,4 @@
-"""What is read from a socket: whole messages, each with the file descriptors that it announced, and no other."""
+"""Messages that are read from a socket, each with the file descriptors that it announces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from accel.process.protocol import MAX_DESCRIPTORS, Frame, FrameDecoder, ProtocolError
+from accel.process.protocol import HEADER_BYTES, MAX_DESCRIPTORS, ProtocolError, decode_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,12 +16,16 @@ __all__ = ["Incoming", "Message"]
 
 # As plain ints: flags of the enumeration take a microsecond to test.
 _CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
-# As many as the kernel sends at once: what there is no room for it closes itself, in the call that reads, which may block there.
+# Room for as many descriptors as the kernel passes in one call. It closes the others inside
+# recvmsg, which may block there.
 _CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
 class Message(NamedTuple):
-    """One message with its file descriptors, which are closed on ``exec``. A receiver removes the descriptors that it takes from the list."""
+    """One message with its file descriptors, which are closed on ``exec``.
+
+    A receiver removes the descriptors that it keeps from the list.
+    """
 
     kind: int
     payload: bytes
@@ -29,12 +33,14 @@ class Message(NamedTuple):
 
 
 class Incoming:
-    """Messages that the other end sent.
+    """Messages that the other end has sent.
+
+    It buffers the bytes of one incomplete message at most: an announced length reserves nothing.
 
     Parameters
     ----------
     sock
-        A connected, non-blocking ``AF_UNIX`` stream socket.
+        A connected ``AF_UNIX`` stream socket.
     max_message
         Bytes of the largest payload that is accepted.
     dispose
@@ -43,25 +49,25 @@ class Incoming:
     Attributes
     ----------
     messages : deque of Message
-        What was read and not taken yet.
+        Complete messages that were not delivered yet.
     """
 
     def __init__(self, sock: socket.socket, max_message: int, dispose: Callable[[Iterable[int]], object]) -> None:
         self.messages: deque[Message] = deque()
         self._sock = sock
+        self._max_message = max_message
         self._dispose = dispose
-        self._decoder = FrameDecoder(max_message)
+        self._rest = bytearray()
         self._descriptors: deque[int] = deque()
 
     def read(self, size: int) -> int:
         """Read once, up to ``size`` bytes, and return how many there were: 0 at the end of the stream.
 
-        Messages that precede what is malformed are in :attr:`messages` when it raises.
-
         Raises
         ------
         ProtocolError
-            If the stream is malformed, ends within a message, or descriptors came that no message announced, or fewer than one did.
+            If the stream is malformed, ends within a message, or its descriptors are not those that
+            were announced. Messages before that place are in :attr:`messages`.
         BlockingIOError
             If there is nothing to read now.
         OSError
@@ -73,13 +79,9 @@ class Incoming:
                 numbers = array.array("i")
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
-        if not data:
-            self._decoder.end()
-            return 0
-        for frame in self._decoder.feed(data):
-            self.messages.append(Message(frame.kind, frame.payload, self._take(frame) if frame.descriptors else []))
-        if self._decoder.error is not None:
-            raise self._decoder.error.clone()
+        if not data and self._rest:
+            raise ProtocolError(f"the stream ends within a message, of which {len(self._rest)} bytes are there")
+        self._cut(data)
         if flags & _TRUNCATED:
             raise ProtocolError(
                 "file descriptors got lost: this process may open no more",
@@ -90,22 +92,39 @@ class Incoming:
         return len(data)
 
     def close(self) -> None:
-        """Forget what was not taken, and close its descriptors."""
+        """Drop what was not delivered, and close its descriptors."""
         self._dispose([*(fd for message in self.messages for fd in message.descriptors), *self._descriptors])
         self.messages.clear()
         self._descriptors.clear()
 
-    def _take(self, frame: Frame) -> list[int]:
-        if frame.descriptors > len(self._descriptors):
+    def _cut(self, data: bytes) -> None:
+        """Append the messages that ``data`` completes."""
+        rest, start = self._rest, 0
+        rest += data
+        while len(rest) - start >= HEADER_BYTES:
+            kind, count, length = decode_header(rest, start, self._max_message)
+            begin = start + HEADER_BYTES
+            end = begin + length
+            if end > len(rest):
+                break
+            self.messages.append(Message(kind, bytes(rest[begin:end]), self._take(kind, count) if count else []))
+            start = end
+        del rest[:start]
+
+    def _take(self, kind: int, count: int) -> list[int]:
+        """Return the descriptors of a complete message."""
+        if count > len(self._descriptors):
             raise ProtocolError(
-                f"a message of kind {frame.kind} announces {frame.descriptors} descriptors, and {len(self._descriptors)} came",
+                f"a message of kind {kind} announces {count} descriptors, and {len(self._descriptors)} came",
                 remedy="Raise `ulimit -n` if this process has too many files open.",
             )
-        return [self._descriptors.popleft() for _ in range(frame.descriptors)]
+        return [self._descriptors.popleft() for _ in range(count)]
 
     def _check_surplus(self) -> None:
-        """Raise where more came than the message that is not complete yet can want: they would stay open."""
-        awaited = self._decoder.awaited
-        allowed = awaited if awaited is not None else MAX_DESCRIPTORS if self._decoder.buffered else 0
+        """Raise if more descriptors came than the incomplete message can have: they would leak."""
+        rest = self._rest
+        allowed = MAX_DESCRIPTORS if rest else 0
+        if len(rest) >= HEADER_BYTES:
+            _, allowed, _ = decode_header(rest, 0, self._max_message)
         if len(self._descriptors) > allowed:
             raise ProtocolError(f"{len(self._descriptors)} descriptors came where {allowed} are announced")

@@ -1,4 +1,4 @@
-"""What is to be written to a socket: messages glued together, and file descriptors that leave with the first byte of theirs."""
+"""Messages that are to be written to a socket, and the file descriptors that leave with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
 
 class Outgoing:
-    """Bytes and descriptors that the other end has not been sent yet.
+    """Bytes and descriptors that were not written yet.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ class Outgoing:
     def __init__(self, sock: socket.socket) -> None:
         self.pending = 0
         self._sock = sock
-        # The kernel delivers descriptors with the first byte of a call, so that a message that has some begins a segment, and a segment a call.
+        # The kernel delivers descriptors with the first byte of a call. So a message that has some
+        # begins a segment, and each segment begins with a call.
         self._segments: deque[tuple[bytearray, list[int]]] = deque()
 
     def append(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -54,9 +55,10 @@ class Outgoing:
         self.pending += len(message)
 
     def write_now(self, message: bytes) -> bool:
-        """Write a message without descriptors, if nothing waits before it, as far as the socket takes it; return ``False``, with nothing done, else.
+        """Write a message without descriptors, as far as the socket takes it; the rest is pending.
 
-        What it does not take is pending. Raises as :meth:`write` does.
+        If something is pending before it, do nothing and return ``False``. Raises as :meth:`write`
+        does.
         """
         if self._segments:
             return False
@@ -69,7 +71,7 @@ class Outgoing:
         return True
 
     def write(self, budget: int) -> bool:
-        """Write what the socket takes, but not much more than ``budget`` bytes; return whether nothing is left.
+        """Write what the socket takes, about ``budget`` bytes at most; return whether all is written.
 
         Raises
         ------
@@ -93,7 +95,7 @@ class Outgoing:
         return not self._segments
 
     def close(self) -> None:
-        """Forget what was not written, and close its descriptors."""
+        """Drop what was not written, and close its descriptors."""
         for _, descriptors in self._segments:
             _close_all(descriptors)
         self._segments.clear()

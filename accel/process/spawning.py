@@ -1,4 +1,4 @@
-"""Starting the program of a child process: what blocks, and what must be undone if it fails halfway."""
+"""The start of a child process's program. It blocks, and undoes what it has begun if it fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from accel.shortage import REMEDIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from accel.process.spawn_timeout import SpawnTimeout
-
 __all__ = ["Spawned", "cannot_start", "python_path", "spawn"]
 
 _END = 10.0
@@ -38,22 +36,25 @@ _REMEDIES = {
 
 @dataclass(eq=False)
 class Spawned:
-    """A process that was started, and all that is open for it; all of it is its holder's to close.
+    """A process that was started or forked, and the descriptors for it, which the owner closes.
 
     Attributes
     ----------
     pid
-        Its number.
+        Its process id.
     pidfd
-        Names the process, even after its number was given to another; -1 once it is closed.
+        Names the process, even after its id was given to another; -1 once it is closed.
     sock
         This process's end of the socket pair.
     stderr
-        Reading end of the pipe that the child writes stdout and stderr to; non-blocking; -1 once it is closed.
+        Non-blocking reading end of the pipe to which the child writes stdout and stderr; -1 once it
+        is closed.
     popen
-        A process that this one has started, and collects. Only the code that sets its ``returncode`` may wait for it. ``None`` for one that was forked.
+        A started process, whose exit status this process collects. Only code that sets its
+        ``returncode`` may wait for it. ``None`` for a forked one.
     bond
-        To a process that was forked: it ends when this is closed, and its forkserver writes here how it ended. Non-blocking.
+        Non-blocking socket to a forked process: the process ends when it is closed, and the
+        forkserver writes the exit status to it.
     """
 
     pid: int
@@ -67,24 +68,24 @@ class Spawned:
         close_after_fork(self)
 
     def kill(self) -> None:
-        """Send SIGKILL; does nothing once the descriptor that names the process is closed, as it is in a forked child."""
+        """Send SIGKILL; do nothing once :attr:`pidfd` is closed, as it is in a forked child."""
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_pidfd(self) -> None:
-        """Close the descriptor that names the process. Idempotent."""
+        """Close :attr:`pidfd`. Idempotent."""
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
     def set_returncode(self, code: int) -> None:
-        """Take note that the process is not to be waited for any more."""
+        """Record the exit status, after which nothing waits for the process any more."""
         if self.popen is not None:
             self.popen.returncode = code
 
     def close_bond(self) -> None:
-        """Close the connection that a forked process lives by. Idempotent."""
+        """Close :attr:`bond`, which ends a forked process. Idempotent."""
         if self.bond is not None:
             self.bond.close()
 
@@ -95,7 +96,7 @@ class Spawned:
             os.close(stderr)
 
     def close_inherited(self) -> None:
-        """See :class:`accel.fork.Inherited`. The process is the parent's: nothing here waits for it."""
+        """Close all in a forked child, which does not wait; see :class:`accel.fork.Inherited`."""
         self.set_returncode(0)
         self.close_bond()
         self.sock.close()
@@ -103,7 +104,7 @@ class Spawned:
         self.close_pidfd()
 
     def destroy(self) -> None:
-        """Kill the process, wait for its end, for ten seconds at most, and close everything. Blocks."""
+        """Kill the process, wait for its end for ten seconds at most, and close all. Blocks."""
         self.kill()
         self.sock.close()
         self.close_bond()
@@ -119,7 +120,7 @@ class Spawned:
 
 
 def cannot_start(error: Exception) -> BackendUnavailableError:
-    """Return the error that says why there is no child process, and what to do."""
+    """Return the error for a child process that cannot be started."""
     number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # else: no thread to start it from
     remedy = None if number is None else _REMEDIES.get(number)
     code = None if number is None else errno.errorcode.get(number, number)
@@ -131,12 +132,12 @@ def cannot_start(error: Exception) -> BackendUnavailableError:
 
 
 def python_path() -> list[str]:
-    """Return where this process finds modules, for a child that is to find them there too."""
+    """Return this process's module path, for a child that finds modules in the same places."""
     return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # As PYTHONPATH, so that the child finds `accel` and the function wherever this process would, in the same order.
+    # The whole module path, so that the child finds `accel` and the function where this process does.
     return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in python_path() if os.pathsep not in path)}
 
 
@@ -151,8 +152,8 @@ def _reap(popen: subprocess.Popen[bytes]) -> None:
     popen.wait()
 
 
-def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, flags: Iterable[str]) -> Spawned:
-    """Start the worker as a fresh interpreter, in a session of its own. Blocks for some milliseconds.
+def spawn(target: str, env: Mapping[str, str], flags: Iterable[str]) -> Spawned:
+    """Start the worker as a fresh interpreter, in a session of its own. Blocks for milliseconds.
 
     Parameters
     ----------
@@ -160,19 +161,19 @@ def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, flags: Ite
         ``MODULE:FUNCTION``.
     env
         Environment variables to set, besides this process's.
-    timeout
-        Lets another thread end this call.
     flags
-        Flags of the worker: see :mod:`accel.process.worker`.
+        Flags of the worker; see :mod:`accel.process.worker`.
 
     Raises
     ------
     BackendUnavailableError
-        Descriptors, processes or memory ran out, or there is no interpreter to start. Nothing is left open then.
+        Descriptors, processes or memory ran out, or there is no interpreter to start. Nothing is
+        left open then.
 
     Notes
     -----
-    The kernel kills the child when the *thread* that started it ends: call this from one that lives as long as the child may.
+    The kernel kills the child when the *thread* that started it ends: call this from a thread that
+    lives as long as the child may.
     """
     try:
         if not sys.executable:
@@ -182,37 +183,29 @@ def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, flags: Ite
             undo.callback(ours.close)
             ours.setblocking(False)
             with theirs:
-                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, flags), env, timeout)
-            undo.callback(os.close, stderr)
+                reading, writing = os.pipe()
+                undo.callback(os.close, reading)
+                os.set_blocking(reading, False)
+                try:
+                    popen = _start(theirs.fileno(), writing, _command(theirs.fileno(), target, env, flags), env)
+                finally:
+                    os.close(writing)
             undo.callback(_reap, popen)
             pidfd = os.pidfd_open(popen.pid)
             undo.pop_all()
-            return Spawned(popen.pid, pidfd, ours, stderr, popen)
+            return Spawned(popen.pid, pidfd, ours, reading, popen)
     except OSError as error:
         raise cannot_start(error) from error
 
 
-def _start(fd: int, command: list[str], env: Mapping[str, str], timeout: SpawnTimeout) -> tuple[subprocess.Popen[bytes], int]:
-    reading, writing = os.pipe()
-    try:
-        os.set_blocking(reading, False)
-        with timeout:
-            popen = subprocess.Popen(
-                command,
-                env=_environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                close_fds=True,
-                pass_fds=(fd,),
-                start_new_session=True,
-            )
-        if timeout.is_given_up:
-            _reap(popen)
-            raise TimeoutError(errno.ETIMEDOUT, "the program did not begin, and was killed")  # noqa: TRY301
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    return popen, reading
+def _start(fd: int, writing: int, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=writing,
+        close_fds=True,
+        pass_fds=(fd,),
+        start_new_session=True,
+    )

@@ -1,11 +1,15 @@
-"""The program of a child process: ``python -m accel.process.worker FD PARENT_PID MODULE:FUNCTION [--uvloop | --forkserver] [--python-path TEXT]``.
+"""The program of a child process.
 
-It binds its life to its parent's (see ``accel._child``, which runs first), imports ``MODULE`` and runs ``FUNCTION(sock)``, a coroutine
-function, on an event loop of its own. ``sock`` is the non-blocking stream socket that was inherited as descriptor ``FD``; when it reaches its
-end, the function is expected to return. Started by :class:`accel.process.child.ChildProcess`.
+``python -m accel.process.worker FD PARENT_PID MODULE:FUNCTION [--uvloop | --forkserver]``
 
-With ``--forkserver`` the process answers requests to fork, and ``FUNCTION(data)``, a plain function, imports what the forks will need; see
-:mod:`accel.process.forkserver`. A fork goes on here, as a process that was started for it does.
+It binds its life to its parent's (see ``accel._child``, which runs first), imports ``MODULE`` and
+runs the coroutine function ``FUNCTION(sock)`` on an event loop of its own. ``sock`` is the
+non-blocking stream socket that was inherited as descriptor ``FD``; the function should return at
+its end of file. Started by :class:`accel.process.child.ChildProcess`.
+
+With ``--forkserver`` the process answers requests to fork, and ``FUNCTION(data)``, a plain
+function, imports what the forks need; see :mod:`accel.process.forkserver`. A fork returns to this
+module and goes on as a started process does.
 
 Exit codes
 ----------
@@ -19,10 +23,9 @@ Exit codes
     The function cannot be imported; the traceback is on stderr.
 66
     The parent had ended before the child could bind its life to it.
-67
-    The parent is gone or closed the socket, or the function returned, and the process did not end within 3 seconds.
 
-``SystemExit`` in the function ends the process with its own code; SIGTERM ends it at once; SIGINT is ignored, since Ctrl-C is the parent's.
+``SystemExit`` in the function ends the process with its own code. SIGTERM ends it at once. SIGINT
+is ignored: Ctrl-C is for the parent.
 """
 
 from __future__ import annotations
@@ -33,11 +36,8 @@ import faulthandler
 import gc
 import importlib
 import os
-import select
 import socket
 import sys
-import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,7 @@ if TYPE_CHECKING:
 
     from accel.process.forkserver import Forked
 
-__all__ = ["EXIT_TIMEOUT", "main"]
-
-EXIT_TIMEOUT = 3.0
-"""Seconds for the process to end by itself."""
+__all__ = ["main"]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -71,45 +68,6 @@ def _restore_path(python_path: str | None) -> None:
     os.environ.pop("PYTHONPATH", None)
     if python_path is not None:
         os.environ["PYTHONPATH"] = python_path
-
-
-def _give_up(seconds: float) -> None:
-    time.sleep(seconds)
-    os._exit(_child.CLOSED_WITHOUT_END)
-
-
-def _pidfd_of(parent: int) -> int:
-    try:
-        lives = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(_child.ORPHAN)
-    if os.getppid() != parent:  # it went before its descriptor was opened
-        os._exit(_child.ORPHAN)
-    return lives
-
-
-def _watch(sock: socket.socket, lives: int) -> None:
-    """End the process some time after the parent went, or closed its end, from a thread that neither the loop nor native code can stop.
-
-    Native code that keeps the GIL can: then the signal of the parent's death is what ends the process.
-
-    Parameters
-    ----------
-    sock
-        The connection to the parent.
-    lives
-        The parent's pidfd.
-    """
-    # Not poll(): an epoll set forgets a socket that is closed, and does not take the next one of that number for it.
-    poll = select.epoll()
-    poll.register(lives, select.EPOLLIN)
-    poll.register(sock.fileno(), 0)  # the hang-up is told without being asked for
-
-    def wait() -> None:
-        poll.poll()
-        _give_up(EXIT_TIMEOUT)
-
-    threading.Thread(target=wait, name="accel-watchdog", daemon=True).start()
 
 
 def _find(target: str) -> Callable[..., Any]:
@@ -135,9 +93,6 @@ async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]],
         return 1
     else:
         return 0
-    finally:
-        # Threads that never return would keep the loop and the interpreter from ending.
-        threading.Thread(target=_give_up, args=(EXIT_TIMEOUT,), name="accel-leaving", daemon=True).start()
 
 
 def _run(options: argparse.Namespace | Forked, sock: socket.socket) -> int:
@@ -184,14 +139,12 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"descriptor {options.fd} is not the socket of a child process: {error}", file=sys.stderr)
         return _child.USAGE
-    lives = _pidfd_of(options.parent)
     order: argparse.Namespace | Forked = options
     if options.forkserver:
         order = _fork_children(options.target, sock)
         sock = socket.socket(fileno=order.fd)
     with sock:
         sock.setblocking(False)
-        _watch(sock, lives)
         return _run(order, sock)
 
 

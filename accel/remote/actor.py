@@ -102,7 +102,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
         if not core.lifecycle.generation:  # a later one is needed at once
-            await self._children.forkserver.wait(_IMPORTS)
+            await self._children.forkserver.wait_settled(_IMPORTS)
         ready = self._ready = core.loop.create_future()  # it may refuse at once
         link = await Link.start(core, "imports", self, self._children.forkserver)
         try:

@@ -1,4 +1,4 @@
-"""The actor that keeps a device's forkserver: it starts it, has it import what the device's children need, and replaces it."""
+"""The actor that keeps a device's forkserver, and has it import what the device's children need."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ForkserverActor(KeptProcess):
     core
         What the device keeps over all generations.
     source
-        Where the device's children look for the forkserver.
+        Has the forkserver, for the device's children.
     is_first
-        Whether the first context is in a child too: the forkserver starts before the device is ready.
+        Whether the first context is in a child: the forkserver starts before the device is ready.
     """
 
     def __init__(self, core: DeviceCore, source: ForkSource, *, is_first: bool) -> None:
@@ -46,83 +46,79 @@ class ForkserverActor(KeptProcess):
         self._source = source
         self._is_first = is_first
         self._ending: Forks | None = None
-        self._is_given_up = self._is_news = False
+        self._is_given_up = self._is_changed = False
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
         self._left_out: weakref.WeakSet[Registration] = weakref.WeakSet()
-        source.importing()
+        source.on_importing()
 
     async def _keep(self) -> None:
-        """Start the forkserver, unless it is there, and have it import what is registered."""
+        """Start the forkserver unless it runs, and have it import what is registered."""
         core, source = self._core, self._source
         if self._is_given_up or not (core.is_ready or self._is_first):
             return
         self._is_first = False
-        source.importing()
+        source.on_importing()
         try:
             if source.forks is None:
                 await self._start()
-            # Without spares the child that serves imports them, and the forkserver would do it once more beside it.
+            # Without spares the serving child imports them, and the forkserver would do so beside it.
             for registration in tuple(core.own.values()) if core.options.standby != "none" else ():
                 if source.forks is not None and registration not in self._imported and registration not in self._left_out:
                     self._imported.add(registration)
-                    await self._import(source.forks, registration)
-            if source.forks is not None and source.forks.is_ready and self._is_news:
-                self._is_news = False
+                    await self._import_library(source.forks, registration)
+            if source.forks is not None and source.forks.is_ready and self._is_changed:
+                self._is_changed = False
                 logger.info("forkserver_ready", device=core.name, pid=source.forks.child.pid)
         finally:
-            source.settled()
+            source.on_settled()
 
     async def _start(self) -> None:
         core, source = self._core, self._source
         self._imported.clear()
 
-        def exited(status: ExitStatus) -> None:
-            if source.forks is forks:  # else it was to end
+        def on_exit(status: ExitStatus) -> None:
+            if source.forks is forks:  # else this actor ends it
                 source.forks = None
                 self._failed(status.error(device=core.name, scope=FaultScope.OP))
 
-        source.forks = forks = await Forks.start(core.system, _PREPARE, exited, core.disposal.close)
+        source.forks = forks = await Forks.start(core.system, _PREPARE, on_exit, core.disposal.close)
         modules = [TARGET.partition(":")[0]]
         if is_uvloop(core.loop):
             modules.append("uvloop")
-        if logging.getLogger("accel").isEnabledFor(logging.INFO):  # then each child logs that its context is ready
+        if logging.getLogger("accel").isEnabledFor(logging.INFO):  # each child logs that its context is ready
             modules.append("structlog")
-        wanted = Preload(backend_name(core), core.options.libraries, tuple(modules))
-        self._is_news = True
-        refused, failed = await forks.prepare(pickle.dumps(wanted), STARTUP_TIMEOUT)
+        failed = await self._import(forks, Preload(backend_name(core), core.options.libraries, tuple(modules)), STARTUP_TIMEOUT)
         if failed:
             logger.warning("forkserver_import_failed", device=core.name, error=failed)
-        if refused:  # all further children are started
+        if forks.refused:  # all further children are started
             self._is_given_up = True
-            logger.warning("forkserver_given_up", device=core.name, reason=refused, remedy=_REMEDY)
-            await self._end()
+            logger.warning("forkserver_given_up", device=core.name, reason=forks.refused, remedy=_REMEDY)
 
-    async def _import(self, forks: Forks, registration: Registration) -> None:
+    async def _import_library(self, forks: Forks, registration: Registration) -> None:
         core, name = self._core, registration.name
-        try:
-            data = pickle.dumps(Preload(backend_name(core), registration=registration))
-        except Exception as error:  # pickle raises what it likes; the child that is to open it cannot be sent it either
-            refused, failed = "", repr(error)
-        else:
-            self._is_news = True
-            refused, failed = await forks.prepare(data, core.options.limits.busy_timeout)
-        if failed:  # the child that opens it says it as its own error
+        failed = await self._import(forks, Preload(backend_name(core), registration=registration), core.options.limits.busy_timeout)
+        if failed:  # the child that opens the library raises the error
             logger.info("forkserver_import_failed", device=core.name, library=name, error=failed)
-        if refused:  # another one is started, without what it cannot have
+        if forks.refused:  # another forkserver is started, which does not import the library
             self._left_out.add(registration)
-            logger.warning("forkserver_without_library", device=core.name, library=name, reason=refused, remedy=_REMEDY)
-            await self._end()
+            logger.warning("forkserver_without_library", device=core.name, library=name, reason=forks.refused, remedy=_REMEDY)
             self._look()
 
-    def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        # Children are started meanwhile; those that it has forked live on.
-        logger.warning("forkserver_lost", device=self._core.name, seconds=round(pause, 3), error=error)
+    async def _import(self, forks: Forks, wanted: Preload, timeout: float) -> str:
+        """Have the forkserver import; end it if it refuses; return what was raised, or ``""``."""
+        try:
+            data = pickle.dumps(wanted)
+        except Exception as error:  # pickle raises anything, also in the child that opens the library
+            return repr(error)
+        self._is_changed = True
+        failed = await forks.prepare(data, timeout)
+        if forks.refused:
+            await self._end()
+        return failed
 
-    def _give_up(self, reason: str) -> None:
-        """Start all further children."""
-        self._is_given_up = True
-        self._look()
-        logger.warning("forkserver_given_up", device=self._core.name, reason=reason, remedy=_REMEDY)
+    def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
+        # Children are started meanwhile; those that the forkserver has forked live on.
+        logger.warning("forkserver_lost", device=self._core.name, seconds=round(pause, 3), error=error)
 
     async def _end(self) -> None:
         self._ending, self._source.forks = self._source.forks or self._ending, None

@@ -62,17 +62,6 @@ def test_a_child_dies_with_a_parent_that_is_killed(target: str, loop: str) -> No
             put_away(pidfd)
 
 
-@pytest.mark.parametrize(("target", "least", "most"), [("unbound_until_end", 0.0, 1.0), ("unbound_sleeps_in_c", 1.0, 8.0)])
-def test_a_child_ends_without_the_kernels_signal_too(target: str, least: float, most: float) -> None:
-    program, pidfd = parent_of(target, "asyncio")
-    with program:
-        try:
-            program.kill()
-            assert seconds_until_end(pidfd, most) >= least
-        finally:
-            put_away(pidfd)
-
-
 def test_a_child_without_its_parent_does_not_start() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

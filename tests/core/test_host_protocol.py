@@ -10,32 +10,25 @@ from accel.process.protocol import (
     HEADER_BYTES,
     MAX_DESCRIPTORS,
     VERSION,
-    Frame,
-    FrameDecoder,
     ProtocolError,
     check_greeting,
     encode_header,
     greeting,
 )
-from tests.host_support import message
+from tests.host_support import frames, message, reading
 
 
 def test_messages_come_out_as_they_went_in() -> None:
-    decoder = FrameDecoder()
-    assert decoder.feed(message(1, b"one") + message(2) + message(65_535, b"x" * 100_000, 3)) == [
-        Frame(1, b"one", 0),
-        Frame(2, b"", 0),
-        Frame(65_535, b"x" * 100_000, 3),
-    ]
-    decoder.end()
+    sent = [(1, b"one"), (2, b""), (65_535, b"x" * 100_000)]
+    assert frames(b"".join(message(*each) for each in sent)) == sent
 
 
 def test_a_message_may_come_byte_by_byte() -> None:
-    decoder, found = FrameDecoder(), []
-    for byte in message(7, b"seven") + message(8):
-        found += decoder.feed(bytes([byte]))
-    assert found == [Frame(7, b"seven", 0), Frame(8, b"", 0)]
-    decoder.end()
+    with reading() as (incoming, other):
+        for byte in message(7, b"seven") + message(8):
+            other.send(bytes([byte]))
+            assert incoming.read(100) == 1
+        assert list(incoming.messages) == [(7, b"seven", []), (8, b"", [])]
 
 
 def test_the_fields_of_a_header_are_where_they_are_said_to_be() -> None:
@@ -58,52 +51,41 @@ def test_a_number_that_does_not_fit_is_refused(kind: int, length: int, descripto
         (encode_header(1, 0, MAX_DESCRIPTORS + 1), "65 descriptors"),
     ],
 )
-def test_what_precedes_the_malformed_is_returned_and_then_it_raises(data: bytes, word: str) -> None:
-    with pytest.raises(ProtocolError, match=word):
-        FrameDecoder(100).feed(data)
-    decoder = FrameDecoder(100)
-    assert decoder.feed(message(1, b"good") + data) == [Frame(1, b"good", 0)]
-    assert decoder.error is not None
-    for _ in range(2):
+def test_what_precedes_the_malformed_is_there_when_it_raises(data: bytes, word: str) -> None:
+    with reading(100) as (incoming, other):
+        other.sendall(message(1, b"good") + data)
         with pytest.raises(ProtocolError, match=word):
-            decoder.feed(message(2))
-    with pytest.raises(ProtocolError, match=word):
-        decoder.end()
+            incoming.read(1000)
+        assert list(incoming.messages) == [(1, b"good", [])]
 
 
 @pytest.mark.parametrize("size", [1, 11, 12, 15])
 def test_an_end_within_a_message_is_an_error(size: int) -> None:
-    decoder = FrameDecoder()
-    assert decoder.feed(message(1, b"four")[:size]) == []
-    assert decoder.buffered == size
-    with pytest.raises(ProtocolError, match=f"{size} of"):
-        decoder.end()
+    with reading() as (incoming, other):
+        other.sendall(message(1, b"four")[:size])
+        assert incoming.read(100) == size
+        other.close()
+        with pytest.raises(ProtocolError, match=f"{size} bytes"):
+            incoming.read(100)
+        assert not incoming.messages
 
 
 def test_an_announced_length_reserves_nothing() -> None:
-    decoder = FrameDecoder(1 << 32)
-    assert decoder.feed(encode_header(1, 0xFFFFFFFF) + b"x") == []
-    assert decoder.buffered == HEADER_BYTES + 1
-
-
-def test_it_says_how_many_descriptors_the_unfinished_message_comes_with() -> None:
-    decoder, awaited = FrameDecoder(), []
-    for part in (b"", encode_header(1, 5, 2)[:-1], encode_header(1, 5, 2)[-1:], b"abcd", b"e"):
-        decoder.feed(part)
-        awaited.append(decoder.awaited)
-    assert awaited == [None, None, 2, 2, None]
+    with reading(1 << 32) as (incoming, other):
+        other.sendall(encode_header(1, 0xFFFFFFFF) + b"x")
+        assert incoming.read(100) == HEADER_BYTES + 1
 
 
 def test_the_greeting_carries_the_version() -> None:
-    (frame,) = FrameDecoder().feed(greeting())
-    assert frame.kind == GREETING
-    check_greeting(frame.kind, frame.payload)
+    ((kind, payload),) = frames(greeting())
+    assert kind == GREETING
+    check_greeting(kind, payload)
     with pytest.raises(ProtocolError, match="speaks version") as caught:
         check_greeting(GREETING, (VERSION + 1).to_bytes(4, "little"))
     assert caught.value.code == VERSION + 1
-    for kind, payload in [(1, frame.payload), (GREETING, b""), (GREETING, b"12345")]:
+    for kind, first in [(1, payload), (GREETING, b""), (GREETING, b"12345")]:
         with pytest.raises(ProtocolError, match="no greeting"):
-            check_greeting(kind, payload)
+            check_greeting(kind, first)
 
 
 def test_a_protocol_error_is_a_dead_host() -> None:

@@ -20,10 +20,12 @@ import pytest
 import accel
 from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
-from accel.process.protocol import FrameDecoder, ProtocolError, encode_header, greeting
+from accel.process.incoming import Incoming
+from accel.process.protocol import MAX_MESSAGE, ProtocolError, encode_header, greeting
 from accel.remote import actor
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Kind
+from tests.fork_support import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,12 +78,19 @@ class Peer:
             self._on_exit = None
 
     async def _talk(self) -> None:
-        loop, decoder, rng = asyncio.get_running_loop(), FrameDecoder(), self.rng
+        loop, rng = asyncio.get_running_loop(), self.rng
+        incoming, readable = Incoming(self._own, MAX_MESSAGE, close_all), asyncio.Event()
+        loop.add_reader(self._own, readable.set)
         try:
             await loop.sock_sendall(self._own, damaged(rng, greeting(), 0.02))
             is_first = True
-            while data := await loop.sock_recv(self._own, 1 << 16):
-                numbers = [number_of(frame.payload) for frame in decoder.feed(data) if frame.kind in (Kind.BATCH, Kind.GRAPH)]
+            while True:
+                readable.clear()
+                await readable.wait()
+                if not incoming.read(1 << 16):
+                    break
+                numbers = [number_of(message.payload) for message in incoming.messages if message.kind in (Kind.BATCH, Kind.GRAPH)]
+                incoming.close()
                 if is_first:
                     is_first = False
                     await self._say(damaged(rng, frame(Kind.READY, rng.choice([READY] * 20 + OFFERS)), 0.02))
@@ -89,6 +98,9 @@ class Peer:
                     await self._say(b"".join(answers(rng, number)))
         except (OSError, ProtocolError):
             pass  # the parent has had enough
+        finally:
+            loop.remove_reader(self._own)
+            incoming.close()
 
     async def _say(self, data: bytes) -> None:
         loop, rng = asyncio.get_running_loop(), self.rng

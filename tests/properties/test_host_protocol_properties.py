@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from accel import errors
 from accel.errors import AccelError
-from accel.process.protocol import HEADER_BYTES, FrameDecoder, ProtocolError, greeting
+from accel.process.protocol import HEADER_BYTES, ProtocolError, greeting
 from accel.remote.error_codec import decode_error, encode_error
 from tests.child_support import descriptors
-from tests.host_support import End, message
+from tests.host_support import End, message, reading
 
 MAX = 4096
-messages = st.lists(st.tuples(st.integers(1, 65_535), st.binary(max_size=200), st.integers(0, 64)), max_size=20)
+messages = st.lists(st.tuples(st.integers(1, 65_535), st.binary(max_size=200)), max_size=20)
 cuts = st.lists(st.integers(0, 3000), max_size=30)
 
 
@@ -32,34 +32,34 @@ def split(data: bytes, places: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(edges)]
 
 
-def outcome(parts: list[bytes]) -> tuple[list[tuple[int, bytes, int]], str | None]:
+def outcome(parts: list[bytes]) -> tuple[list[tuple[int, bytes]], str | None]:
     """Return the messages of a stream and what is wrong with it, checking what must hold for every stream."""
-    decoder = FrameDecoder(MAX)
-    found: list[tuple[int, bytes, int]] = []
-    try:
-        for part in parts:
-            found += [(frame.kind, frame.payload, frame.descriptors) for frame in decoder.feed(part)]
-            assert decoder.buffered < HEADER_BYTES + MAX
-        decoder.end()
-    except ProtocolError as error:
-        return found, error.message
-    return found, None
+    with reading(MAX) as (incoming, other):
+        try:
+            for part in filter(None, parts):
+                other.sendall(part)
+                assert incoming.read(1 << 20) == len(part)
+            other.close()
+            assert incoming.read(1) == 0
+        except ProtocolError as error:
+            problem: str | None = error.message
+        else:
+            problem = None
+        return [(found.kind, found.payload) for found in incoming.messages], problem
 
 
 @given(sent=messages, places=cuts, data=st.data())
-def test_any_split_gives_the_same_messages(sent: list[tuple[int, bytes, int]], places: list[int], data: st.DataObject) -> None:
+def test_any_split_gives_the_same_messages(sent: list[tuple[int, bytes]], places: list[int], data: st.DataObject) -> None:
     stream = b"".join(message(*each) for each in sent)
     assert outcome(split(stream, places)) == (sent, None)
     end = data.draw(st.integers(0, len(stream)))
     complete, problem = outcome(split(stream[:end], places))
     assert complete == sent[: len(complete)]
-    assert (problem is None) == (end == sum(HEADER_BYTES + len(payload) for _, payload, _ in complete))
+    assert (problem is None) == (end == sum(HEADER_BYTES + len(payload) for _, payload in complete))
 
 
 @given(sent=messages, places=cuts, flips=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5))
-def test_a_damaged_stream_gives_the_same_however_it_is_split(
-    sent: list[tuple[int, bytes, int]], places: list[int], flips: list[int]
-) -> None:
+def test_a_damaged_stream_gives_the_same_however_it_is_split(sent: list[tuple[int, bytes]], places: list[int], flips: list[int]) -> None:
     stream = bytearray(b"".join(message(*each) for each in sent) or b"x")
     for flip in flips:
         stream[flip // 8 % len(stream)] ^= 1 << flip % 8
@@ -75,10 +75,12 @@ def test_time_grows_with_the_stream_only() -> None:
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     stream = message(1, rng.randbytes(8 << 20)) + message(2) * 20_000
-    decoder, found, start = FrameDecoder(16 << 20), 0, time.process_time()
-    for i in range(0, len(stream), 1000):
-        found += len(decoder.feed(stream[i : i + 1000]))
-    assert found == 20_001, f"seed {seed}"
+    start = time.process_time()
+    with reading(16 << 20) as (incoming, other):
+        for i in range(0, len(stream), 1000):
+            other.sendall(stream[i : i + 1000])
+            incoming.read(1000)
+        assert len(incoming.messages) == 20_001, f"seed {seed}"
     assert time.process_time() - start < 5.0, f"seed {seed}"
 
 
@@ -146,7 +148,7 @@ async def _survives(stream: bytes) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(sent=messages, flips=st.lists(st.integers(0, 1 << 17), max_size=2), garbage=st.binary(max_size=300))
-def test_a_channel_survives_whatever_it_is_told(sent: list[tuple[int, bytes, int]], flips: list[int], garbage: bytes) -> None:
+def test_a_channel_survives_whatever_it_is_told(sent: list[tuple[int, bytes]], flips: list[int], garbage: bytes) -> None:
     stream = bytearray(b"".join(message(*each) for each in sent) + garbage)
     for flip in flips if stream else ():
         stream[flip // 8 % len(stream)] ^= 1 << flip % 8
