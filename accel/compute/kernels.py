@@ -146,13 +146,13 @@ class _Kernels:
 
     def conv2d(self, lane: Any, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Convolve, as far as compute interfaces can."""
-        is_plain = op.bias is None and op.activation is None and not op.channels_last and (op.groups, *op.dilations()) == (1, 1, 1)
-        if not is_plain or any(before != after for before, after in op.borders()):
+        is_plain = op.bias is None and op.activation is None and not op.channels_last and (op.groups, *op.dilation) == (1, 1, 1)
+        if not is_plain or any(before != after for before, after in op.padding):
             raise _unsupported(op, "but without bias, activation, groups, dilation, channels_last, and with equal padding at both ends")
         x, w, y = op.sizes()
-        padding = [before for before, _ in op.borders()]
+        padding = [before for before, _ in op.padding]
         compute = self._compute(lane.stream)
-        compute.conv2d_forward(inputs[0], x, inputs[1], w, outputs[0], y, op.strides(), padding, dtype=plan.dtype)
+        compute.conv2d_forward(inputs[0], x, inputs[1], w, outputs[0], y, op.stride, padding, dtype=plan.dtype)
 
     def attention(self, lane: Any, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Attend, as far as compute interfaces can."""

@@ -17,9 +17,10 @@ from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import FamilyOp, check_plan, with_refs
+from accel.ops.base import FamilyOp, with_refs
 from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Checksum, Get
+from accel.ops.user_plans import check_plan
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator

@@ -13,7 +13,8 @@ from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
 from accel.expressions.functions import explained, missing
 from accel.expressions.manipulation import axes_of, axis_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
-from accel.ops.matrices import REALS, flag
+from accel.ops.fields import flag
+from accel.ops.matrices import REALS
 from accel.ops.spectral import tolerance
 
 if TYPE_CHECKING:

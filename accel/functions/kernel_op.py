@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protoco
 from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
 from accel.libraries.kernel_library import Operand
-from accel.ops.base import FamilyOp, Plan, Spec, operand, with_dtypes
+from accel.ops.base import FamilyOp, Plan, Spec, operand
+from accel.ops.user_plans import with_dtypes
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:

@@ -6,46 +6,43 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, element, not_aliased, number, op, operand, result_in, same_dtype
+from accel.ops.base import OutOp, Plan, Shape, Spec, as_shape, element, op, operand, planned, same_dtype
 from accel.ops.family import Family
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import set_fields, to_axis, to_dtype, to_int, unless_none
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
-from accel.ops.namespace import OpNamespace, method
-from accel.ops.pieces import AXIS, INTEGERS, Copying, OfOne, Piece, axis_of, integers, whole
+from accel.ops.namespace import M, OpNamespace, method
+from accel.ops.pieces import Copying, OfOne, Piece, axis_of, integers, whole
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ref import AccelRef
+from accel.values import number
 from accel.views import steps_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu", "Unfold"]
 
-M = TypeVar("M")
 
 _ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
-@op()
-class _Joined(Copying):
+def _arrays(name: str, arrays: Any) -> tuple[AccelRef, ...]:
+    """Return several refs as a tuple; tokens are turned into refs later."""
+    if not isinstance(arrays, (tuple, list)) or not arrays:
+        raise InvalidArgumentError(f"arrays is {type(arrays).__name__} {arrays!r:.100}", remedy="Give a tuple or list of refs.")
+    return tuple(arrays)
+
+
+@op(convert={"arrays": _arrays, "axis": to_axis})
+class _Joined(Copying, OutOp):
     """An op that makes one array of several."""
 
     arrays: Sequence[AccelRef]
     axis: int = 0
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``arrays`` and ``axis``."""
-        set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
 
     def takes_strided(self, ref: AccelRef) -> bool:
         return ref is not self.out
@@ -55,9 +52,8 @@ class _Joined(Copying):
         """Return the shape of the result and the axis, counted from the first one; raise if the arrays' shapes do not fit."""
 
     def plan(self) -> Plan:
-        refs = _checked(self.arrays)
-        not_aliased(self.out, **refs)
-        return Plan(tuple(refs.values()), *result_in(self.out, self._shape()[0], same_dtype(**refs)))
+        refs = {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(self.arrays)}
+        return planned(self.out, refs, self._shape()[0], same_dtype(**refs))
 
 
 @op()
@@ -102,20 +98,13 @@ class Stack(_Joined):
         return [Piece(ref.shape, 0, ref.strides, number * steps[axis], target_steps, number) for number, ref in enumerate(self.arrays)]
 
 
-def _arrays(arrays: Any) -> tuple[AccelRef, ...]:
-    """Return several refs as a tuple; tokens are turned into refs later."""
-    if not isinstance(arrays, (tuple, list)) or not arrays:
-        raise InvalidArgumentError(f"arrays is {type(arrays).__name__} {arrays!r:.100}", remedy="Give a tuple or list of refs.")
-    return tuple(arrays)
+def _sections(name: str, value: Any) -> int | Shape:
+    several = integers(name, value)
+    return several if isinstance(value, (tuple, list)) else several[0]
 
 
-def _checked(arrays: Any) -> dict[str, AccelRef]:
-    """Return several refs by what errors call them."""
-    return {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(_arrays(arrays))}
-
-
-@op("arrays")
-class Split(FamilyOp[tuple[AccelRef, ...]]):
+@op(convert={"sections": _sections, "axis": to_axis})
+class Split(Copying[tuple[AccelRef, ...]]):
     """``x`` cut along ``axis``: into equal sections, or at the indices given.
 
     Parameters
@@ -131,13 +120,6 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
     x: AccelRef
     sections: int | Sequence[int]
     axis: int = 0
-
-    def __post_init__(self) -> None:
-        """Convert ``sections`` and ``axis``."""
-        sections = integers("sections", self.sections)
-        set_fields(
-            self, sections=sections if isinstance(self.sections, (tuple, list)) else sections[0], axis=integer("axis", self.axis, AXIS)
-        )
 
     def _bounds(self) -> tuple[int, list[tuple[int, int]]]:
         """Return the axis, and where parts begin and end along it."""
@@ -166,7 +148,6 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         return refs
 
     def pieces(self) -> list[Piece]:
-        """See :meth:`Copying.pieces`."""
         (axis, bounds), shape = self._bounds(), self.x.shape
         steps, pieces = self.x.strides, []
         for output, (begin, end) in enumerate(bounds):
@@ -174,33 +155,18 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
             pieces.append(Piece(lengths, begin * steps[axis], steps, 0, steps_of(lengths), 0, output))
         return pieces
 
-    def filled(self) -> None:
-        """See :meth:`Copying.filled`."""
-        """See :meth:`Copying.filled`."""
 
-    def number(self) -> bytes:
-        """See :meth:`Copying.number`."""
-        return b""
-
-
-@op()
-class Eye(Copying):
+@op(convert={"n": to_int, "m": unless_none(to_int), "k": to_int, "dtype": to_dtype})
+class Eye(Copying, OutOp):
     """A matrix with ones on one diagonal, the main one or the ``k``-th above it, and zeros elsewhere."""
 
     n: int
     m: int | None = None
     k: int = 0
     dtype: DTypeLike = DType.FLOAT32
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        rows = integer("n", self.n, INTEGERS)
-        columns = rows if self.m is None else integer("m", self.m, INTEGERS)
-        set_fields(self, n=rows, m=columns, k=integer("k", self.k, INTEGERS), dtype=DType.of(self.dtype))
 
     def plan(self) -> Plan:
-        return Plan((), *result_in(self.out, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype)))
+        return planned(self.out, {}, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype))
 
     def filled(self) -> bytes:
         return np.zeros((), DType.of(self.dtype).numpy).tobytes()
@@ -215,7 +181,7 @@ class Eye(Copying):
         return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
 
 
-@op()
+@op(convert=dict.fromkeys(("size", "step", "axis"), to_int))
 class Unfold(OfOne):
     """Windows of ``size`` elements along an axis, ``step`` apart; they may overlap. The axis counts windows, and their elements are a new last axis.
 
@@ -233,15 +199,9 @@ class Unfold(OfOne):
         The axis, which is ``size`` long at least.
     """
 
-    x: AccelRef
     size: int
     step: int = 1
     axis: int = -1
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        set_fields(self, **{name: integer(name, getattr(self, name), INTEGERS) for name in ("size", "step", "axis")})
 
     def shape(self) -> Shape:
         x, axis = self.x.shape, axis_of(self.axis, self.x.ndim)
@@ -258,25 +218,18 @@ class Unfold(OfOne):
         return whole(self.shape(), 0, (*strides[:axis], strides[axis] * self.step, *strides[axis + 1 :], strides[axis]))
 
 
-@op("arrays")
-class _Triangle(FamilyOp):
+@op("arrays", convert={"k": to_int})
+class _Triangle(OutOp):
     """A part of the last two axes of ``x``, zeros elsewhere."""
 
     x: AccelRef
     k: int = 0
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``k``."""
-        set_fields(self, k=integer("k", self.k, INTEGERS))
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
         if x.ndim < 2:
             raise InvalidArgumentError(f"x has shape {x.shape}; a matrix has two dimensions at least", remedy="Reshape it.")
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
+        return planned(self.out, {"x": x}, x.shape, x.dtype)
 
 
 @op()
@@ -298,7 +251,7 @@ def _is_finite(value: float) -> bool:
 
 
 @op("arrays")
-class _Ramp(FamilyOp):
+class _Ramp(OutOp):
     """Numbers that rise by one step."""
 
     @abstractmethod
@@ -314,8 +267,6 @@ class Arange(_Ramp):
     stop: float | None = None
     step: float = 1
     dtype: DTypeLike = None
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         given = (0, self.start, self.step) if self.stop is None else (self.start, self.stop, self.step)
@@ -348,7 +299,7 @@ class Arange(_Ramp):
         dtype = DType.of(self.dtype)
         if dtype.is_integer and count:
             element("start", start, dtype), element("the last number", start + (count - 1) * step, dtype)
-        return Plan((), *result_in(self.out, (count,), dtype))
+        return planned(self.out, {}, (count,), dtype)
 
 
 @op()
@@ -360,12 +311,10 @@ class Linspace(_Ramp):
     num: int = 50
     endpoint: bool = True
     dtype: DTypeLike = DType.FLOAT32
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         start, stop = number("start", self.start), number("stop", self.stop)
-        dtype, num = DType.of(self.dtype), integer("num", self.num, INTEGERS)
+        dtype, num = DType.of(self.dtype), to_int("num", self.num)
         if any(isinstance(each, complex) or (isinstance(each, int) and not _is_finite(each)) for each in (start, stop)) or num < 0:
             raise InvalidArgumentError(f"{num} numbers from {start} to {stop}", remedy="Give real numbers, and a count of 0 or more.")
         if dtype not in _FLOATS:
@@ -378,7 +327,7 @@ class Linspace(_Ramp):
         return self.num, self.start, step, self.stop if self.endpoint and self.num > 1 else None
 
     def plan(self) -> Plan:
-        return Plan((), *result_in(self.out, (self.num,), DType.of(self.dtype)))
+        return planned(self.out, {}, (self.num,), DType.of(self.dtype))
 
 
 class ArraysOps(OpNamespace[M]):
@@ -386,8 +335,8 @@ class ArraysOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "arrays"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "arrays"
+    aliases: ClassVar = {
         "permute_dims": ".transpose(x, axes)",
         "concat": ".concatenate(arrays, axis)",
         "cat": ".concatenate(arrays, axis)",

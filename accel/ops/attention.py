@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
+from functools import partial
 
 from accel.dtype import DType
 from accel.enums import Causal
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
+from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype, to_real
+from accel.ops.fields import integer, to_int, unless_none
 from accel.ref import AccelRef
 
 __all__ = ["Attention", "PagedAttention", "RaggedAttention"]
@@ -16,8 +17,8 @@ __all__ = ["Attention", "PagedAttention", "RaggedAttention"]
 _ALIGNED = 16
 
 
-@op("dnn")
-class AttentionForm(FamilyOp):
+@op("dnn", convert={"scale": unless_none(to_real), "window": unless_none(partial(integer, remedy="Give an int, or None."))})
+class AttentionForm(OutOp):
     """``softmax(scale * q @ k^T) @ v``: what its forms share."""
 
     q: AccelRef
@@ -27,25 +28,17 @@ class AttentionForm(FamilyOp):
     scale: float | None = None
     causal: Causal = False
     window: int | None = None
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``scale`` and ``window``."""
-        if self.scale is not None:
-            set_fields(self, scale=factor("scale", self.scale, DType.FLOAT64))
-        if self.window is not None:
-            set_fields(self, window=integer("window", self.window, "Give an int, or None."))
 
     def multiplier(self) -> float:
         """Return what the scores are multiplied by."""
         dim = self.q.shape[-1]
         return dim**-0.5 if self.scale is None and dim else float(self.scale or 0.0)
 
-    def _checked(self, ndim: int, heads: int) -> DType:
-        """Return the dtype; raise unless operands of ``ndim`` dimensions, with heads at axis ``heads``, and options fit together."""
+    def _checked(self, ndim: int) -> DType:
+        """Return the dtype; raise unless operands of ``ndim`` dimensions, with heads at axis 1, and options fit together."""
         q, k, v = operand("q", self.q, ndim=ndim), operand("k", self.k, ndim=ndim), operand("v", self.v, ndim=ndim)
-        kv_heads = k.shape[heads]
-        has_heads = q.shape[heads] % kv_heads == 0 if kv_heads else not q.shape[heads]
+        heads, kv_heads = q.shape[1], k.shape[1]
+        has_heads = heads % kv_heads == 0 if kv_heads else not heads
         if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or not has_heads:
             raise InvalidArgumentError(
                 f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together",
@@ -62,9 +55,8 @@ class AttentionForm(FamilyOp):
 
     def _planned(self, dtype: DType, **others: AccelRef) -> Plan:
         """Return the plan of an op that reads ``others`` besides q, k and v."""
-        refs = {"q": self.q, "k": self.k, "v": self.v, **others}
-        not_aliased(self.out, **refs)
-        return Plan(tuple(refs.values()), *result_in(self.out, (*self.q.shape[:-1], self.v.shape[-1]), dtype), "attention", dtype)
+        q, k, v = self.q, self.k, self.v
+        return planned(self.out, {"q": q, "k": k, "v": v, **others}, (*q.shape[:-1], v.shape[-1]), dtype, "attention")
 
 
 def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
@@ -117,27 +109,28 @@ class Attention(AttentionForm):
         return last == 1 and is_aligned and (ref is self.q or ref is self.k or ref is self.v)
 
     def plan(self) -> Plan:
-        dtype = self._checked(4, 1)
-        batch, heads, seq_q, _ = self.q.shape
-        if self.k.shape[0] != batch:
-            raise InvalidArgumentError(f"q has {batch} batches and k {self.k.shape[0]}", remedy="Give q, k and v of one batch size.")
+        dtype = self._checked(4)
+        if self.k.shape[0] != self.q.shape[0]:
+            raise InvalidArgumentError(
+                f"q has {self.q.shape[0]} batches and k {self.k.shape[0]}", remedy="Give q, k and v of one batch size."
+            )
         others: dict[str, AccelRef] = {}
         if self.bias is not None:
-            others["bias"] = operand("bias", self.bias, ndim=4)
-            whole = batch, heads, seq_q, self.k.shape[2]
-            fits = all(given in (1, full) for given, full in zip(self.bias.shape[:3], whole[:3], strict=True))
-            if not fits or self.bias.shape[3] != whole[3] or self.bias.dtype is not dtype:
+            bias = others["bias"] = operand("bias", self.bias, ndim=4)
+            whole = *self.q.shape[:3], self.k.shape[2]
+            fits = all(given in (1, full) for given, full in zip(bias.shape[:3], whole[:3], strict=True))
+            if not fits or bias.shape[3] != whole[3] or bias.dtype is not dtype:
                 raise InvalidArgumentError(
-                    f"bias is {self.bias.dtype.value}{list(self.bias.shape)}",
+                    f"bias is {bias.dtype.value}{list(bias.shape)}",
                     remedy=f"Give {dtype.value}{list(whole)}, or 1 in place of some of the first three.",
                 )
         for name, lengths in (("lengths_q", self.lengths_q), ("lengths_kv", self.lengths_kv)):
             if lengths is not None:
-                others[name] = _numbers(name, lengths, (batch,))
+                others[name] = _numbers(name, lengths, self.q.shape[:1])
         return self._planned(dtype, **others)
 
 
-@op()
+@op(convert={"longest_q": to_int, "longest_kv": to_int})
 class RaggedAttention(AttentionForm):
     """Attention within sequences that lie one behind the other in one array, without padding.
 
@@ -166,14 +159,8 @@ class RaggedAttention(AttentionForm):
     longest_q: int
     longest_kv: int
 
-    def __post_init__(self) -> None:
-        """Convert numbers."""
-        AttentionForm.__post_init__(self)
-        longest = {name: integer(name, getattr(self, name), "Give an int.") for name in ("longest_q", "longest_kv")}
-        set_fields(self, **longest)
-
     def plan(self) -> Plan:
-        dtype = self._checked(3, 1)
+        dtype = self._checked(3)
         count = operand("offsets_q", self.offsets_q, ndim=1).size
         if not count:
             raise InvalidArgumentError("offsets_q is empty", remedy="Give one number more than there are sequences.")
@@ -210,8 +197,7 @@ class PagedAttention(AttentionForm):
     lengths_kv: AccelRef
 
     def plan(self) -> Plan:
-        dtype = self._checked(4, 1)
-        batch = self.q.shape[0]
-        operand("table", self.table, ndim=2)
-        table = _numbers("table", self.table, (batch, self.table.shape[1]))
+        dtype = self._checked(4)
+        batch, most = self.q.shape[0], operand("table", self.table, ndim=2).shape[1]
+        table = _numbers("table", self.table, (batch, most))
         return self._planned(dtype, table=table, lengths_kv=_numbers("lengths_kv", self.lengths_kv, (batch,)))

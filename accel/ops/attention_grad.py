@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
+from typing import Any, TypeVar
 
 from accel.dtype import DType
 from accel.enums import Causal
@@ -20,8 +21,31 @@ def _stats(q: AccelRef) -> Spec:
     return Spec(q.shape[:3], DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32)
 
 
+T_co = TypeVar("T_co", covariant=True)
+
+
 @op("dnn")
-class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
+class _Training(FamilyOp[T_co]):
+    """What attention and its gradient share, for training."""
+
+    _: KW_ONLY
+    scale: float | None = None
+    causal: Causal = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``scale`` and ``window``."""
+        forward = self.forward()
+        set_fields(self, scale=forward.scale, window=forward.window)
+
+    def forward(self) -> Attention:
+        """Return the op without statistics."""
+        mine: Any = self
+        return Attention(mine.q, mine.k, mine.v, scale=self.scale, causal=self.causal, window=self.window)
+
+
+@op()
+class AttentionWithStats(_Training[tuple[AccelRef, AccelRef]]):
     """``attention``, and the logarithm of the sum of the exponentials of each query's scores: what ``attention_grad`` needs.
 
     The second result is (batch, heads, seq_q) of float32, or of float64 for float64 operands. It is -infinity for a query that sees no key.
@@ -35,19 +59,6 @@ class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
     q: AccelRef
     k: AccelRef
     v: AccelRef
-    _: KW_ONLY
-    scale: float | None = None
-    causal: Causal = False
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``scale`` and ``window``."""
-        forward = self.forward()
-        set_fields(self, scale=forward.scale, window=forward.window)
-
-    def forward(self) -> Attention:
-        """Return the op without statistics."""
-        return Attention(self.q, self.k, self.v, scale=self.scale, causal=self.causal, window=self.window)
 
     def takes_strided(self, ref: AccelRef) -> bool:
         return self.forward().takes_strided(ref)
@@ -57,8 +68,8 @@ class AttentionWithStats(FamilyOp[tuple[AccelRef, AccelRef]]):
         return plan._replace(creates=(*plan.creates, _stats(self.q)))
 
 
-@op("dnn")
-class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+@op()
+class AttentionGrad(_Training[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of q, k and v of ``attention``.
 
     Parameters
@@ -77,19 +88,6 @@ class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     v: AccelRef
     attended: AccelRef
     stats: AccelRef
-    _: KW_ONLY
-    scale: float | None = None
-    causal: Causal = False
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``scale`` and ``window``."""
-        forward = self.forward()
-        set_fields(self, scale=forward.scale, window=forward.window)
-
-    def forward(self) -> Attention:
-        """Return the op that it is the gradient of."""
-        return Attention(self.q, self.k, self.v, scale=self.scale, causal=self.causal, window=self.window)
 
     def takes_strided(self, ref: AccelRef) -> bool:
         others = (self.grad, self.attended, self.stats)

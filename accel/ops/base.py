@@ -9,7 +9,7 @@ import math
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast, dataclass_transform
@@ -19,12 +19,14 @@ import numpy as np
 from accel.dtype import DType, check_awaited
 from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
+from accel.ops.fields import Convert, convert_fields
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 from accel.values import converted, number
 
 __all__ = [
     "FamilyOp",
     "KernelOp",
+    "OutOp",
     "Plan",
     "Shape",
     "SizedOp",
@@ -32,19 +34,20 @@ __all__ = [
     "Status",
     "as_shape",
     "check_frozen",
-    "check_plan",
     "checked_durable",
     "checked_spec",
     "element",
     "factor",
     "in_place_or_apart",
-    "number",
     "op",
     "operand",
     "plan_of",
+    "planned",
     "result_in",
     "scalar",
-    "with_dtypes",
+    "status_of_places",
+    "to_real",
+    "to_shape",
     "with_refs",
 ]
 
@@ -95,6 +98,17 @@ class Status(NamedTuple):
 
     spec: Spec
     check: Callable[[np.ndarray[Any, Any]], AccelError | None]
+
+
+def status_of_places(message: str, remedy: str) -> Status:
+    """Return the status of two int64 by which a device says whether something is wrong, and which number it is: ``{}`` in the message."""
+    return Status(Spec((2,), DType.INT64), functools.partial(_misplaced, message, remedy))
+
+
+def _misplaced(message: str, remedy: str, status: np.ndarray[Any, Any]) -> AccelError | None:
+    if not status[0]:
+        return None
+    return InvalidArgumentError(message.format(int(status[1])), remedy=remedy)
 
 
 class Plan(NamedTuple):
@@ -153,6 +167,8 @@ class KernelOp(ABC, Generic[R_co]):
 
     library: ClassVar[str]
     kind: ClassVar[str]
+    conversions: ClassVar[Mapping[str, Convert]] = {}
+    """Name of a field -> what brings it into the form that kernels read; see :func:`op`."""
     derived: Any
 
     def takes_strided(self, ref: AccelRef) -> bool:
@@ -175,7 +191,7 @@ class KernelOp(ABC, Generic[R_co]):
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
-def op(library: str = "", kind: str = "") -> Callable[[type[C]], type[C]]:
+def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None = None) -> Callable[[type[C]], type[C]]:
     """Make a class an op: a frozen dataclass with slots, whose instances are equal to themselves only.
 
     Parameters
@@ -184,6 +200,9 @@ def op(library: str = "", kind: str = "") -> Callable[[type[C]], type[C]]:
         The op's library; left out, that of its base.
     kind
         The op's kind; left out, the name of the class: ``LayerNorm`` is ``"layer_norm"``.
+    convert
+        Name of a field -> what brings it into the form that kernels read, given the name and what a caller wrote; see :mod:`accel.ops.fields`. Those of bases
+        hold too. A class with a ``__post_init__`` of its own, or of a base, calls :func:`~accel.ops.fields.convert_fields` there.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -191,6 +210,11 @@ def op(library: str = "", kind: str = "") -> Callable[[type[C]], type[C]]:
             cls.library = library
         cls.kind = kind or _WORD.sub("_", cls.__name__).lower()
         has_fields = bool(inspect.get_annotations(cls))  # else the base's methods do, and half of the import's time is saved
+        if convert:
+            cls.conversions = {**cls.conversions, **convert}
+            if not hasattr(cls, "__post_init__"):
+                has_fields = True
+                cast("Any", cls).__post_init__ = convert_fields
         return dataclass(frozen=True, eq=False, slots=True, init=has_fields, repr=has_fields)(cls)
 
     return decorate
@@ -203,7 +227,7 @@ _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 class FamilyOp(KernelOp[R_co]):
     """An op of a family: its fields are the parameters of a method such as ``device.blas.gemm``, in order, and with their defaults.
 
-    ``__post_init__`` brings fields into the form that kernels read; see :mod:`accel.ops.fields`.
+    Fields are brought into the form that kernels read when it is made; see :mod:`accel.ops.fields`.
 
     Parameters
     ----------
@@ -217,6 +241,19 @@ class FamilyOp(KernelOp[R_co]):
     """Whether it is a :class:`SizedOp`; asked for every op, and ``isinstance`` of an abstract class is slow."""
 
     timeout: float | None = field(default=None, kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OutOp(FamilyOp[R_co]):
+    """An op of a family with one result.
+
+    Parameters
+    ----------
+    out
+        Buffer to write instead of making one.
+    """
+
+    out: AccelRef | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -258,60 +295,6 @@ class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
     @abstractmethod
     def trimmed(cls, made: Any, count: int) -> A_co:
         """Return what a method of the device gives: the results ``made``, but the last, of which ``count`` elements are there."""
-
-
-def check_plan(op: KernelOp, plan: object) -> Plan:
-    """Return what a user's op says of itself, if it is a plan: what it names is used where nothing can be said of it any more.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none.
-    """
-    if not (
-        isinstance(plan, Plan) and isinstance(plan.reads, tuple) and isinstance(plan.writes, tuple) and isinstance(plan.creates, tuple)
-    ):
-        wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
-    elif not _are_refs(plan.reads + plan.writes):
-        wrong = "names reads and writes that are not refs"
-    elif not (_are_specs(plan.creates) or _are_specs((plan := with_dtypes(plan)).creates)):
-        wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
-    elif plan.status is not None and not (
-        isinstance(plan.status, Status) and _are_specs((plan.status.spec,)) and callable(plan.status.check)
-    ):
-        wrong = f"names a status that is no Status of a Spec and a function: {plan.status!r:.200}"
-    else:
-        return plan
-    raise InvalidArgumentError(
-        f"plan() of {op.kind} {wrong}", library=op.library, op=op.kind, remedy="Give Plan((x,), (), (Spec(x.shape, x.dtype),))."
-    )
-
-
-def with_dtypes(plan: Plan) -> Plan:
-    """Return the plan of a user's op with a :class:`DType` where a result names one: ``"float32"``."""
-    for spec in plan.creates:
-        if type(spec) is Spec and type(spec.dtype) is not DType:
-            named = [each._replace(dtype=DType.of(each.dtype)) if isinstance(each, Spec) else each for each in plan.creates]
-            return plan._replace(creates=tuple(named))
-    return plan
-
-
-# Loops, because this is on the way of every op of a user's library, and a generator costs more than what it checks.
-def _are_refs(refs: tuple[object, ...]) -> bool:
-    for ref in refs:  # noqa: SIM110
-        if not isinstance(ref, AccelRef):
-            return False
-    return True
-
-
-def _are_specs(specs: tuple[object, ...]) -> bool:
-    for spec in specs:
-        if not (isinstance(spec, Spec) and isinstance(spec.shape, tuple) and isinstance(spec.dtype, DType)):
-            return False
-        for n in spec.shape:
-            if not (isinstance(n, (int, np.integer)) and n >= 0):
-                return False
-    return True
 
 
 _TOKENS = frozenset((AccelToken, ViewToken))
@@ -412,11 +395,11 @@ def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool
 
 def same_dtype(**refs: AccelRef) -> DType:
     """Return the one dtype of all ``refs``; raise if they differ. Nothing is converted silently."""
-    dtypes = {ref.dtype for ref in refs.values()}
-    if len(dtypes) > 1:
+    dtypes = [ref.dtype for ref in refs.values()]
+    if dtypes.count(dtypes[0]) < len(dtypes):
         listing = ", ".join(f"{name} is {ref.dtype.value}" for name, ref in refs.items())
         raise InvalidArgumentError(f"operands differ in dtype: {listing}", remedy="Convert them before they are put on the device.")
-    return dtypes.pop()
+    return dtypes[0]
 
 
 def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
@@ -446,6 +429,49 @@ def in_place_or_apart(out: AccelRef | None, **refs: AccelRef) -> None:
 _APART = "Give a part that does not overlap, another buffer as out=, or leave it out."
 
 
+def planned(
+    out: AccelRef | None,
+    reads: Mapping[str, AccelRef],
+    shape: Shape,
+    dtype: DType,
+    capability: str = "",
+    *,
+    of: DType | None = None,
+    in_place: Collection[str] = (),
+    updates: bool = False,
+    status: Status | None = None,
+) -> Plan:
+    """Return the plan of an op with one result, of this shape and dtype.
+
+    Parameters
+    ----------
+    out
+        Where the result is written, if it is no new buffer.
+    reads
+        What the op reads, by the names of its operands, in the order in which its kernel takes them.
+    shape, dtype
+        Of the result.
+    capability, updates, status
+        As in :class:`Plan`.
+    of
+        Element type of the computation, if it is not that of the result.
+    in_place
+        Those of ``reads`` that ``out`` may be itself. It may overlap no other one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``out`` does not fit.
+    """
+    if out is None:
+        return plan_of((tuple(reads.values()), (), (Spec(shape, dtype),), capability, of or dtype, updates, status))
+    writes, creates = result_in(out, shape, dtype)
+    for name, ref in reads.items():
+        check = in_place_or_apart if name in in_place else not_aliased
+        check(out, **{name: ref})
+    return plan_of((tuple(reads.values()), writes, creates, capability, of or dtype, updates, status))
+
+
 def factor(name: str, value: object, dtype: DType) -> complex:
     """Return what elements of ``dtype`` are multiplied by, as a float or, for complex elements, a complex.
 
@@ -454,6 +480,8 @@ def factor(name: str, value: object, dtype: DType) -> complex:
     InvalidArgumentError
         If it is no such number, or beyond the range of a float64. Beyond the range of ``dtype`` it is infinite.
     """
+    if type(value) is float:
+        return value
     result = number(name, value)
     if isinstance(result, complex):
         if dtype.is_complex:
@@ -477,6 +505,9 @@ def scalar(name: str, value: object) -> complex:
         return value
     result = number(name, value)
     return result if isinstance(result, complex) else factor(name, result, DType.FLOAT64)
+
+
+to_real: Convert = functools.partial(factor, dtype=DType.FLOAT64)
 
 
 def element(name: str, value: object, dtype: DType) -> np.ndarray[Any, np.dtype[Any]]:
@@ -507,6 +538,11 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
             f"shape {dimensions} has a negative dimension", remedy="Give dimensions of 0 or more; only ref.reshape takes -1."
         )
     return dimensions
+
+
+def to_shape(name: str, value: Any) -> Shape:
+    """Return the shape that a caller gives; see :func:`as_shape`."""
+    return as_shape(value)
 
 
 def checked_spec(shape: object, dtype: object, durable: object = False) -> Spec:

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, op, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.base import (
+    FamilyOp,
+    OutOp,
+    Plan,
+    Shape,
+    Spec,
+    factor,
+    not_aliased,
+    op,
+    operand,
+    plan_of,
+    planned,
+    result_in,
+    same_dtype,
+    scalar,
+)
 from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_operands import (
+    FACTORS,
+    TRANSPOSES,
     TransposeField,
     applied,
     are_rows,
     check_factors,
     check_tf32,
     is_stored,
-    no_out,
     no_product,
-    normalize,
     same_shape,
     stored,
+    to_transpose,
     transpose_of,
 )
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Iamax, Iamin, Rot, Swap
 from accel.ops.family import Family
-from accel.ops.fields import set_fields
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.fields import convert_fields
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef, overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 __all__ = [
@@ -40,7 +56,6 @@ __all__ = [
     "products_of", "stored", "transpose_of",
 ]  # fmt: skip
 
-M = TypeVar("M")
 
 _NONE = Transpose.NONE
 
@@ -66,8 +81,8 @@ def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
     return all(is_stored(ref, transpose_of(flag)) for flag in flags)
 
 
-@op("blas")
-class Gemm(FamilyOp):
+@op("blas", convert=TRANSPOSES | FACTORS)
+class Gemm(OutOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
     Parameters
@@ -88,7 +103,6 @@ class Gemm(FamilyOp):
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     transpose_a: TransposeField = _NONE
@@ -97,7 +111,7 @@ class Gemm(FamilyOp):
 
     def __post_init__(self) -> None:
         if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
-            normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
+            convert_fields(self)
 
     def takes_strided(self, ref: AccelRef) -> bool:
         return _takes_product(self, ref)
@@ -114,13 +128,11 @@ class Gemm(FamilyOp):
         k_b, n = b.shape if self.transpose_b is _NONE else b.shape[::-1]
         if k != k_b:
             raise no_product(a.shape, b.shape, k, k_b)
-        if type(self.alpha) is not float or type(self.beta) is not float:
-            check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        if type(self.alpha) is not float or type(self.beta) is not float or self.beta:
+            check_factors(self, dtype)
         if self.allow_tf32:
             check_tf32(self.allow_tf32, dtype)
         if out is None:
-            if self.beta:
-                raise no_out()
             return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False, None))
         if type(out) is not AccelRef or out.shape != (m, n) or out.dtype is not dtype:
             result_in(out, (m, n), dtype)
@@ -129,8 +141,8 @@ class Gemm(FamilyOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0, None))
 
 
-@op("blas")
-class GemmBatched(FamilyOp):
+@op("blas", convert=TRANSPOSES | FACTORS)
+class GemmBatched(OutOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
     Parameters
@@ -144,15 +156,11 @@ class GemmBatched(FamilyOp):
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     transpose_a: TransposeField = _NONE
     transpose_b: TransposeField = _NONE
     allow_tf32: bool = False
-
-    def __post_init__(self) -> None:
-        normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -172,29 +180,22 @@ class GemmBatched(FamilyOp):
             )
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        check_factors(self, dtype)
         check_tf32(self.allow_tf32, dtype)
-        if self.beta and self.out is None:
-            raise no_out()
-        not_aliased(self.out, a=a, b=b)
         shape = (self.batch_count, *_product(a.shape, b.shape, transpose_of(self.transpose_a), transpose_of(self.transpose_b)))
-        return Plan((a, b), *result_in(self.out, shape, dtype), "batched_gemm", dtype, bool(self.beta))
+        return planned(self.out, {"a": a, "b": b}, shape, dtype, "batched_gemm", updates=bool(self.beta))
 
 
-@op("blas")
-class Gemv(FamilyOp):
+@op("blas", convert={"transpose_a": to_transpose, **FACTORS})
+class Gemv(OutOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
 
     a: AccelRef
     x: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     transpose_a: TransposeField = _NONE
-
-    def __post_init__(self) -> None:
-        normalize(self, ("transpose_a",), ("alpha", "beta"))
 
     def takes_strided(self, ref: AccelRef) -> bool:
         return is_stored(ref, transpose_of(self.transpose_a)) if ref is self.a else takes_vector(ref)
@@ -205,14 +206,11 @@ class Gemv(FamilyOp):
         m, n = applied(a.shape, transpose_of(self.transpose_a))
         if n != x.shape[0]:
             raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
-        if self.beta and self.out is None:
-            raise no_out()
-        not_aliased(self.out, a=a, x=x)
-        return Plan((a, x), *result_in(self.out, (m,), dtype), "gemm", dtype, bool(self.beta))
+        check_factors(self, dtype)
+        return planned(self.out, {"a": a, "x": x}, (m,), dtype, "gemm", updates=bool(self.beta))
 
 
-@op("blas")
+@op("blas", convert={"alpha": scalar})
 class Axpy(FamilyOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
@@ -221,14 +219,11 @@ class Axpy(FamilyOp):
     _: KW_ONLY
     alpha: complex = 1.0
 
-    def __post_init__(self) -> None:
-        set_fields(self, alpha=scalar("alpha", self.alpha))
-
     def plan(self) -> Plan:
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
-        check_factors(dtype, alpha=self.alpha)
+        factor("alpha", self.alpha, dtype)
         if overlap(x, y):
             what = "are the same buffer" if x is y else "overlap: they are views of one buffer"
             raise InvalidArgumentError(f"x and y {what}", remedy="Use blas.scal(x, 1 + alpha), or parts that do not overlap.")
@@ -236,20 +231,17 @@ class Axpy(FamilyOp):
 
 
 @op("blas")
-class Dot(FamilyOp):
+class Dot(OutOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
 
     x: AccelRef
     y: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def plan(self) -> Plan:
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         same_shape(x, y)
-        not_aliased(self.out, x=x, y=y)
-        return Plan((x, y), *result_in(self.out, (), dtype), "gemm", dtype)
+        return planned(self.out, {"x": x, "y": y}, (), dtype, "gemm")
 
 
 @op()
@@ -258,12 +250,10 @@ class Dotc(Dot):
 
 
 @op("blas")
-class Nrm2(FamilyOp):
+class Nrm2(OutOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
 
     x: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
@@ -272,23 +262,19 @@ class Nrm2(FamilyOp):
                 f"nrm2 is for real buffers, and x is {x.dtype.value}",
                 remedy="Put the array as real numbers: array.view('float32') of complex64, or 'float64' of complex128, has the same norm.",
             )
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, (), x.dtype), "unary.sqrt", x.dtype)
+        return planned(self.out, {"x": x}, (), x.dtype, "unary.sqrt")
 
 
-@op("blas")
+@op("blas", convert={"alpha": scalar})
 class Scal(FamilyOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 
     x: AccelRef
     alpha: complex
 
-    def __post_init__(self) -> None:
-        set_fields(self, alpha=scalar("alpha", self.alpha))
-
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        check_factors(x.dtype, alpha=self.alpha)
+        factor("alpha", self.alpha, x.dtype)
         return Plan((), (x,), (), "gemm", x.dtype, updates=True)
 
 
@@ -302,8 +288,8 @@ class BlasOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "blas"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "blas"
+    aliases: ClassVar = {
         "mm": ".gemm(x, y)",
         "bmm": ".gemm_batched(x, y)",
         "norm": ".nrm2(x)",

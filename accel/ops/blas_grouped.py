@@ -10,18 +10,18 @@ from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
+    FACTORS,
+    TRANSPOSES,
     TransposeField,
     applied,
     are_rows,
     check_factors,
     check_tf32,
     is_stored,
-    no_out,
     no_product,
-    normalize,
     transpose_of,
 )
-from accel.ops.fields import set_fields
+from accel.ops.fields import unless_none
 from accel.ref import AccelRef, overlap
 
 __all__ = ["GemmGrouped"]
@@ -30,7 +30,13 @@ _NONE = Transpose.NONE
 _EACH = "Give one matrix of each for every product, in tuples or lists."
 
 
-@op("blas")
+def _matrices(name: str, value: Any) -> tuple[AccelRef, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise InvalidArgumentError(f"{name} is a {type(value).__name__}", remedy=_EACH)
+    return tuple(value)
+
+
+@op("blas", convert={"a": _matrices, "b": _matrices, "out": unless_none(_matrices), **TRANSPOSES, **FACTORS})
 class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, of matrices of any sizes. The result is a tuple.
 
@@ -53,12 +59,6 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
     transpose_a: TransposeField = _NONE
     transpose_b: TransposeField = _NONE
     allow_tf32: bool = False
-
-    def __post_init__(self) -> None:
-        normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
-        set_fields(self, a=_matrices("a", self.a), b=_matrices("b", self.b))
-        if self.out is not None:
-            set_fields(self, out=_matrices("out", self.out))
 
     def takes_strided(self, ref: AccelRef) -> bool:
         if any(ref is each for each in self.out or ()):
@@ -84,12 +84,10 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
             raise InvalidArgumentError(f"{counts} matrices are given", remedy=_EACH)
         given = {f"{name}[{i}]": operand(f"{name}[{i}]", ref, ndim=2) for name, refs in (("a", a), ("b", b)) for i, ref in enumerate(refs)}
         dtype = same_dtype(**given)
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        check_factors(self, dtype)
         check_tf32(self.allow_tf32, dtype)
         shapes = [(m, n) for m, n, _ in self.sizes()]
         if out is None:
-            if self.beta:
-                raise no_out()
             return Plan((*a, *b), (), tuple([Spec(shape, dtype) for shape in shapes]), "gemm", dtype)
         for ref, shape in zip(out, shapes, strict=True):
             result_in(ref, shape, dtype)
@@ -98,12 +96,6 @@ class GemmGrouped(FamilyOp[tuple[AccelRef, ...]]):
 
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
         return refs
-
-
-def _matrices(name: str, value: Any) -> tuple[AccelRef, ...]:
-    if not isinstance(value, (tuple, list)):
-        raise InvalidArgumentError(f"{name} is a {type(value).__name__}", remedy=_EACH)
-    return tuple(value)
 
 
 def _check_apart(out: Sequence[AccelRef], given: dict[str, AccelRef]) -> None:

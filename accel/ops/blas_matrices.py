@@ -7,23 +7,23 @@ from typing import ClassVar
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
+from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype
 from accel.ops.blas_operands import (
+    FACTORS,
+    TRANSPOSES,
     TransposeField,
     applied,
     batch_of,
     check_factors,
-    check_flags,
     check_side,
-    check_square,
     check_vendor_dtype,
     count_of,
     is_stored,
-    no_out,
-    normalize,
+    to_transpose,
     transpose_of,
 )
 from accel.ops.blas_triangular import Side
+from accel.ops.fields import flag
 from accel.ref import AccelRef
 
 __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
@@ -31,8 +31,8 @@ __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
 _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 
 
-@op("blas")
-class Ger(FamilyOp):
+@op("blas", convert={**FACTORS, "conjugate": flag})
+class Ger(OutOp):
     """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
 
     Parameters
@@ -55,27 +55,19 @@ class Ger(FamilyOp):
     x: AccelRef
     y: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     conjugate: bool = False
 
-    def __post_init__(self) -> None:
-        normalize(self, (), ("alpha", "beta"))
-
     def plan(self) -> Plan:
         x, y = operand("x", self.x, ndim=1), operand("y", self.y, ndim=1)
         dtype = same_dtype(x=x, y=y)
-        check_flags(conjugate=self.conjugate)
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
-        if self.beta and self.out is None:
-            raise no_out()
-        not_aliased(self.out, x=x, y=y)
-        return Plan((x, y), *result_in(self.out, (x.shape[0], y.shape[0]), dtype), "gemm", dtype, bool(self.beta))
+        check_factors(self, dtype)
+        return planned(self.out, {"x": x, "y": y}, (x.shape[0], y.shape[0]), dtype, "gemm", updates=bool(self.beta))
 
 
-@op("blas")
-class Symmetric(FamilyOp):
+@op("blas", convert={**FACTORS, "lower": flag})
+class Symmetric(OutOp):
     """What :class:`Symm` and :class:`Hemm` have in common.
 
     Parameters
@@ -105,14 +97,10 @@ class Symmetric(FamilyOp):
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     side: Side = "left"
     lower: bool = False
-
-    def __post_init__(self) -> None:
-        normalize(self, (), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -123,19 +111,9 @@ class Symmetric(FamilyOp):
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
-        check_side(self.side)
-        check_flags(lower=self.lower)
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
-        batch = batch_of(a=a, b=b)
-        check_square(a)
-        if a.shape[-1] != b.shape[-2 if self.side == "left" else -1]:
-            raise InvalidArgumentError(
-                f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
-            )
-        if self.beta and self.out is None:
-            raise no_out()
-        not_aliased(self.out, a=a, b=b)
-        return Plan((a, b), *result_in(self.out, (*batch, *b.shape[-2:]), dtype), dtype=dtype, updates=bool(self.beta))
+        shape = check_side(self.side, a, b)
+        check_factors(self, dtype)
+        return planned(self.out, {"a": a, "b": b}, shape, dtype, updates=bool(self.beta))
 
 
 @op()
@@ -151,8 +129,8 @@ class Hemm(Symmetric):
     """
 
 
-@op("blas")
-class Update(FamilyOp):
+@op("blas", convert={**FACTORS, "lower": flag, "trans": to_transpose})
+class Update(OutOp):
     """What :class:`Syrk` and :class:`Herk` have in common.
 
     Parameters
@@ -182,14 +160,10 @@ class Update(FamilyOp):
 
     a: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     lower: bool = False
     trans: TransposeField = _NONE
-
-    def __post_init__(self) -> None:
-        normalize(self, ("trans",), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -202,22 +176,19 @@ class Update(FamilyOp):
     def plan(self) -> Plan:
         a = operand("a", self.a)
         check_vendor_dtype(self, a.dtype)
-        check_flags(lower=self.lower)
         if a.dtype.is_complex and transpose_of(self.trans) is self.refused:
             raise InvalidArgumentError(
                 f"trans={self.refused.value!r} is not offered for {self.kind} of complex matrices",
                 remedy="Use herk with trans='c', or syrk with trans='t'.",
             )
-        self._check_factors()
+        self.check_factors()
         batch = batch_of(a=a)
-        if self.beta and self.out is None:
-            raise no_out()
-        not_aliased(self.out, a=a)
         n = applied(a.shape, transpose_of(self.trans))[0]
-        return Plan((a,), *result_in(self.out, (*batch, n, n), a.dtype), dtype=a.dtype, updates=True)
+        return planned(self.out, {"a": a}, (*batch, n, n), a.dtype, updates=True)
 
-    def _check_factors(self) -> None:
-        check_factors(self.a.dtype, alpha=self.alpha, beta=self.beta)
+    def check_factors(self) -> None:
+        """Raise if the factors do not fit the matrices."""
+        check_factors(self, self.a.dtype)
 
 
 @op()
@@ -236,14 +207,15 @@ class Herk(Update):
 
     refused: ClassVar[Transpose] = Transpose.TRANSPOSE
 
-    def _check_factors(self) -> None:
+    def check_factors(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if isinstance(value, complex):
                 raise InvalidArgumentError(f"{name} is {value}, and herk has real factors", remedy="Give a real number.")
+        Update.check_factors(self)
 
 
-@op("blas")
-class Geam(FamilyOp):
+@op("blas", convert=TRANSPOSES | FACTORS)
+class Geam(OutOp):
     """``alpha * op(a) + beta * op(b)``.
 
     Parameters
@@ -273,10 +245,6 @@ class Geam(FamilyOp):
     beta: complex = 1.0
     transpose_a: TransposeField = _NONE
     transpose_b: TransposeField = _NONE
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -287,14 +255,13 @@ class Geam(FamilyOp):
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
-        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            factor(name, value, dtype)
         shape = (*batch_of(a=a, b=b), *applied(a.shape, transpose_of(self.transpose_a)))
         if applied(b.shape, transpose_of(self.transpose_b)) != shape[-2:]:
             raise InvalidArgumentError(
                 f"op(a) and op(b) differ in shape (a has {a.shape}, b has {b.shape})",
                 remedy="Give matrices of one shape, with transpose_a= or transpose_b= where they lie the other way round.",
             )
-        for name, ref, transpose in (("a", a, self.transpose_a), ("b", b, self.transpose_b)):
-            check = in_place_or_apart if transpose_of(transpose) is _NONE else not_aliased
-            check(self.out, **{name: ref})
-        return Plan((a, b), *result_in(self.out, shape, dtype), dtype=dtype)
+        as_they_are = [name for name, transpose in (("a", self.transpose_a), ("b", self.transpose_b)) if transpose is _NONE]
+        return planned(self.out, {"a": a, "b": b}, shape, dtype, in_place=as_they_are)

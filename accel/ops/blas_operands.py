@@ -8,16 +8,15 @@ from accel.dtype import DType
 from accel.enums import Transpose, TransposeName
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Shape, factor, scalar
-from accel.ops.fields import set_fields
+from accel.values import check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from accel.ops.fields import Convert
     from accel.ref import AccelRef
 
 __all__ = [
-    "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_flags", "check_side", "check_square", "check_tf32",
-    "check_vendor_dtype", "count_of", "is_stored", "no_out", "no_product", "normalize", "same_shape", "stored", "transpose_of",
+    "FACTORS", "TRANSPOSES", "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_side", "check_square", "check_tf32",
+    "check_vendor_dtype", "count_of", "is_stored", "no_out", "no_product", "same_shape", "stored", "to_transpose", "transpose_of",
 ]  # fmt: skip
 
 TransposeField: TypeAlias = bool | TransposeName | Transpose
@@ -34,10 +33,15 @@ def transpose_of(value: TransposeField) -> Transpose:
         raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
 
 
-def normalize(op: FamilyOp[Any], transposes: Iterable[str], factors: Iterable[str]) -> None:
-    """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
-    set_fields(op, **{name: transpose_of(getattr(op, name)) for name in transposes})
-    set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
+def to_transpose(name: str, value: Any) -> Transpose:
+    """Return the member that a caller's value means."""
+    return transpose_of(value)
+
+
+FACTORS: dict[str, Convert] = {"alpha": scalar, "beta": scalar}
+"""Factors become floats or complexes, which every kernel takes."""
+
+TRANSPOSES: dict[str, Convert] = {"transpose_a": to_transpose, "transpose_b": to_transpose}
 
 
 def applied(shape: Shape, transpose: Transpose) -> Shape:
@@ -69,11 +73,12 @@ def count_of(*refs: AccelRef) -> int:
     return next((ref.shape[0] for ref in refs if len(ref.shape) == 3), 1)
 
 
-def check_factors(dtype: DType, **factors: complex) -> None:
-    """Raise if a complex factor is to scale real elements."""
-    for name, value in factors.items():
-        if isinstance(value, complex):
-            factor(name, value, dtype)
+def check_factors(op: Any, dtype: DType) -> None:
+    """Raise if a complex factor of a product is to scale real elements, or ``beta`` has no ``out`` to scale."""
+    for name in ("alpha", "beta"):
+        factor(name, getattr(op, name), dtype)
+    if op.beta and op.out is None:
+        raise no_out()
 
 
 def stored(ref: AccelRef, transpose: Transpose) -> tuple[int, Transpose]:
@@ -155,14 +160,13 @@ def check_square(a: AccelRef) -> None:
         raise InvalidArgumentError(f"a has shape {a.shape}, which is not square", remedy="Give as many rows as columns.")
 
 
-def check_side(side: object) -> None:
-    """Raise unless ``side`` is one."""
-    if side not in ("left", "right"):
-        raise InvalidArgumentError(f"side is {side!r}", remedy="Use 'left' or 'right'.")
-
-
-def check_flags(**flags: object) -> None:
-    """Raise unless all ``flags`` are bools."""
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise InvalidArgumentError(f"{name} is {flag!r}", remedy="Give True or False.")
+def check_side(side: object, a: AccelRef, b: AccelRef) -> Shape:
+    """Return the shape of the product of a square matrix and another one, with ``a`` on this side; raise unless they fit."""
+    check_choice("side", side, "left", "right")
+    batch = batch_of(a=a, b=b)
+    check_square(a)
+    if a.shape[-1] != b.shape[-2 if side == "left" else -1]:
+        raise InvalidArgumentError(
+            f"a has shape {a.shape} and b {b.shape}, with a on the {side}", remedy="Give matrices that fit, or the other side=."
+        )
+    return (*batch, *b.shape[-2:])

@@ -7,20 +7,18 @@ from typing import Literal, TypeAlias
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
+from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype, scalar
 from accel.ops.blas_operands import (
     TransposeField,
-    batch_of,
-    check_factors,
-    check_flags,
     check_side,
     check_square,
     check_vendor_dtype,
     count_of,
     is_stored,
-    normalize,
+    to_transpose,
     transpose_of,
 )
+from accel.ops.fields import Convert, flag
 from accel.ref import AccelRef
 
 __all__ = ["Trmm", "Trmv", "Trsm", "Trsv"]
@@ -35,8 +33,11 @@ def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, re
     return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
 
 
-@op("blas")
-class TriangularVector(FamilyOp):
+_TRIANGLE: dict[str, Convert] = {"lower": flag, "trans": to_transpose, "unit_diagonal": flag}
+
+
+@op("blas", convert=_TRIANGLE)
+class TriangularVector(OutOp):
     """What :class:`Trmv` and :class:`Trsv` have in common.
 
     Parameters
@@ -68,10 +69,6 @@ class TriangularVector(FamilyOp):
     lower: bool = False
     trans: TransposeField = _NONE
     unit_diagonal: bool = False
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        normalize(self, ("trans",), ())
 
     def takes_strided(self, ref: AccelRef) -> bool:
         return _takes_triangle(self, self.x, ref)
@@ -80,13 +77,10 @@ class TriangularVector(FamilyOp):
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
         check_vendor_dtype(self, dtype)
-        check_flags(lower=self.lower, unit_diagonal=self.unit_diagonal)
         check_square(a)
         if a.shape[0] != x.shape[0]:
             raise InvalidArgumentError(f"a has shape {a.shape} and x has {x.shape[0]} elements", remedy="Give as many elements as rows.")
-        not_aliased(self.out, a=a)
-        in_place_or_apart(self.out, x=x)
-        return Plan((a, x), *result_in(self.out, x.shape, dtype), dtype=dtype)
+        return planned(self.out, {"a": a, "x": x}, x.shape, dtype, in_place=("x",))
 
 
 @op()
@@ -99,8 +93,8 @@ class Trsv(TriangularVector):
     """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
 
 
-@op("blas")
-class TriangularMatrix(FamilyOp):
+@op("blas", convert={"alpha": scalar, **_TRIANGLE})
+class TriangularMatrix(OutOp):
     """What :class:`Trmm` and :class:`Trsm` have in common.
 
     Parameters
@@ -138,10 +132,6 @@ class TriangularMatrix(FamilyOp):
     lower: bool = False
     trans: TransposeField = _NONE
     unit_diagonal: bool = False
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        normalize(self, ("trans",), ("alpha",))
 
     @property
     def batch_count(self) -> int:
@@ -155,19 +145,9 @@ class TriangularMatrix(FamilyOp):
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
-        check_side(self.side)
-        check_flags(lower=self.lower, unit_diagonal=self.unit_diagonal)
-        check_factors(dtype, alpha=self.alpha)
-        batch = batch_of(a=a, b=b)
-        check_square(a)
-        if a.shape[-1] != b.shape[-2 if self.side == "left" else -1]:
-            raise InvalidArgumentError(
-                f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
-            )
-        shape = (*batch, *b.shape[-2:])
-        not_aliased(self.out, a=a)
-        in_place_or_apart(self.out, b=b)
-        return Plan((a, b), *result_in(self.out, shape, dtype), dtype=dtype)
+        shape = check_side(self.side, a, b)
+        factor("alpha", self.alpha, dtype)
+        return planned(self.out, {"a": a, "b": b}, shape, dtype, in_place=("b",))
 
 
 @op()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
 from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, not_aliased, number, op, operand, result_in, same_dtype, scalar
-from accel.ops.blas_operands import check_factors, check_vendor_dtype, same_shape
+from accel.ops.base import FamilyOp, OutOp, Plan, factor, op, operand, planned, same_dtype, scalar
+from accel.ops.blas_operands import check_vendor_dtype, same_shape
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef, overlap
+from accel.values import number
 
 __all__ = ["Asum", "Iamax", "Iamin", "Rot", "Swap"]
 
@@ -18,7 +18,7 @@ _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
 @op("blas")
-class Asum(FamilyOp):
+class Asum(OutOp):
     """The sum of ``abs(x.real) + abs(x.imag)`` as a 0-d buffer of real numbers; any shape.
 
     Parameters
@@ -37,18 +37,15 @@ class Asum(FamilyOp):
     """
 
     x: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
         check_vendor_dtype(self, x.dtype)
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, (), _REAL.get(x.dtype, x.dtype)), dtype=x.dtype)
+        return planned(self.out, {"x": x}, (), _REAL.get(x.dtype, x.dtype), of=x.dtype)
 
 
 @op("blas")
-class Extreme(FamilyOp):
+class Extreme(OutOp):
     """What :class:`Iamax` and :class:`Iamin` have in common.
 
     Parameters
@@ -67,16 +64,13 @@ class Extreme(FamilyOp):
     """
 
     x: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
         check_vendor_dtype(self, x.dtype)
         if not x.size:
             raise InvalidArgumentError(f"{self.kind} of no elements", remedy="Leave empty buffers out.")
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, (), DType.INT64), dtype=x.dtype)
+        return planned(self.out, {"x": x}, (), DType.INT64, of=x.dtype)
 
 
 @op()
@@ -132,7 +126,7 @@ class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
 
     def plan(self) -> Plan:
         dtype = _check_pair(self, self.x, self.y)
-        check_factors(dtype, s=self.s)
+        factor("s", self.s, dtype)
         return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
 
 

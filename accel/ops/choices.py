@@ -13,8 +13,8 @@ from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError
 from accel.ops.base import Plan, Shape, Spec, Status, as_shape, not_aliased, op, operand
 from accel.ops.draws import Draw, whole
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, axis_of
+from accel.ops.fields import flag, set_fields, to_axis
+from accel.ops.pieces import axis_of
 from accel.ref import AccelRef
 
 __all__ = ["Choice", "Permutation"]
@@ -102,7 +102,7 @@ class Permutation(Picking):
 
     def __post_init__(self) -> None:
         self._seeded()
-        set_fields(self, x=_source("x", self.x), axis=integer("axis", self.axis, AXIS))
+        set_fields(self, x=_source("x", self.x), axis=to_axis("axis", self.axis))
 
     def along(self) -> int:
         return self.axis
@@ -152,9 +152,7 @@ class Choice(Picking):
 
     def __post_init__(self) -> None:
         self._shaped(self.shape)
-        if not isinstance(self.replace, (bool, np.bool_)):
-            raise InvalidArgumentError(f"replace is {self.replace!r}", remedy="Give True or False.")
-        set_fields(self, a=_source("a", self.a), axis=integer("axis", self.axis, AXIS), replace=bool(self.replace))
+        set_fields(self, a=_source("a", self.a), axis=to_axis("axis", self.axis), replace=flag("replace", self.replace))
 
     def along(self) -> int:
         return self.axis

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
+from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype
+from accel.ops.fields import convert_fields, set_fields, to_int
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 
-@op("dnn")
-class ConvolutionForm(FamilyOp):
+@op("dnn", convert={"groups": to_int})
+class ConvolutionForm(OutOp):
     """What a convolution and its gradients share: how filters move over images."""
 
     rank: ClassVar[int]
@@ -41,25 +41,13 @@ class ConvolutionForm(FamilyOp):
     groups: int = 1
     channels_last: bool = False
     allow_tf32: bool = False
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         """Convert ``stride``, ``padding``, ``dilation`` and ``groups``."""
-        groups = integer("groups", self.groups, "Give an int.")
-        stride, dilation = steps_of("stride", self.stride, self.rank), steps_of("dilation", self.dilation, self.rank)
-        set_fields(self, stride=stride, padding=borders_of(self.padding, self.rank), dilation=dilation, groups=groups)
-
-    def strides(self) -> tuple[int, ...]:
-        """Return the stride in each dimension."""
-        return cast("tuple[int, ...]", self.stride)
-
-    def dilations(self) -> tuple[int, ...]:
-        """Return the dilation in each dimension."""
-        return cast("tuple[int, ...]", self.dilation)
-
-    def borders(self) -> tuple[tuple[int, int], ...]:
-        """Return how much is padded (before, after) in each dimension."""
-        return cast("tuple[tuple[int, int], ...]", self.padding)
+        rank = self.rank
+        stride, dilation = steps_of("stride", self.stride, rank), steps_of("dilation", self.dilation, rank)
+        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation)
+        convert_fields(self)
 
     @abstractmethod
     def dtype(self) -> DType:
@@ -72,21 +60,21 @@ class ConvolutionForm(FamilyOp):
     def sizes(self) -> tuple[Shape, Shape, Shape]:
         """Return the shapes of input, filter and result with the channels in their second place, wherever they are in memory."""
         x, w = self.given()
+        form: Any = self  # its fields are converted
         if self.channels_last:
             x, w = (x[0], x[-1], *x[1:-1]), (w[0], w[-1], *w[1:-1])
-        return _sizes(x, w, self.strides(), self.borders(), self.dilations(), self.groups)
+        return _sizes(x, w, form.stride, form.padding, form.dilation, self.groups)
 
     def in_memory(self, shape: Shape) -> Shape:
         """Return one of :meth:`sizes` as it is in memory."""
         return (shape[0], *shape[2:], shape[1]) if self.channels_last else shape
 
-    def _planned(self, shape: Shape, **refs: AccelRef) -> Plan:
+    def _convolved(self, shape: Shape, **refs: AccelRef) -> Plan:
         """Return the plan of an op that reads ``refs`` and makes an array of one of :meth:`sizes`."""
         dtype = same_dtype(**refs)
         if self.allow_tf32 and dtype is not DType.FLOAT32:
             raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is computed in TF32.")
-        not_aliased(self.out, **refs)
-        return Plan(tuple(refs.values()), *result_in(self.out, self.in_memory(shape), dtype), "conv2d_forward", dtype)
+        return planned(self.out, refs, self.in_memory(shape), dtype, "conv2d_forward")
 
 
 @op()
@@ -114,7 +102,7 @@ class Convolution(ConvolutionForm):
                 raise InvalidArgumentError(f"bias has shape {self.bias.shape}", remedy=f"Give one number for each of {shape[1]} filters.")
         if self.activation not in (None, "relu"):
             raise InvalidArgumentError(f"activation is {self.activation!r}", remedy="Use 'relu', or apply a function to the result.")
-        return self._planned(shape, **refs)
+        return self._convolved(shape, **refs)
 
 
 def _dimensions(name: str, shape: int | Sequence[int], rank: int) -> Shape:
@@ -148,7 +136,7 @@ class InputGrad(ConvolutionForm):
         grad, w = operand("grad", self.grad), operand("filter", self.filter, ndim=self.rank + 2)
         x_shape, _, y_shape = self.sizes()
         _check_grad(grad, self.in_memory(y_shape))
-        return self._planned(x_shape, grad=grad, filter=w)
+        return self._convolved(x_shape, grad=grad, filter=w)
 
 
 @op()
@@ -174,7 +162,7 @@ class FilterGrad(ConvolutionForm):
         x, grad = operand("input", self.input, ndim=self.rank + 2), operand("grad", self.grad)
         _, w_shape, y_shape = self.sizes()
         _check_grad(grad, self.in_memory(y_shape))
-        return self._planned(w_shape, input=x, grad=grad)
+        return self._convolved(w_shape, input=x, grad=grad)
 
 
 def _check_grad(grad: AccelRef, shape: Shape) -> None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, op, operand, result_in
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, axis_of, lines_of
+from accel.ops.base import OutOp, Plan, op, operand, planned
+from accel.ops.fields import integer, set_fields, to_axis
+from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
+from accel.values import check_choice
 
 __all__ = ["Dct", "Dst", "Idct", "Idst"]
 
 Norm = Literal["backward", "ortho", "forward"]
 Kind = Literal[1, 2, 3, 4]
-_NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
 _INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
 @op("fft")
-class CosineTransform(FamilyOp):
+class CosineTransform(OutOp):
     """What cosine and sine transforms share.
 
     Parameters
@@ -49,19 +49,17 @@ class CosineTransform(FamilyOp):
     _: KW_ONLY
     axis: int = -1
     norm: Norm = "backward"
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         remedy = "Give 1, 2, 3 or 4."
         found = integer("type", self.type, remedy)
         if found not in _INVERSE:
             raise InvalidArgumentError(f"type is {found}", remedy=remedy)
-        set_fields(self, type=found, axis=integer("axis", self.axis, AXIS))
+        set_fields(self, type=found, axis=to_axis("axis", self.axis))
 
     def lines(self) -> tuple[int, int, int]:
         """Return the number of elements before, along and behind the axis."""
-        before, length, behind = lines_of(self.x.shape, self.axis)
-        return before, length, behind
+        return lines_of(self.x.shape, self.axis)
 
     def computed(self) -> Kind:
         """Return the type of the sums that are computed: an inverse has those of another type."""
@@ -79,14 +77,12 @@ class CosineTransform(FamilyOp):
         x = operand("x", self.x)
         if x.dtype not in _FLOATS:
             raise UnsupportedError(f"there is no {self.kind} of {x.dtype.value}", remedy="Use float32 or float64.")
-        if self.norm not in _NORMS:
-            raise InvalidArgumentError(f"norm is {self.norm!r}", remedy="Use 'backward', 'ortho' or 'forward'.")
+        check_choice("norm", self.norm, *get_args(Norm))
         length = x.shape[axis_of(self.axis, x.ndim)]
         least = 2 if self.type == 1 and not self.is_sine else 1
         if length < least:
             raise InvalidArgumentError(f"{self.kind} of type {self.type} along {length} elements", remedy=f"Give {least} or more.")
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "", x.dtype)
+        return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 
 
 @op()

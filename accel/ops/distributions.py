@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import Plan, as_shape, number, op
+from accel.ops.base import Plan, as_shape, op
 from accel.ops.draws import Floats, Shaped, at_least_zero, real, whole
 from accel.ops.fields import set_fields
+from accel.values import number
 
 __all__ = ["Bernoulli", "Beta", "Binomial", "Exponential", "Gamma", "Poisson", "TruncatedNormal"]
 

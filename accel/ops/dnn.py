@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
 from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
@@ -19,7 +19,7 @@ from accel.ops.convolution import (
 )
 from accel.ops.family import Family
 from accel.ops.loss import CrossEntropy, CrossEntropyGrad
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from accel.ops.training import (
@@ -36,15 +36,13 @@ from accel.ops.training import (
 
 __all__ = ["DnnOps"]
 
-M = TypeVar("M")
-
 
 class DnnOps(OpNamespace[M]):
     """Neural network ops: float16, bfloat16, float32, float64."""
 
     __slots__ = ()
 
-    library: ClassVar[str] = "dnn"
+    library: ClassVar = "dnn"
 
     attention = method(Attention)
     ragged_attention = method(RaggedAttention)

@@ -8,15 +8,18 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, op, result_in
+from accel.ops.base import OutOp, Plan, Shape, Status, as_shape, op, result_in
 from accel.ops.fields import integer, set_fields
-from accel.ref import AccelRef
+from accel.values import number
+
+if TYPE_CHECKING:
+    from accel.ref import AccelRef
 
 __all__ = ["Draw", "Floats", "Generator", "Shaped", "VendorFloats", "at_least_zero", "key_of", "real", "whole"]
 
@@ -57,7 +60,7 @@ def real(name: str, value: object, dtype: DType) -> float:
 
 
 @op("rng")
-class Draw(FamilyOp):
+class Draw(OutOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
     Parameters
@@ -78,7 +81,6 @@ class Draw(FamilyOp):
     seed: int | None = None
     offset: int = 0
     generator: Generator = "philox"
-    out: AccelRef | None = None
 
     def stream(self) -> str:
         """Return the name of the stream, of those of the seed, that numbers are of."""

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.enums import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, op, operand, plan_of, result_in, same_dtype
+from accel.ops.base import OutOp, Plan, element, op, operand, planned, same_dtype
 from accel.ops.family import Family
-from accel.ops.fields import member, set_fields
+from accel.ops.fields import to_dtype, to_member
 from accel.ops.fused import Fused
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef
 from accel.views import broadcast
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 __all__ = ["Binary", "Cast", "Clip", "ElementwiseOps", "Unary", "Where"]
 
-M = TypeVar("M")
 
 Operand: TypeAlias = AccelRef | complex | np.generic
 """A ref, or a number, which is taken in the dtype of the refs beside it."""
@@ -69,7 +64,15 @@ def _known_element(name: str, value: float, sign: float, dtype: DType) -> Array:
 
 
 @op("elementwise")
-class Unary(FamilyOp):
+class _OfElements(OutOp):
+    """An op that takes its operands as they lie."""
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        return True
+
+
+@op(convert={"op": to_member(UnaryOp)})
+class Unary(_OfElements):
     """``op(x)``, in the dtype of x; tests such as isnan give bool. ``out`` may be ``x``.
 
     Parameters
@@ -85,33 +88,18 @@ class Unary(FamilyOp):
 
     op: UnaryName | UnaryOp
     x: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``op``."""
-        if type(self.op) is not UnaryOp:
-            set_fields(self, op=member(UnaryOp, self.op))
 
     def is_plain(self) -> bool:
         """Return whether neither operand nor result is strided."""
-        return not self.x.is_strided and (self.out is None or not self.out.is_strided)
-
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return True
+        return not (self.x.is_strided or (self.out is not None and self.out.is_strided))
 
     def plan(self) -> Plan:
-        x, out, op = self.x, self.out, member(UnaryOp, self.op)
-        if type(x) is not AccelRef:  # nearly always it is
-            operand("x", x)
-        writes, creates = result_in(out, x.shape, result_dtype(op, x.dtype))
-        if out is not None and out is not x and out.buffer == x.buffer:
-            in_place_or_apart(out, x=x)
-        return plan_of(((x,), writes, creates, _UNARY[op], x.dtype, False, None))
+        x, op = operand("x", self.x), cast("UnaryOp", self.op)
+        return planned(self.out, {"x": x}, x.shape, result_dtype(op, x.dtype), _UNARY[op], of=x.dtype, in_place=("x",))
 
 
-@op("elementwise")
-class Binary(FamilyOp):
+@op(convert={"op": to_member(BinaryOp)})
+class Binary(_OfElements):
     """``op(x, y)``, broadcast as in numpy, in the operands' one dtype; comparisons and logic give bool. ``out`` may be an operand of its shape.
 
     Parameters
@@ -128,13 +116,6 @@ class Binary(FamilyOp):
     op: BinaryName | BinaryOp
     x: Operand
     y: Operand
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``op``."""
-        if type(self.op) is not BinaryOp:
-            set_fields(self, op=member(BinaryOp, self.op))
 
     @property
     def dtype(self) -> DType:
@@ -153,28 +134,21 @@ class Binary(FamilyOp):
         """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
         return _arguments(self.dtype, x=self.x, y=self.y)
 
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return True
-
     def plan(self) -> Plan:
-        x, y, out, op = self.x, self.y, self.out, member(BinaryOp, self.op)
+        x, y, op = self.x, self.y, cast("BinaryOp", self.op)
         if isinstance(x, AccelRef) and isinstance(y, AccelRef):
-            reads: tuple[AccelRef, ...] = (x, y)
-            dtype = same_dtype(x=x, y=y)
+            refs, dtype = {"x": x, "y": y}, same_dtype(x=x, y=y)
             shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
         else:
             refs = _refs(x=x, y=y)
-            reads, dtype = tuple(refs.values()), same_dtype(**refs)
-            shape = reads[0].shape
+            (ref,) = refs.values()
+            shape, dtype = ref.shape, ref.dtype
             _arguments(dtype, x=x, y=y)
-        writes, creates = result_in(out, shape, result_dtype(op, dtype))
-        if out is not None:
-            in_place_or_apart(out, **_refs(x=x, y=y))
-        return plan_of((reads, writes, creates, _BINARY[op], dtype, False, None))
+        return planned(self.out, refs, shape, result_dtype(op, dtype), _BINARY[op], of=dtype, in_place=("x", "y"))
 
 
-@op("elementwise")
-class Where(FamilyOp):
+@op()
+class Where(_OfElements):
     """Elements of ``x`` where ``condition`` is true, else of ``y``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
     Parameters
@@ -190,16 +164,11 @@ class Where(FamilyOp):
     condition: AccelRef
     x: Operand
     y: Operand
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
         x = self.x if isinstance(self.x, AccelRef) else operand("y", self.y)
         return self.condition, *_arguments(x.dtype, x=self.x, y=self.y)
-
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return True
 
     def plan(self) -> Plan:
         condition, refs = operand("condition", self.condition), _refs(x=self.x, y=self.y)
@@ -207,11 +176,14 @@ class Where(FamilyOp):
             raise InvalidArgumentError(
                 f"condition is {condition.dtype.value}", remedy="Compare first: device.elementwise.binary('not_equal', condition, 0)."
             )
-        return _planned("where", same_dtype(**refs), self.arguments, self.out, condition=condition, **refs)
+        dtype = same_dtype(**refs)
+        self.arguments()
+        shape = broadcast(condition.shape, *[ref.shape for ref in refs.values()])
+        return planned(self.out, {"condition": condition, **refs}, shape, dtype, "where", in_place=("condition", *refs))
 
 
-@op("elementwise")
-class Clip(FamilyOp):
+@op()
+class Clip(_OfElements):
     """``x`` with elements below ``min`` set to it, and then elements above ``max``, broadcast as in numpy. ``out`` may be an operand of its shape.
 
     Parameters
@@ -227,8 +199,6 @@ class Clip(FamilyOp):
     x: AccelRef
     min: Operand | None = None
     max: Operand | None = None
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
@@ -244,18 +214,17 @@ class Clip(FamilyOp):
             least, most = ends[0] if least is None else least, ends[1] if most is None else most
         return self.x, least, most
 
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return True
-
     def plan(self) -> Plan:
         operand("x", self.x)
         x, least, most = self._operands()
         refs = _refs(x=x, min=least, max=most)
-        return _planned("clip", same_dtype(**refs), self.arguments, self.out, **refs)
+        dtype = same_dtype(**refs)
+        self.arguments()
+        return planned(self.out, refs, broadcast(*[ref.shape for ref in refs.values()]), dtype, "clip", in_place=tuple(refs))
 
 
-@op("elementwise")
-class Cast(FamilyOp):
+@op(convert={"dtype": to_dtype})
+class Cast(_OfElements):
     """The elements of ``x`` as ``dtype``.
 
     Floats are rounded to the nearest, and towards zero for integers. What an integer type cannot hold, NaN included, gives any value. True is 1, and all
@@ -273,19 +242,10 @@ class Cast(FamilyOp):
 
     x: AccelRef
     dtype: DTypeLike
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``dtype``."""
-        set_fields(self, dtype=DType.of(self.dtype))
 
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operand."""
         return (self.x,)
-
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return True
 
     def plan(self) -> Plan:
         x, dtype = operand("x", self.x), DType.of(self.dtype)
@@ -293,20 +253,10 @@ class Cast(FamilyOp):
             raise UnsupportedError(f"cast to {dtype.value} is not offered", remedy=f"It takes {', '.join(each.value for each in _CASTS)}.")
         if x.dtype.is_complex and not dtype.is_complex and dtype is not DType.BOOL:
             raise InvalidArgumentError(f"cast of {x.dtype.value} to {dtype.value} would drop the imaginary part", remedy="Cast to complex.")
-        writes, creates = result_in(self.out, x.shape, dtype)
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), writes, creates, "cast", x.dtype)
+        return planned(self.out, {"x": x}, x.shape, dtype, "cast", of=x.dtype, in_place=("x",))
 
 
 _CASTS = tuple(dtype for dtype in DType if not dtype.value.startswith(("float8", "float4")))
-
-
-def _planned(capability: str, dtype: DType, arguments: Callable[[], object], out: AccelRef | None, **refs: AccelRef) -> Plan:
-    """Return the plan of an op on operands that are broadcast; ``arguments`` raises if a number is none of the dtype's."""
-    arguments()
-    writes, creates = result_in(out, broadcast(*[ref.shape for ref in refs.values()]), dtype)
-    in_place_or_apart(out, **refs)
-    return Plan(tuple(refs.values()), writes, creates, capability, dtype)
 
 
 class ElementwiseOps(OpNamespace[M]):
@@ -314,8 +264,8 @@ class ElementwiseOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "elementwise"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "elementwise"
+    aliases: ClassVar = {
         **{op.value: f".unary({op.value!r}, x)" for op in UnaryOp},
         **{op.value: f".binary({op.value!r}, x, y)" for op in BinaryOp},
         "astype": ".cast(x, dtype)",

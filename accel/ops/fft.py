@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import partial
+from typing import ClassVar, Literal, get_args
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, in_place_or_apart, op, operand, result_in
+from accel.ops.base import OutOp, Plan, Shape, Spec, op, operand, planned, to_real
 from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import convert_fields, integer, set_fields, unless_none
 from accel.ops.filters import Convolve, Correlate
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.pieces import OfOne, Piece, axes_of, integers
 from accel.ops.rearranged import Roll
 from accel.ref import AccelRef
+from accel.values import check_choice
 
 __all__ = ["Fft", "FftOps", "Fftfreq", "Fftshift", "Hfft", "Ifft", "Ifftshift", "Ihfft", "Irfft", "Rfft", "Rfftfreq"]
 
-M = TypeVar("M")
 
 Norm = Literal["backward", "ortho", "forward"]
 """Which direction is scaled: the inverse by 1/N, both by 1/sqrt(N), or the forward one by 1/N."""
 
-_NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
 _MOST_AXES = 3
 _LONGEST = 1 << 53
 _COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
@@ -52,7 +52,7 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
 
 
 @op("fft")
-class Transform(FamilyOp):
+class Transform(OutOp):
     """What the four transforms share.
 
     Parameters
@@ -73,10 +73,10 @@ class Transform(FamilyOp):
     _: KW_ONLY
     axes: int | Iterable[int] = (-1,)
     norm: Norm = "backward"
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         """Count ``axes`` from 0, once ``x`` is a ref."""
+        convert_fields(self)
         if isinstance(self.x, AccelRef):
             set_fields(self, axes=self.counted())
 
@@ -101,17 +101,14 @@ class Transform(FamilyOp):
 
     def _checked(self) -> AccelRef:
         x = operand("x", self.x)
-        if self.norm not in _NORMS:
-            raise InvalidArgumentError(f"norm is {self.norm!r}", remedy="Use 'backward', 'ortho' or 'forward'.")
+        check_choice("norm", self.norm, *get_args(Norm))
         return x
 
-    def _planned(self) -> Plan:
+    def _transformed(self) -> Plan:
         if 0 in self.lengths():
             raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {self.x.shape})", remedy="Leave empty axes out.")
         shape, dtype, _ = self.spec()
-        writes, creates = result_in(self.out, shape, dtype)
-        in_place_or_apart(self.out, x=self.x)
-        return Plan((self.x,), writes, creates, "", dtype)
+        return planned(self.out, {"x": self.x}, shape, dtype, in_place=("x",))
 
 
 def _require(x: AccelRef, wanted: dict[DType, DType], other: dict[DType, DType], remedy: str) -> None:
@@ -132,7 +129,7 @@ class _Whole(Transform):
     def plan(self) -> Plan:
         x = self._checked()
         _require(x, _REAL, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
-        return self._planned()
+        return self._transformed()
 
 
 @op()
@@ -161,10 +158,10 @@ class Rfft(Transform):
     def plan(self) -> Plan:
         x = self._checked()
         _require(x, _COMPLEX, _REAL, "Use fft, which takes complex elements.")
-        return self._planned()
+        return self._transformed()
 
 
-@op()
+@op(convert={"n": unless_none(partial(integer, remedy="Give an int, or leave n out."))})
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 
@@ -178,12 +175,6 @@ class Irfft(Transform):
 
     _: KW_ONLY
     n: int | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``n`` too."""
-        Transform.__post_init__(self)
-        if self.n is not None:
-            set_fields(self, n=integer("n", self.n, "Give an int, or leave n out."))
 
     def length(self) -> int:
         """Return the length of the result along the last axis."""
@@ -205,7 +196,7 @@ class Irfft(Transform):
                 f"n is {self.n}",
                 remedy=f"x has m = {x.shape[last]} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out.",
             )
-        return self._planned()
+        return self._transformed()
 
 
 @op()
@@ -228,21 +219,13 @@ class Ihfft(Rfft):
     is_forward: ClassVar[bool] = False
 
 
-@op("fft")
+@op("fft", convert={"axes": unless_none(integers)})
 class Fftshift(OfOne):
     """``x`` with the frequency 0 of ``axes``, or all axes, in the middle: numpy's ``fftshift``, of any dtype."""
 
     is_back: ClassVar[bool] = False
 
-    x: AccelRef
     axes: int | Iterable[int] | None = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axes``."""
-        if self.axes is not None:
-            set_fields(self, axes=integers("axes", self.axes))
 
     def shape(self) -> Shape:
         if self.axes is not None:
@@ -263,7 +246,7 @@ class Ifftshift(Fftshift):
 
 
 @op("fft")
-class Fftfreq(FamilyOp):
+class Fftfreq(OutOp):
     """numpy's ``fftfreq(n, d)``: the frequencies of a transform of length ``n``, whose elements are ``d`` apart.
 
     Parameters
@@ -281,13 +264,11 @@ class Fftfreq(FamilyOp):
     n: int
     d: float = 1.0
     dtype: DTypeLike = DType.FLOAT64
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         remedy = "Give an int of 1 or more."
         n = integer("n", self.n, remedy)
-        d: Any = factor("d", self.d, DType.FLOAT64)
+        d = to_real("d", self.d)
         if not 1 <= n < _LONGEST:
             raise InvalidArgumentError(f"n is {n}", remedy=remedy)
         if not math.isfinite(d) or not n * d or not math.isfinite(1 / (n * d)):
@@ -306,7 +287,7 @@ class Fftfreq(FamilyOp):
         dtype = DType.of(self.dtype)
         if dtype not in _COMPLEX:
             raise UnsupportedError(f"there are no frequencies of {dtype.value}", remedy="Use float32 or float64.")
-        return Plan((), *result_in(self.out, (self.counts()[0],), dtype), "", dtype)
+        return planned(self.out, {}, (self.counts()[0],), dtype)
 
 
 @op()
@@ -327,7 +308,7 @@ class FftOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "fft"
+    library: ClassVar = "fft"
 
     fft = method(Fft)
     ifft = method(Ifft)

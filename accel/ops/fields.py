@@ -1,26 +1,56 @@
 """Fields of ops that a caller may write in several ways, and that kernels read in one.
 
-Such a field is annotated with all that a caller may write, ``op: UnaryName | UnaryOp``. The op's ``__post_init__`` converts it by :func:`set_fields`; who reads
-it calls the same function again, which returns what is converted already, and tells a type checker so.
+Such a field is annotated with all that a caller may write, ``op: UnaryName | UnaryOp``. When an op is made, it is converted by what the class names for it:
+``@op("sort", convert={"axis": to_axis})``. What depends on several fields is a ``__post_init__``. Code that reads such a field, and needs the type of what is
+converted, calls the same function again, which returns that as it is.
 """
 
 from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
+from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 
-__all__ = ["integer", "member", "set_fields"]
+__all__ = [
+    "AXIS",
+    "Convert",
+    "convert_fields",
+    "flag",
+    "integer",
+    "member",
+    "set_fields",
+    "to_axis",
+    "to_dtype",
+    "to_int",
+    "to_member",
+    "unless_none",
+]
 
 E = TypeVar("E", bound=enum.Enum)
+
+Convert: TypeAlias = Callable[[str, Any], Any]
+"""Given the name of a field and what a caller wrote, returns what kernels read; raises :class:`InvalidArgumentError` if it is nothing of that kind."""
+
+AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
 
 
 def set_fields(frozen: object, /, **values: object) -> None:
     """Set fields of a frozen op to the form that kernels read; for ``__post_init__`` only."""
     for name, value in values.items():
         object.__setattr__(frozen, name, value)
+
+
+def convert_fields(frozen: Any) -> None:
+    """Convert the fields of an op as its class says; the ``__post_init__`` of most."""
+    for name, convert in frozen.conversions.items():
+        object.__setattr__(frozen, name, convert(name, getattr(frozen, name)))
 
 
 def integer(name: str, value: Any, remedy: str) -> int:
@@ -31,10 +61,44 @@ def integer(name: str, value: Any, remedy: str) -> int:
     InvalidArgumentError
         If it is not.
     """
+    if type(value) is int:
+        return value
     try:
         return operator.index(value)
     except Exception as error:  # a class of the caller's may raise anything
         raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from error
+
+
+to_int: Convert = partial(integer, remedy="Give an int.")
+to_axis: Convert = partial(integer, remedy=AXIS)
+
+
+def to_dtype(name: str, value: Any) -> DType:
+    """Return the dtype that a caller names."""
+    return DType.of(value)
+
+
+def unless_none(convert: Convert) -> Convert:
+    """Return what converts as ``convert`` does, and leaves ``None``."""
+    return lambda name, value: None if value is None else convert(name, value)
+
+
+def to_member(enumeration: type[enum.Enum]) -> Convert:
+    """Return what converts to members of an enumeration."""
+    return lambda name, value: member(enumeration, value)
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an option that is true or false.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
+    return bool(value)
 
 
 def member(enumeration: type[E], value: object) -> E:
@@ -47,10 +111,13 @@ def member(enumeration: type[E], value: object) -> E:
     """
     if type(value) is enumeration:
         return value
-    if isinstance(value, str):
-        try:
-            return enumeration(value)
-        except ValueError:
-            pass  # raised below, with the names
-    names = ", ".join(repr(each.value) for each in enumeration)
-    raise InvalidArgumentError(f"{value!r} is not a {enumeration.__name__}", remedy=f"Use one of {names}.")
+    members = _members(enumeration)
+    if isinstance(value, str) and value in members:
+        found: E = members[value]
+        return found
+    raise InvalidArgumentError(f"{value!r} is not a {enumeration.__name__}", remedy=f"Use one of {', '.join(map(repr, members))}.")
+
+
+@lru_cache(maxsize=64)
+def _members(enumeration: Any) -> dict[str, Any]:
+    return {each.value: each for each in enumeration}

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import set_fields
+from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype
+from accel.ops.fields import unless_none
 from accel.ops.pieces import axes_of, integers
 from accel.ref import AccelRef
+from accel.values import check_choice
 
 __all__ = ["Convolve", "Correlate"]
 
 Mode = Literal["full", "same", "valid"]
-_MODES: tuple[Mode, ...] = ("full", "same", "valid")
 _MOST_AXES = 3
 _DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
 _PRIMES = (7, 5, 3, 2)
@@ -67,8 +67,8 @@ def _fast_length(least: int) -> int:
         length += 1
 
 
-@op("fft")
-class Convolve(FamilyOp):
+@op("fft", convert={"axes": unless_none(integers)})
+class Convolve(OutOp):
     """scipy's ``fftconvolve(a, b, mode, axes)``: float32, float64, complex64 or complex128. Its rounding errors are relative to the largest result.
 
     Parameters
@@ -90,12 +90,6 @@ class Convolve(FamilyOp):
     mode: Mode = "full"
     _: KW_ONLY
     axes: int | Iterable[int] | None = None
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axes``."""
-        if self.axes is not None:
-            set_fields(self, axes=integers("axes", self.axes))
 
     def extent(self) -> Extent:
         """Return the sizes; raise where they do not fit."""
@@ -131,12 +125,10 @@ class Convolve(FamilyOp):
         dtype = same_dtype(a=a, b=b)
         if dtype not in _DTYPES:
             raise UnsupportedError(f"there is no {self.kind} of {dtype.value}", remedy="Use float32, float64, complex64 or complex128.")
-        if self.mode not in _MODES:
-            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy="Use 'full', 'same' or 'valid'.")
+        check_choice("mode", self.mode, *get_args(Mode))
         extent = self.extent()
-        not_aliased(self.out, a=a, b=b)
         batch = (a if extent.batch_a == extent.batch else b).shape[: a.ndim - len(extent.a)]
-        return Plan((a, b), *result_in(self.out, (*batch, *extent.result), dtype), "", dtype)
+        return planned(self.out, {"a": a, "b": b}, (*batch, *extent.result), dtype)
 
 
 @op()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
-from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, Status, not_aliased, number, op, operand, result_in
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import INTEGERS
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, OutOp, Plan, SizedOp, Spec, op, operand, planned, status_of_places
+from accel.ops.fields import set_fields, to_int
 from accel.ref import AccelRef
+from accel.values import number
 
 __all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll"]
 
@@ -148,18 +147,11 @@ class UniqueAll(SizedOp[tuple[AccelRef, AccelRef, AccelRef, AccelRef], tuple[Acc
         return values[:count], indices[:count], inverse, counts[:count]
 
 
-def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: whether a number was out of range, and which."""
-    if not status[0]:
-        return None
-    return InvalidArgumentError(f"{int(status[1])} is out of range", remedy="Give numbers from 0 to length - 1.")
+_STATUS = status_of_places("{} is out of range", "Give numbers from 0 to length - 1.")
 
 
-_STATUS = Status(Spec((2,), DType.INT64), _failure)
-
-
-@op("sort")
-class Bincount(FamilyOp):
+@op("sort", convert={"length": to_int})
+class Bincount(OutOp):
     """How often each number from 0 to ``length - 1`` is in ``x``, int64; or the sums of the ``weights`` of each.
 
     Parameters
@@ -177,12 +169,6 @@ class Bincount(FamilyOp):
     x: AccelRef
     length: int
     weights: AccelRef | None = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``length``."""
-        set_fields(self, length=integer("length", self.length, INTEGERS))
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
@@ -199,8 +185,7 @@ class Bincount(FamilyOp):
                     f"weights are {dtype.value}{list(weights.shape)}, x has shape {x.shape}",
                     remedy="Give float32 or float64, one for each element of x.",
                 )
-        not_aliased(self.out, **refs)
-        return Plan(tuple(refs.values()), *result_in(self.out, (self.length,), dtype), status=_STATUS)
+        return planned(self.out, refs, (self.length,), dtype, status=_STATUS)
 
 
 def _has_room(low: float, high: float, bins: int) -> bool:
@@ -209,7 +194,7 @@ def _has_room(low: float, high: float, bins: int) -> bool:
 
 
 @op("sort")
-class Histogram(FamilyOp):
+class Histogram(OutOp):
     """How many elements of ``x`` are in each of ``bins`` equal parts of ``range``, int64.
 
     The edges are ``numpy.linspace(*range, bins + 1)``. A bin has its left edge; the last one has both.
@@ -229,8 +214,6 @@ class Histogram(FamilyOp):
     x: AccelRef
     bins: int
     range: tuple[float, float]
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         """Convert ``bins`` and ``range``."""
@@ -238,7 +221,7 @@ class Histogram(FamilyOp):
         ends = tuple([number("range", each) for each in limits])
         if len(ends) != 2 or any(isinstance(each, complex) for each in ends):
             raise InvalidArgumentError(f"range is {self.range!r}", remedy="Give a pair of numbers.")
-        set_fields(self, bins=integer("bins", self.bins, INTEGERS), range=(float(ends[0]), float(ends[1])))
+        set_fields(self, bins=to_int("bins", self.bins), range=(float(ends[0]), float(ends[1])))
 
     def plan(self) -> Plan:
         x, (low, high) = ordered(self, "x", self.x), self.range
@@ -252,5 +235,4 @@ class Histogram(FamilyOp):
             raise InvalidArgumentError(
                 f"range {self.range} has no {self.bins} parts in float64", remedy="Give fewer bins, or a wider range."
             )
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, (self.bins,), DType.INT64))
+        return planned(self.out, {"x": x}, (self.bins,), DType.INT64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +11,7 @@ import numpy as np
 from accel.dtype import DType
 from accel.enums import CAPABILITIES, BinaryOp, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, op, operand, result_in
+from accel.ops.base import OutOp, Plan, op, operand, planned
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -133,7 +132,7 @@ def _type_of(name: str, values: list[DType]) -> DType:
 
 
 @op("elementwise")
-class Fused(FamilyOp):
+class Fused(OutOp):
     """Functions of elements, one after the other in one pass over the operands, which are broadcast as in numpy.
 
     Values are the operands, and then the results of the instructions; the last one's is the result. float16 and bfloat16 are computed in float32 and rounded at
@@ -152,8 +151,6 @@ class Fused(FamilyOp):
 
     program: Sequence[Instruction]
     operands: Sequence[AccelRef | np.generic]
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         """Convert the sequences."""
@@ -196,7 +193,5 @@ class Fused(FamilyOp):
             raise InvalidArgumentError("no operand is a ref", remedy="Give at least one; numpy computes the others.")
         first = refs[0].shape
         shape = first if all(ref.shape == first for ref in refs) else broadcast(*[ref.shape for ref in refs])
-        writes, creates = result_in(self.out, shape, self.types()[-1])
-        if self.out is not None:
-            in_place_or_apart(self.out, **{f"operands[{place}]": ref for place, ref in enumerate(refs)})
-        return Plan(tuple(refs), writes, creates)
+        reads = {f"operands[{place}]": ref for place, ref in enumerate(refs)}
+        return planned(self.out, reads, shape, self.types()[-1], in_place=tuple(reads))

@@ -6,23 +6,23 @@ import itertools
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from accel.dtype import DType
-from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, element, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, axis_of
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, element, not_aliased, op, operand, planned, same_dtype, status_of_places
+from accel.ops.fields import to_axis, unless_none
+from accel.ops.pieces import axis_of
 from accel.ref import AccelRef
+from accel.values import check_choice
 from accel.views import steps_of
 
 __all__ = ["PutAlongAxis", "ScatterAdd", "Take", "TakeAlongAxis", "Walk"]
 
 Mode = Literal["raise", "wrap", "clip"]
 
-_MODES: tuple[Mode, ...] = ("raise", "wrap", "clip")
 _INTEGERS = (DType.INT32, DType.INT64)
 
 
@@ -55,14 +55,7 @@ class Walk:
         return self.before * self.count * self.behind
 
 
-def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: whether an index was out of range, and which."""
-    if not status[0]:
-        return None
-    return InvalidArgumentError(f"index {int(status[1])} is out of range", remedy="Count elements from 0 or, from the end, from -1.")
-
-
-_STATUS = Status(Spec((2,), DType.INT64), _failure)
+_STATUS = status_of_places("index {} is out of range", "Count elements from 0 or, from the end, from -1.")
 
 
 @op("arrays")
@@ -125,7 +118,7 @@ def _along(x: AccelRef, indices: AccelRef, axis: int) -> Shape:
     return shape
 
 
-@op()
+@op(convert={"axis": unless_none(to_axis)})
 class Take(Indexed):
     """The parts of ``x`` at ``indices`` along ``axis``; without ``axis`` as if it had one dimension.
 
@@ -143,17 +136,10 @@ class Take(Indexed):
         Buffer to write; not ``x`` or ``indices``.
     """
 
-    x: AccelRef
-    indices: AccelRef
     axis: int | None = None
     _: KW_ONLY
     mode: Mode = "raise"
     out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        if self.axis is not None:
-            set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def _shape(self) -> tuple[Shape, int]:
         return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
@@ -170,20 +156,15 @@ class Take(Indexed):
 
     def plan(self) -> Plan:
         x, indices = self.operands()
-        if self.mode not in _MODES:
-            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _MODES))}.")
+        check_choice("mode", self.mode, *get_args(Mode))
         shape, axis = self._shape()
         if not shape[axis] and indices.size and self.mode != "raise":
             raise InvalidArgumentError("x has no elements to wrap around or clip to", remedy="Leave empty buffers out.")
-        not_aliased(self.out, x=x, indices=indices)
-        return Plan(
-            (x, indices),
-            *result_in(self.out, (*shape[:axis], *indices.shape, *shape[axis + 1 :]), x.dtype),
-            status=_STATUS if self.mode == "raise" else None,
-        )
+        taken = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
+        return planned(self.out, {"x": x, "indices": indices}, taken, x.dtype, status=_STATUS if self.mode == "raise" else None)
 
 
-@op()
+@op(convert={"axis": to_axis})
 class TakeAlongAxis(Indexed):
     """The elements of ``x`` at ``indices`` along ``axis``: ``result[i, j] = x[i, indices[i, j]]`` along the last axis of a matrix.
 
@@ -199,15 +180,9 @@ class TakeAlongAxis(Indexed):
         Buffer to write; not ``x`` or ``indices``.
     """
 
-    x: AccelRef
-    indices: AccelRef
     axis: int = -1
     _: KW_ONLY
     out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def lies(self) -> tuple[Shape, Shape, int]:
         return self.x.shape, self.x.strides, axis_of(self.axis, self.x.ndim)
@@ -217,22 +192,15 @@ class TakeAlongAxis(Indexed):
 
     def plan(self) -> Plan:
         x, indices = self.operands()
-        not_aliased(self.out, x=x, indices=indices)
-        return Plan((x, indices), *result_in(self.out, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype), status=_STATUS)
+        return planned(self.out, {"x": x, "indices": indices}, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype, status=_STATUS)
 
 
-@op()
+@op(convert={"axis": to_axis})
 class _Changing(Indexed):
     """An op that changes ``x`` in place."""
 
-    x: AccelRef
-    indices: AccelRef
     values: AccelRef | complex | np.generic
     axis: int
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def number(self) -> bytes:
         """Return the bytes of the number that ``values`` is; none if it is a ref."""
@@ -279,9 +247,6 @@ class PutAlongAxis(_Changing):
         Which axis.
     """
 
-    x: AccelRef
-    indices: AccelRef
-    values: AccelRef | complex | np.generic
     axis: int = -1
 
     def plan(self) -> Plan:
@@ -301,9 +266,6 @@ class ScatterAdd(_Changing):
         As for ``put_along_axis``.
     """
 
-    x: AccelRef
-    indices: AccelRef
-    values: AccelRef | complex | np.generic
     axis: int = 0
 
     def plan(self) -> Plan:

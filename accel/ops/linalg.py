@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from accel.dtype import DType, DTypeLike
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, op, operand, result_in
-from accel.ops.blas import TransposeField, transpose_of
+from accel.ops.base import OutOp, Plan, Shape, Spec, op, operand, plan_of, result_in
+from accel.ops.blas_operands import TRANSPOSES, TransposeField, check_tf32, no_product
 from accel.ops.family import Family
-from accel.ops.fields import set_fields
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.fields import convert_fields, set_fields, to_dtype, unless_none
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef, StridedRef, overlap
 from accel.views import broadcast
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILY", "Activation", "LinalgOps", "Matmul", "MatmulMemory"]
 
-M = TypeVar("M")
 
 Activation: TypeAlias = Literal["relu", "gelu"]
 
@@ -46,7 +45,7 @@ _FUSED = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64,
 
 
 _REFS = ("a", "b", "bias", "scale_a", "scale_b", "scale_out", "out", "aux", "amax")
-_NO_SCALES, _NO_OTHERS = (None,) * 3, (None,) * 7
+_NO_OTHERS = (None,) * 9
 
 
 class MatmulMemory(NamedTuple):
@@ -76,8 +75,8 @@ def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, Transpo
     return ref, transpose
 
 
-@op("linalg")
-class Matmul(FamilyOp):
+@op("linalg", convert={"out_dtype": unless_none(to_dtype), **TRANSPOSES})
+class Matmul(OutOp):
     """``activation(op(a) @ op(b) + bias)``, with numpy's rules for ranks and broadcasting.
 
     Parameters
@@ -114,7 +113,6 @@ class Matmul(FamilyOp):
     a: AccelRef
     b: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     bias: AccelRef | None = None
     activation: Activation | None = None
     aux: AccelRef | None = None
@@ -130,10 +128,8 @@ class Matmul(FamilyOp):
 
     def __post_init__(self) -> None:
         """Convert ``out_dtype`` and the transposes."""
-        if self.out_dtype is not None and type(self.out_dtype) is not DType:
-            set_fields(self, out_dtype=DType.of(self.out_dtype))
-        if not self.transpose_a is _NONE is self.transpose_b:
-            set_fields(self, transpose_a=transpose_of(self.transpose_a), transpose_b=transpose_of(self.transpose_b))
+        if not (self.transpose_a is _NONE is self.transpose_b and self.out_dtype is None):  # mostly they are
+            convert_fields(self)
         if getattr(self.a, "is_strided", False) or getattr(self.b, "is_strided", False):
             a, transpose_a = _turned(self.a, self.transpose_a)
             b, transpose_b = _turned(self.b, self.transpose_b)
@@ -145,11 +141,9 @@ class Matmul(FamilyOp):
         m, k = (1, a[0]) if len(a) == 1 else a[-2:] if self.transpose_a is _NONE else a[:-3:-1]
         k_b, n = (b[0], 1) if len(b) == 1 else b[-2:] if self.transpose_b is _NONE else b[:-3:-1]
         if k != k_b:
-            raise InvalidArgumentError(
-                f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
-                remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
-            )
-        return broadcast(a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else (), m, n, k
+            raise no_product(a, b, k, k_b)
+        stack = a[:-2]
+        return stack if stack == b[:-2] else broadcast(stack, b[:-2]), m, n, k
 
     def result_type(self) -> DType:
         """Return the dtype of the result."""
@@ -182,17 +176,16 @@ class Matmul(FamilyOp):
             self._check_options()
         batch, m, n, k = self.sizes()
         dtype = self.result_type()
-        shape = (m, n) if len(a.shape) == 2 == len(b.shape) else (*batch, *((m,) * (len(a.shape) > 1)), *((n,) * (len(b.shape) > 1)))
-        if self.bias is not None or self.activation is not None or self.aux is not None:
-            self._check_epilogue(shape, dtype, n, k)
-        scales = self.scale_a, self.scale_b, self.scale_out
-        if scales != _NO_SCALES or self.amax is not None:
-            self._check_scales(dtype)
-        creates = (Spec(shape, dtype),) if self.out is None else result_in(self.out, shape, dtype)[1]
-        if (self.out, self.bias, self.aux, *scales, self.amax) == _NO_OTHERS:
-            return Plan((a, b), (), creates, dtype=dtype)
-        reads = (a, b, *[ref for ref in (self.bias, *scales) if ref is not None])
-        if writes := tuple([ref for ref in (self.out, self.aux, self.amax) if ref is not None]):
+        shape = (*batch, m, n) if len(a.shape) > 1 < len(b.shape) else (*batch, *((m,) * (len(a.shape) > 1)), *((n,) * (len(b.shape) > 1)))
+        others = (self.bias, self.activation, self.aux, self.scale_a, self.scale_b, self.scale_out, self.amax, self.out, self.out_dtype)
+        if others == _NO_OTHERS:  # mostly there are none
+            return plan_of(((a, b), (), (Spec(shape, dtype),), "", dtype, False, None))
+        self._check_epilogue(shape, dtype, n, k)
+        self._check_scales(dtype)
+        creates = result_in(self.out, shape, dtype)[1]
+        reads = (a, b, *[ref for ref in (self.bias, self.scale_a, self.scale_b, self.scale_out) if ref is not None])
+        writes = tuple([ref for ref in (self.out, self.aux, self.amax) if ref is not None])
+        if writes:
             self._check_overlap()
         return Plan(reads, writes, creates, dtype=dtype)
 
@@ -202,6 +195,8 @@ class Matmul(FamilyOp):
 
     def memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> MatmulMemory:
         """Return which of the addresses that a kernel is given is what."""
+        if len(inputs) == 2 and self.aux is None and self.amax is None:
+            return MatmulMemory(inputs[0], inputs[1], 0, 0, 0, 0, outputs[0], 0, 0)
         names = [name for name in MatmulMemory._fields if getattr(self, name) is not None]
         if self.out is None:
             names.append("out")  # what the plan creates comes behind what it writes
@@ -221,10 +216,7 @@ class Matmul(FamilyOp):
         for name, ref, transpose in (("a", self.a, self.transpose_a), ("b", self.b, self.transpose_b)):
             if len(ref.shape) == 1 and transpose is not _NONE:
                 raise InvalidArgumentError(f"transpose_{name} is given for a vector", remedy="Leave it out.")
-        if self.allow_tf32 and self.a.dtype is not DType.FLOAT32:
-            raise InvalidArgumentError(
-                f"allow_tf32 is given for {self.a.dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
-            )
+        check_tf32(self.allow_tf32, self.a.dtype)
 
     def _check_overlap(self) -> None:
         """See that nothing is written over what is read, or written twice."""
@@ -291,8 +283,8 @@ class LinalgOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "linalg"
-    aliases: ClassVar[Mapping[str, str]] = {"linear": ".matmul(x, w, bias=b, transpose_b=True)", "addmm": ".matmul(x, y, bias=b)"}
+    library: ClassVar = "linalg"
+    aliases: ClassVar = {"linear": ".matmul(x, w, bias=b, transpose_b=True)", "addmm": ".matmul(x, y, bias=b)"}
 
     matmul = method(Matmul)
 

@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
+from accel.ops.base import OutOp, Plan, op, operand, planned, same_dtype
+from accel.ops.fields import to_int
 from accel.ref import AccelRef
 
 __all__ = ["CrossEntropy", "CrossEntropyGrad"]
@@ -23,8 +23,8 @@ def _check_labels(logits: AccelRef, labels: AccelRef) -> None:
         )
 
 
-@op("dnn")
-class CrossEntropy(FamilyOp):
+@op("dnn", convert={"ignore_index": to_int})
+class CrossEntropy(OutOp):
     """``-log(softmax(logits))`` at each row's label: one loss for each row. ``reduce("mean", ...)`` makes one number of them.
 
     Parameters
@@ -43,21 +43,15 @@ class CrossEntropy(FamilyOp):
     labels: AccelRef
     _: KW_ONLY
     ignore_index: int = -100
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``ignore_index``."""
-        set_fields(self, ignore_index=integer("ignore_index", self.ignore_index, "Give an int."))
 
     def plan(self) -> Plan:
         logits, labels = operand("logits", self.logits), operand("labels", self.labels)
         _check_labels(logits, labels)
-        not_aliased(self.out, logits=logits, labels=labels)
-        return Plan((logits, labels), *result_in(self.out, labels.shape, logits.dtype), "normalize", logits.dtype)
+        return planned(self.out, {"logits": logits, "labels": labels}, labels.shape, logits.dtype, "normalize")
 
 
-@op("dnn")
-class CrossEntropyGrad(FamilyOp):
+@op("dnn", convert={"ignore_index": to_int})
+class CrossEntropyGrad(OutOp):
     """The gradient of the logits of ``cross_entropy``: ``(softmax(logits) - 1 at the label) * grad``. ``out`` may be ``logits``.
 
     Parameters
@@ -75,19 +69,11 @@ class CrossEntropyGrad(FamilyOp):
     labels: AccelRef
     _: KW_ONLY
     ignore_index: int = -100
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``ignore_index``."""
-        set_fields(self, ignore_index=integer("ignore_index", self.ignore_index, "Give an int."))
 
     def plan(self) -> Plan:
         grad, logits, labels = operand("grad", self.grad), operand("logits", self.logits), operand("labels", self.labels)
         _check_labels(logits, labels)
         if grad.shape != labels.shape:
             raise InvalidArgumentError(f"grad has shape {grad.shape}, and labels {labels.shape}", remedy="Give one number for each row.")
-        in_place_or_apart(self.out, logits=logits)
-        not_aliased(self.out, grad=grad, labels=labels)
-        return Plan(
-            (grad, logits, labels), *result_in(self.out, logits.shape, same_dtype(grad=grad, logits=logits)), "normalize", logits.dtype
-        )
+        reads = {"grad": grad, "logits": logits, "labels": labels}
+        return planned(self.out, reads, logits.shape, same_dtype(grad=grad, logits=logits), "normalize", in_place=("logits",))

@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias, get_args
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, op, operand
 from accel.ref import AccelRef
+from accel.values import check_choice
 
 __all__ = ["Advise", "Prefetch"]
 
-PLACES = ("device", "host")
 Advice: TypeAlias = Literal["read_mostly", "preferred_device", "preferred_host", "accessed_by_device", "accessed_by_host"]
 ADVICES: tuple[Advice, ...] = get_args(Advice)
 
@@ -41,8 +41,7 @@ class Prefetch(KernelOp):
 
     def plan(self) -> Plan:
         ref = _managed(self.ref)
-        if self.to not in PLACES:
-            raise InvalidArgumentError(f"to is {self.to!r}", remedy="Use 'device' or 'host'.")
+        check_choice("to", self.to, "device", "host")
         return Plan((ref,), (), ())
 
 
@@ -66,6 +65,5 @@ class Advise(KernelOp):
 
     def plan(self) -> Plan:
         ref = _managed(self.ref)
-        if self.advice not in ADVICES:
-            raise InvalidArgumentError(f"advice is {self.advice!r}", remedy=f"Use one of {', '.join(ADVICES)}.")
+        check_choice("advice", self.advice, *ADVICES)
         return Plan((ref,), (), ())

@@ -10,13 +10,14 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand
+from accel.ops.fields import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.ref import AccelRef
 
-__all__ = ["REALS", "checked", "flag", "matrix", "right_sides"]
+__all__ = ["REALS", "checked", "matrix", "right_sides"]
 
 REALS = {DType.FLOAT32: DType.FLOAT32, DType.FLOAT64: DType.FLOAT64, DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 """Dtypes of matrices -> those of their eigenvalues and singular values."""
@@ -36,13 +37,6 @@ def matrix(op: FamilyOp[Any], name: str, value: AccelRef, *, square: bool = True
             remedy="Convert it with elementwise.cast to float32, float64, complex64 or complex128.",
         )
     return ref
-
-
-def flag(name: str, value: object) -> bool:
-    """Return an option that is true or false."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
-    return bool(value)
 
 
 def _failure(kind: str, what: Callable[..., str], info: np.ndarray[Any, Any]) -> AccelError | None:

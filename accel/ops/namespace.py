@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.ops.base import FamilyOp, SizedOp
 
-__all__ = ["Awaited", "Method", "OpNamespace", "Recorded", "SizedMethod", "Submitter", "calls_of", "method", "ops_of", "sized_method"]
+__all__ = ["Awaited", "M", "Method", "OpNamespace", "Recorded", "SizedMethod", "Submitter", "calls_of", "method", "ops_of", "sized_method"]
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -164,10 +164,10 @@ def method(op: Callable[P, FamilyOp[R]], kind: type[FamilyOp[Any]] | None = None
     parameters = dict(inspect.signature(op).parameters)
     if "timeout" not in parameters:
         raise InvalidArgumentError(f"{kind.__name__} is not a FamilyOp", remedy="Derive it from accel.ops.FamilyOp.", op=kind.kind)
-    timeout = parameters.pop("timeout")
+    last = [parameters.pop(name) for name in ("out", "timeout") if name in parameters]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     described: Any = call
-    described.__signature__ = inspect.Signature([itself, *parameters.values(), timeout])
+    described.__signature__ = inspect.Signature([itself, *parameters.values(), *last])
     call.__name__, call.__qualname__ = kind.kind, f"{kind.library}.{kind.kind}"
     call.__module__, call.__doc__ = kind.__module__, kind.__doc__
     described.op = kind

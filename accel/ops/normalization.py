@@ -6,17 +6,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any, NamedTuple
 
-from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, factor, in_place_or_apart, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, lines_of
+from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype, to_real, to_shape
+from accel.ops.fields import Convert, integer, to_axis
+from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
 
 __all__ = [
-    "GROUPS",
     "BatchNorm",
     "GroupNorm",
     "InstanceNorm",
@@ -29,6 +28,7 @@ __all__ = [
     "RowNorm",
     "Softmax",
     "rows_of_groups",
+    "to_groups",
     "trailing_rows",
 ]
 
@@ -52,18 +52,12 @@ class NormRows(NamedTuple):
     each: int = 1
 
 
-@op("dnn")
-class _AlongAxis(FamilyOp):
+@op("dnn", convert={"axis": to_axis})
+class _AlongAxis(OutOp):
     """An op on ``x`` along one axis."""
 
     x: AccelRef
     axis: int = -1
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def middle(self) -> tuple[int, int, int]:
         """Return how many elements are before, along and behind the axis."""
@@ -71,9 +65,8 @@ class _AlongAxis(FamilyOp):
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        self.middle()
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "normalize", x.dtype)
+        axis_of(self.axis, len(x.shape))
+        return planned(self.out, {"x": x}, x.shape, x.dtype, "normalize", in_place=("x",))
 
 
 @op()
@@ -94,18 +87,13 @@ class Parameter(NamedTuple):
     shape: Shape
 
 
-@op("dnn")
-class Norm(FamilyOp):
+@op("dnn", convert={"eps": to_real})
+class Norm(OutOp):
     """An op that moves and scales elements of ``x``, and then multiplies by a weight and adds a bias."""
 
     x: AccelRef
     _: KW_ONLY
     eps: float = 1e-5
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``eps``."""
-        set_fields(self, eps=factor("eps", self.eps, DType.FLOAT64))
 
     @abstractmethod
     def parameters(self) -> tuple[Parameter, ...]:
@@ -118,7 +106,8 @@ class Norm(FamilyOp):
         return [x, *(0 if each.ref is None else next(following) for each in self.parameters())]
 
     def plan(self) -> Plan:
-        x, given = operand("x", self.x), {}
+        x = operand("x", self.x)
+        reads = {"x": x}
         if not 0 <= self.eps < math.inf:
             raise InvalidArgumentError(f"eps is {self.eps}", remedy="Give a small number that is not negative, such as 1e-5.")
         for name, ref, shape in self.parameters():
@@ -126,10 +115,8 @@ class Norm(FamilyOp):
                 continue
             if operand(name, ref).shape != shape:
                 raise InvalidArgumentError(f"{name} has shape {ref.shape}, and {shape} is needed", remedy="Reshape it.")
-            given[name] = ref
-        in_place_or_apart(self.out, x=x)
-        not_aliased(self.out, **given)
-        return Plan((x, *given.values()), *result_in(self.out, x.shape, same_dtype(x=x, **given)), "normalize", x.dtype)
+            reads[name] = ref
+        return planned(self.out, reads, x.shape, same_dtype(**reads), "normalize", in_place=("x",))
 
 
 class RowNorm(Norm):
@@ -158,7 +145,7 @@ def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
 
-@op()
+@op(convert={"normalized_shape": to_shape})
 class LayerNorm(RowNorm):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -180,10 +167,6 @@ class LayerNorm(RowNorm):
     weight: AccelRef | None = None
     bias: AccelRef | None = None
 
-    def __post_init__(self) -> None:
-        """Convert ``normalized_shape`` and ``eps``."""
-        set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
-
     def parameters(self) -> tuple[Parameter, ...]:
         shape = _trailing(self.x, self.normalized_shape)
         return Parameter("weight", self.weight, shape), Parameter("bias", self.bias, shape)
@@ -192,7 +175,7 @@ class LayerNorm(RowNorm):
         return trailing_rows(self.x, self.normalized_shape)
 
 
-@op()
+@op(convert={"normalized_shape": to_shape})
 class RmsNorm(RowNorm):
     """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
 
@@ -215,15 +198,16 @@ class RmsNorm(RowNorm):
     _: KW_ONLY
     eps: float = 1e-6
 
-    def __post_init__(self) -> None:
-        """Convert ``normalized_shape`` and ``eps``."""
-        set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
-
     def parameters(self) -> tuple[Parameter, ...]:
         return (Parameter("weight", self.weight, _trailing(self.x, self.normalized_shape)),)
 
     def rows(self) -> NormRows:
         return trailing_rows(self.x, self.normalized_shape)
+
+
+_GROUPS = "Give (N, C, ...), and a number of groups that divides C."
+
+to_groups: Convert = partial(integer, remedy=_GROUPS)
 
 
 def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
@@ -233,7 +217,7 @@ def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
     return NormRows(count * groups, channels // groups * each, groups, each)
 
 
-@op()
+@op(convert={"num_groups": to_groups})
 class GroupNorm(RowNorm):
     """Each group of channels of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
 
@@ -255,21 +239,14 @@ class GroupNorm(RowNorm):
     weight: AccelRef | None = None
     bias: AccelRef | None = None
 
-    def __post_init__(self) -> None:
-        """Convert ``num_groups`` and ``eps``."""
-        set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS), eps=factor("eps", self.eps, DType.FLOAT64))
-
     def parameters(self) -> tuple[Parameter, ...]:
         x, groups = self.x, self.num_groups
         if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-            raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=GROUPS)
+            raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=_GROUPS)
         return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
 
     def rows(self) -> NormRows:
         return rows_of_groups(self.x, self.num_groups)
-
-
-GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
 
 @op()
@@ -301,7 +278,7 @@ class InstanceNorm(RowNorm):
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@op()
+@op(convert={"axis": to_axis})
 class BatchNorm(Norm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics of training, one number for each channel. ``out`` may be ``x``.
 
@@ -327,10 +304,6 @@ class BatchNorm(Norm):
     bias: AccelRef | None = None
     _: KW_ONLY
     axis: int = 1
-
-    def __post_init__(self) -> None:
-        """Convert ``axis`` and ``eps``."""
-        set_fields(self, axis=integer("axis", self.axis, AXIS), eps=factor("eps", self.eps, DType.FLOAT64))
 
     def middle(self) -> tuple[int, int, int]:
         """Return how many elements are before, along and behind the axis of channels."""

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
-from accel.ops.fields import integer
+from accel.ops.base import FamilyOp, OutOp, Plan, R_co, Shape, op, operand, planned
+from accel.ops.fields import AXIS, integer
 from accel.ops.namespace import OpNamespace, ops_of
 from accel.ref import AccelRef
 from accel.views import steps_of
 
-__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "kinds_of_pieces", "lines_of", "whole"]
+__all__ = ["Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "kinds_of_pieces", "lines_of", "whole"]
 
-AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
-INTEGERS = "Give an int, or a tuple of them."
+_INTEGERS = "Give an int, or a tuple of them."
 
 
 class Piece(NamedTuple):
@@ -47,7 +45,7 @@ class Piece(NamedTuple):
 
 
 @op("arrays")
-class Copying(FamilyOp):
+class Copying(FamilyOp[R_co]):
     """An op of pieces."""
 
     @abstractmethod
@@ -71,12 +69,11 @@ def kinds_of_pieces(namespace: type[OpNamespace[Any]]) -> tuple[str, ...]:
 def integers(name: str, value: Any) -> Shape:
     """Return one or several ints as a tuple."""
     several = value if isinstance(value, (tuple, list)) else (value,)
-    return tuple([integer(name, each, INTEGERS) for each in several])
+    return tuple([integer(name, each, _INTEGERS) for each in several])
 
 
-def axis_of(value: Any, ndim: int) -> int:
+def axis_of(axis: int, ndim: int) -> int:
     """Return the number of an axis, counted from the first one."""
-    axis = integer("axis", value, AXIS)
     if not -ndim <= axis < ndim:
         raise InvalidArgumentError(f"axis {axis} is not one of {ndim} dimension(s)", remedy=AXIS)
     return axis % ndim
@@ -90,7 +87,7 @@ def axes_of(value: Any, ndim: int) -> Shape:
     return axes
 
 
-def lines_of(shape: Shape, axis: Any) -> tuple[int, int, int]:
+def lines_of(shape: Shape, axis: int) -> tuple[int, int, int]:
     """Return the number of elements before, along and behind an axis."""
     place = axis_of(axis, len(shape))
     return math.prod(shape[:place]), shape[place], math.prod(shape[place + 1 :])
@@ -102,12 +99,10 @@ def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
 
 
 @op()
-class OfOne(Copying):
+class OfOne(Copying, OutOp):
     """An op of pieces of one array."""
 
     x: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     @abstractmethod
     def shape(self) -> Shape:
@@ -118,5 +113,4 @@ class OfOne(Copying):
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, self.shape(), x.dtype))
+        return planned(self.out, {"x": x}, self.shape(), x.dtype)

@@ -9,11 +9,9 @@ from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, op, operand, result_in, same_dtype
-from accel.ops.fields import integer, set_fields
+from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype, to_shape
+from accel.ops.fields import flag, integer, unless_none
 from accel.ops.windows import Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -64,21 +62,19 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
     return Windows(sizes, counts, window, stride, before, after)
 
 
-@op("dnn")
-class PoolForm(FamilyOp):
+_OPTIONS = {"window": _numbers, "stride": unless_none(_numbers), "padding": _numbers}
+
+
+@op("dnn", convert={"channels_last": flag})
+class PoolForm(OutOp):
     """What pooling and its gradients share: windows of one, two or three spatial axes."""
 
     _: KW_ONLY
     channels_last: bool = False
-    out: AccelRef | None = None
 
     @abstractmethod
     def pooled(self) -> Shape:
         """Return the shape of what is pooled."""
-
-    @abstractmethod
-    def steps(self) -> tuple[Any, Any, Any]:
-        """Return ``window``, ``stride`` and ``padding``."""
 
     @abstractmethod
     def counts_padding(self) -> bool:
@@ -86,8 +82,8 @@ class PoolForm(FamilyOp):
 
     def windows(self) -> Windows:
         """Return the windows along the spatial dimensions."""
-        shape = self.pooled()
-        return _windows(shape[1:-1] if self.channels_last else shape[2:], *self.steps())
+        shape, form = self.pooled(), cast("Any", self)
+        return _windows(shape[1:-1] if self.channels_last else shape[2:], form.window, form.stride, form.padding)
 
     def ends(self) -> tuple[int, int]:
         """Return how many elements are before and behind the spatial axes: images times channels and 1, or images and channels."""
@@ -102,17 +98,8 @@ class PoolForm(FamilyOp):
                 f"what is pooled has shape {shape}",
                 remedy="Give images, channels, and one to three spatial dimensions; reshape adds some of length 1.",
             )
-        for name, value in (("channels_last", self.channels_last), ("count_include_pad", self.counts_padding())):
-            if not isinstance(value, (bool, np.bool_)):
-                raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
         counts = self.windows().counts
         return (shape[0], *counts, shape[-1]) if self.channels_last else (*shape[:2], *counts)
-
-    def _planned(self, shape: Shape, **refs: AccelRef) -> Plan:
-        """Return the plan of an op that reads ``refs`` and makes an array of a shape."""
-        dtype = same_dtype(**refs)
-        not_aliased(self.out, **refs)
-        return Plan(tuple(refs.values()), *result_in(self.out, shape, dtype), "pool", dtype)
 
     def _grad(self, grad: object) -> AccelRef:
         """Return the gradient of the result, if it has its shape."""
@@ -124,12 +111,7 @@ class PoolForm(FamilyOp):
         return ref
 
 
-def _set_steps(op: MaxPool | AvgPool | MaxPoolGrad | AvgPoolGrad) -> None:
-    stride = None if op.stride is None else _numbers("stride", op.stride)
-    set_fields(op, window=_numbers("window", op.window), stride=stride, padding=_numbers("padding", op.padding))
-
-
-@op()
+@op(convert=_OPTIONS)
 class Pool(PoolForm):
     """An op on windows of one, two or three spatial axes."""
 
@@ -138,19 +120,12 @@ class Pool(PoolForm):
     stride: Steps | None = None
     padding: Padding = 0
 
-    def __post_init__(self) -> None:
-        """Convert ``window``, ``stride`` and ``padding``."""
-        _set_steps(cast("MaxPool", self))
-
     def pooled(self) -> Shape:
         return self.x.shape
 
-    def steps(self) -> tuple[Any, Any, Any]:
-        return self.window, self.stride, self.padding
-
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        return self._planned(self._result(), x=x)
+        return planned(self.out, {"x": x}, self._result(), x.dtype, "pool")
 
 
 @op()
@@ -177,7 +152,7 @@ class MaxPool(Pool):
         return False
 
 
-@op()
+@op(convert={"count_include_pad": flag})
 class AvgPool(Pool):
     """The mean of each window.
 
@@ -206,7 +181,7 @@ class AvgPool(Pool):
         return self.count_include_pad
 
 
-@op()
+@op(convert=_OPTIONS)
 class MaxPoolGrad(PoolForm):
     """The gradient of ``max_pool``'s operand. That of a window goes to its largest element: the first of several, and the first NaN where one is.
 
@@ -228,25 +203,19 @@ class MaxPoolGrad(PoolForm):
     stride: Steps | None = None
     padding: Padding = 0
 
-    def __post_init__(self) -> None:
-        """Convert ``window``, ``stride`` and ``padding``."""
-        _set_steps(self)
-
     def pooled(self) -> Shape:
         return self.x.shape
-
-    def steps(self) -> tuple[Any, Any, Any]:
-        return self.window, self.stride, self.padding
 
     def counts_padding(self) -> bool:
         return False
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        return self._planned(x.shape, grad=self._grad(self.grad), x=x)
+        grad = self._grad(self.grad)
+        return planned(self.out, {"grad": grad, "x": x}, x.shape, same_dtype(grad=grad, x=x), "pool")
 
 
-@op()
+@op(convert={"shape": to_shape, **_OPTIONS, "count_include_pad": flag})
 class AvgPoolGrad(PoolForm):
     """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
 
@@ -270,19 +239,12 @@ class AvgPoolGrad(PoolForm):
     _: KW_ONLY
     count_include_pad: bool = True
 
-    def __post_init__(self) -> None:
-        """Convert ``shape``, ``window``, ``stride`` and ``padding``."""
-        _set_steps(self)
-        set_fields(self, shape=as_shape(self.shape))
-
     def pooled(self) -> Shape:
         return cast("Shape", self.shape)
-
-    def steps(self) -> tuple[Any, Any, Any]:
-        return self.window, self.stride, self.padding
 
     def counts_padding(self) -> bool:
         return self.count_include_pad
 
     def plan(self) -> Plan:
-        return self._planned(self.pooled(), grad=self._grad(self.grad))
+        grad = self._grad(self.grad)
+        return planned(self.out, {"grad": grad}, self.pooled(), grad.dtype, "pool")

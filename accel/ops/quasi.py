@@ -17,9 +17,9 @@ import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, not_aliased, op, operand, result_in
+from accel.ops.base import OutOp, Plan, op, operand, planned
 from accel.ops.draws import whole
-from accel.ops.fields import set_fields
+from accel.ops.fields import flag, set_fields
 from accel.ref import AccelRef
 
 __all__ = ["Sobol", "sobol_directions"]
@@ -59,8 +59,7 @@ def sobol_directions(d: int, *, scramble: bool = False, seed: int | None = None)
         (d, 33), uint32.
     """
     d = whole("d", d, 1, _DIMENSIONS + 1)
-    if not isinstance(scramble, (bool, np.bool_)):
-        raise InvalidArgumentError(f"scramble is {scramble!r}", remedy="Give True or False.")
+    flag("scramble", scramble)
     if seed is not None and not scramble:
         raise InvalidArgumentError("seed is given, and nothing is scrambled", remedy="Give scramble=True, or leave seed out.")
     polynomials, starts = _table()
@@ -96,7 +95,7 @@ def _scramble(directions: Array, seed: int) -> None:
 
 
 @op("rng")
-class Sobol(FamilyOp):
+class Sobol(OutOp):
     """``n`` points of Sobol's sequence, from 0 up to, and without, 1: (n, d), float32 or float64.
 
     Parameters
@@ -118,7 +117,6 @@ class Sobol(FamilyOp):
     dtype: DTypeLike = DType.FLOAT32
     _: KW_ONLY
     offset: int = 0
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         offset = whole("offset", self.offset, 0, 1 << _BITS)
@@ -133,5 +131,4 @@ class Sobol(FamilyOp):
                 f"directions are {directions.dtype.value}{list(directions.shape)}",
                 remedy="Put accel.ops.sobol_directions(d) on the device.",
             )
-        not_aliased(self.out, directions=directions)
-        return Plan((directions,), *result_in(self.out, (self.n, directions.shape[0]), dtype), "", dtype)
+        return planned(self.out, {"directions": directions}, (self.n, directions.shape[0]), dtype)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from types import EllipsisType
 from typing import Any, Literal, get_args
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import Shape, as_shape, element, op
-from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, whole
+from accel.ops.base import Shape, as_shape, element, op, to_shape
+from accel.ops.fields import AXIS, integer, set_fields, to_axis, to_int, unless_none
+from accel.ops.pieces import OfOne, Piece, axes_of, axis_of, integers, whole
 from accel.ref import AccelRef
+from accel.values import check_choice
 from accel.views import broadcast, selected, steps_of, strides_of
 
 __all__ = ["BroadcastTo", "Flip", "Pad", "Part", "Repeat", "Roll", "Tile", "Transpose"]
@@ -24,19 +26,11 @@ Axes = int | Sequence[int] | None
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
-@op()
+@op(convert={"axes": unless_none(integers)})
 class Transpose(OfOne):
     """``x`` with its axes in another order: reversed, or that of ``axes``."""
 
-    x: AccelRef
     axes: Sequence[int] | None = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axes``."""
-        if self.axes is not None:
-            set_fields(self, axes=integers("axes", self.axes))
 
     def _order(self) -> Shape:
         ndim = self.x.ndim
@@ -53,19 +47,11 @@ class Transpose(OfOne):
         return whole(self.shape(), 0, tuple([steps[axis] for axis in self._order()]))
 
 
-@op()
+@op(convert={"axis": unless_none(integers)})
 class Flip(OfOne):
     """``x`` with the elements along ``axis``, or all axes, in reverse."""
 
-    x: AccelRef
     axis: Axes = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        if self.axis is not None:
-            set_fields(self, axis=integers("axis", self.axis))
 
     def _flipped(self) -> Shape:
         return tuple(range(self.x.ndim)) if self.axis is None else axes_of(self.axis, self.x.ndim)
@@ -80,21 +66,12 @@ class Flip(OfOne):
         return whole(shape, start, tuple([-step if axis in flipped else step for axis, step in enumerate(strides)]))
 
 
-@op()
+@op(convert={"shift": integers, "axis": unless_none(integers)})
 class Roll(OfOne):
     """``x`` with its elements moved ``shift`` places along ``axis``, those at the end to the beginning; without ``axis`` as if it had one dimension."""
 
-    x: AccelRef
     shift: int | Sequence[int]
     axis: Axes = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``shift`` and ``axis``."""
-        set_fields(self, shift=integers("shift", self.shift))
-        if self.axis is not None:
-            set_fields(self, axis=integers("axis", self.axis))
 
     def _shifts(self) -> tuple[Shape, dict[int, int]]:
         """Return the shape in which elements are moved, and how far along each axis."""
@@ -130,18 +107,11 @@ class Roll(OfOne):
         return pieces
 
 
-@op()
+@op(convert={"to": to_shape})
 class BroadcastTo(OfOne):
     """``x`` repeated to ``shape``, as numpy broadcasts."""
 
-    x: AccelRef
     to: int | Sequence[int]
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``to``."""
-        set_fields(self, to=as_shape(self.to))
 
     def shape(self) -> Shape:
         shape = as_shape(self.to)
@@ -153,18 +123,11 @@ class BroadcastTo(OfOne):
         return whole(self.shape(), 0, strides_of(self.x.shape, self.shape(), self.x.strides))
 
 
-@op()
+@op(convert={"reps": to_shape})
 class Tile(OfOne):
     """``x`` repeated ``reps`` times along each axis, one copy after the other."""
 
-    x: AccelRef
     reps: int | Sequence[int]
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``reps``."""
-        set_fields(self, reps=as_shape(self.reps))
 
     def _aligned(self) -> tuple[Shape, Shape]:
         """Return the shape of x and how often it is repeated along each axis, of as many axes."""
@@ -181,21 +144,12 @@ class Tile(OfOne):
         return whole(tuple(itertools.chain(*zip(reps, shape, strict=True))), 0, tuple(itertools.chain(*((0, step) for step in steps))))
 
 
-@op()
+@op(convert={"repeats": partial(integer, remedy="Give one int, of 0 or more."), "axis": unless_none(to_axis)})
 class Repeat(OfOne):
     """``x`` with each element repeated along ``axis``; without ``axis`` as if it had one dimension."""
 
-    x: AccelRef
     repeats: int
     axis: int | None = None
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``repeats`` and ``axis``."""
-        set_fields(self, repeats=integer("repeats", self.repeats, "Give one int, of 0 or more."))
-        if self.axis is not None:
-            set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def _parts(self) -> tuple[Shape, int]:
         if self.repeats < 0:
@@ -234,12 +188,10 @@ class Pad(OfOne):
         Buffer to write; not ``x``.
     """
 
-    x: AccelRef
     width: int | Sequence[Sequence[int]]
     value: complex = 0
     _: KW_ONLY
     mode: PadMode = "constant"
-    out: AccelRef | None = None
 
     def __post_init__(self) -> None:
         """Convert ``width``."""
@@ -248,7 +200,7 @@ class Pad(OfOne):
         if isinstance(self.width, (tuple, list)):
             set_fields(self, width=tuple([integers("width", pair) for pair in self.width]))
         else:
-            set_fields(self, width=integer("width", self.width, INTEGERS))
+            set_fields(self, width=to_int("width", self.width))
 
     def _widths(self) -> tuple[tuple[int, int], ...]:
         width: Any = self.width if isinstance(self.width, tuple) else ((self.width, self.width),) * self.x.ndim
@@ -261,8 +213,7 @@ class Pad(OfOne):
         return tuple([before for before, _ in self._widths()])
 
     def shape(self) -> Shape:
-        if self.mode not in _PAD_MODES:
-            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _PAD_MODES))}.")
+        check_choice("mode", self.mode, *_PAD_MODES)
         if self.mode == "constant":
             self.filled()
         elif self.value != 0:
@@ -294,10 +245,7 @@ class Part(OfOne):
         Buffer to write; not ``x``.
     """
 
-    x: AccelRef
     index: Index
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def shape(self) -> Shape:
         _, lengths, _ = selected(self.x.shape, self.x.strides, self.index)

@@ -5,33 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, TypeVar
-
-import numpy as np
+from functools import partial
+from typing import Any, ClassVar
 
 from accel.enums import EXTREMES, ReduceName, ReduceOp, result_dtype
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, op, operand, result_in
+from accel.ops.base import OutOp, Plan, Shape, op, operand, planned
 from accel.ops.family import Family
-from accel.ops.fields import integer, member, set_fields
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.fields import Convert, flag, integer, member, to_member, unless_none
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Reduce", "ReduceOps"]
 
-M = TypeVar("M")
 
 _CAPABILITY = {op: f"reduce.{op.value}" for op in ReduceOp}
-_AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1; or None for all of them."
+_REMEDY = "Give numbers of dimensions, from 0 or, counted from the end, from -1; or None for all of them."
 _INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 _SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
 
 
-@op("reduce")
-class Reduce(FamilyOp):
+_axis: Convert = partial(integer, remedy=_REMEDY)
+
+
+def _axes(name: str, value: Any) -> int | Shape:
+    """Return the number of one axis, or the tuple of several."""
+    return tuple([_axis(name, each) for each in value]) if isinstance(value, (tuple, list)) else _axis(name, value)
+
+
+@op(
+    "reduce",
+    convert={
+        "op": to_member(ReduceOp),
+        "axis": unless_none(_axes),
+        "keepdims": flag,
+        "ddof": partial(integer, remedy="Give a whole number."),
+    },
+)
+class Reduce(OutOp):
     """``op`` along ``axis``, in the dtype of x; any and all give bool, argmax and argmin int64.
 
     Parameters
@@ -56,34 +67,19 @@ class Reduce(FamilyOp):
     axis: int | Sequence[int] | None = None
     keepdims: bool = False
     ddof: int = 0
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``op``, ``axis`` and ``ddof``."""
-        if type(self.op) is not ReduceOp:
-            set_fields(self, op=member(ReduceOp, self.op))
-        axis = self.axis
-        if isinstance(axis, (tuple, list)):
-            set_fields(self, axis=tuple([integer("axis", each, _AXIS) for each in axis]))
-        elif axis is not None and type(axis) is not int:
-            set_fields(self, axis=integer("axis", axis, _AXIS))
-        if type(self.ddof) is not int:
-            set_fields(self, ddof=integer("ddof", self.ddof, "Give a whole number."))
 
     def axes(self) -> Shape:
         """Return the reduced axes, counted from the first one, in order."""
         ndim = len(self.x.shape)
         if self.axis is None:
             return tuple(range(ndim))
-        if type(self.axis) is int and -ndim <= self.axis < ndim:
-            return (self.axis % ndim,)
-        axes = self.axis if isinstance(self.axis, tuple) else (integer("axis", self.axis, _AXIS),)
+        axes: Any = (self.axis,) if isinstance(self.axis, int) else self.axis
         for axis in axes:
             if not -ndim <= axis < ndim:
-                raise InvalidArgumentError(f"axis {axis} is not one of the {ndim} dimension(s) of x", remedy=_AXIS)
+                raise InvalidArgumentError(f"axis {axis} is not one of the {ndim} dimension(s) of x", remedy=_REMEDY)
         counted = sorted(axis % ndim for axis in axes)
         if len(set(counted)) < len(counted):
-            raise InvalidArgumentError(f"axis {self.axis} names a dimension twice", remedy=_AXIS)
+            raise InvalidArgumentError(f"axis {self.axis} names a dimension twice", remedy=_REMEDY)
         return tuple(counted)
 
     def runs(self) -> tuple[tuple[int, bool, int], ...]:
@@ -151,8 +147,6 @@ class Reduce(FamilyOp):
 
     def plan(self) -> Plan:
         x, axes = operand("x", self.x), self.axes()
-        if not isinstance(self.keepdims, (bool, np.bool_)):
-            raise InvalidArgumentError(f"keepdims is {self.keepdims!r}", remedy="Give True or False.")
         reduction = member(ReduceOp, self.op)
         if reduction in _INDICES and self.axis is not None and len(axes) != 1:
             raise InvalidArgumentError(f"{reduction.value} along axes {axes}", remedy="Give one axis, or None for all elements.")
@@ -160,9 +154,8 @@ class Reduce(FamilyOp):
             raise InvalidArgumentError(f"{reduction.value} has no ddof", remedy="Leave it out.")
         if reduction in EXTREMES and any(x.shape[axis] == 0 for axis in axes):
             raise InvalidArgumentError(f"{reduction.value} over no elements has no value", remedy="Leave empty buffers out.")
-        not_aliased(self.out, x=x)
         result = tuple([1 if axis in axes else length for axis, length in enumerate(x.shape) if self.keepdims or axis not in axes])
-        return Plan((x,), *result_in(self.out, result, result_dtype(reduction, x.dtype)), _CAPABILITY[reduction], x.dtype)
+        return planned(self.out, {"x": x}, result, result_dtype(reduction, x.dtype), _CAPABILITY[reduction], of=x.dtype)
 
 
 class ReduceOps(OpNamespace[M]):
@@ -170,8 +163,8 @@ class ReduceOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "reduce"
-    aliases: ClassVar[Mapping[str, str]] = {op.value: f"({op.value!r}, x, axis=...)" for op in ReduceOp}
+    library: ClassVar = "reduce"
+    aliases: ClassVar = {op.value: f"({op.value!r}, x, axis=...)" for op in ReduceOp}
 
     __call__ = method(Reduce)
 

@@ -39,7 +39,7 @@ truncated normal are computed in float64, and rounded to float32.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,15 +51,10 @@ from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamm
 from accel.ops.draws import Floats, Shaped, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.quasi import Sobol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["Integers", "Lognormal", "Normal", "RngOps", "Uniform"]
-
-M = TypeVar("M")
 
 
 @op()
@@ -164,8 +159,8 @@ class RngOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "rng"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "rng"
+    aliases: ClassVar = {
         "rand": ".uniform(shape)",
         "randn": ".normal(shape)",
         "randint": ".integers(shape, low, high)",

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.enums import ReduceName, ReduceOp
-from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, in_place_or_apart, not_aliased, op, operand, result_in
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, OutOp, Plan, Shape, op, operand, planned, status_of_places
 from accel.ops.family import Family
-from accel.ops.fields import integer, member, set_fields
-from accel.ops.namespace import OpNamespace, method
-from accel.ops.pieces import AXIS, axis_of, lines_of
+from accel.ops.fields import flag, member, to_axis, to_member
+from accel.ops.namespace import M, OpNamespace, method
+from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Cummax", "Cummin", "Cumprod", "Cumsum", "ScanOps", "SegmentReduce"]
 
-M = TypeVar("M")
 
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 _PARTS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
@@ -46,8 +42,8 @@ def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
         )
 
 
-@op("scan")
-class Scan(FamilyOp):
+@op("scan", convert={"axis": to_axis, "exclusive": flag})
+class Scan(OutOp):
     """What an operation makes of all elements of ``x`` up to each, along ``axis``.
 
     Parameters
@@ -66,12 +62,6 @@ class Scan(FamilyOp):
     axis: int = -1
     _: KW_ONLY
     exclusive: bool = False
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        if type(self.axis) is not int:
-            set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def element(self) -> DType:
         """Return the dtype of what kernels scan: of complex numbers that of their parts, which are added each for itself."""
@@ -89,12 +79,9 @@ class Scan(FamilyOp):
     def plan(self) -> Plan:
         x = operand("x", self.x)
         axis_of(self.axis, x.ndim)
-        if not isinstance(self.exclusive, (bool, np.bool_)):
-            raise InvalidArgumentError(f"exclusive is {self.exclusive!r}", remedy="Give True or False.")
         if self.kind != "cumsum" or x.dtype not in _PARTS:
             _check_dtype(self, x)
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype), dtype=x.dtype)
+        return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 
 
 @op()
@@ -153,15 +140,11 @@ class Cummin(Scan):
     """
 
 
-def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: whether a segment is wrong, and which."""
-    if not status[0]:
-        return None
-    return InvalidArgumentError(f"segment {int(status[1])} is no part of x", remedy="Give rising offsets, from 0 to the length of x.")
+_STATUS = status_of_places("segment {} is no part of x", "Give rising offsets, from 0 to the length of x.")
 
 
-@op("scan")
-class SegmentReduce(FamilyOp):
+@op("scan", convert={"op": to_member(ReduceOp)})
+class SegmentReduce(OutOp):
     """What ``op`` makes of each segment of ``x`` along its first axis, in the dtype of ``x``; of an empty one the operation's neutral element.
 
     Parameters
@@ -180,12 +163,6 @@ class SegmentReduce(FamilyOp):
     op: ReduceName | ReduceOp
     x: AccelRef
     offsets: AccelRef
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``op``."""
-        set_fields(self, op=member(ReduceOp, self.op))
 
     def cumulative(self) -> str:
         """Return the kind of the cumulative op that has the same operation."""
@@ -205,11 +182,7 @@ class SegmentReduce(FamilyOp):
                 remedy="Give x at least one dimension, and one int64 more than there are segments.",
             )
         _check_dtype(self, x)
-        not_aliased(self.out, x=x, offsets=offsets)
-        return Plan((x, offsets), *result_in(self.out, (offsets.size - 1, *x.shape[1:]), x.dtype), dtype=x.dtype, status=_STATUS)
-
-
-_STATUS = Status(Spec((2,), DType.INT64), _failure)
+        return planned(self.out, {"x": x, "offsets": offsets}, (offsets.size - 1, *x.shape[1:]), x.dtype, status=_STATUS)
 
 
 class ScanOps(OpNamespace[M]):
@@ -217,8 +190,8 @@ class ScanOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "scan"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "scan"
+    aliases: ClassVar = {
         "cumulative_sum": ".cumsum(x, axis)",
         "cumulative_prod": ".cumprod(x, axis)",
         "associative_scan": ".cumsum(x, axis)",

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from accel.dtype import DType
 from accel.enums import Transpose
-from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, op, operand, same_dtype
-from accel.ops.blas import TransposeField, transpose_of
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, op, operand, same_dtype, status_of_places
+from accel.ops.blas_operands import TransposeField, to_transpose
 from accel.ops.family import Family
-from accel.ops.fields import integer, set_fields
-from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.fields import flag, to_int
+from accel.ops.matrices import REALS, checked, matrix, right_sides
+from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ref import AccelRef
+from accel.values import check_choice
 from accel.views import broadcast
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
 
 __all__ = [
     "ChoSolve",
@@ -39,7 +35,6 @@ __all__ = [
     "SolverOps",
 ]
 
-M = TypeVar("M")
 
 _NONE = Transpose.NONE
 _NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is not".format
@@ -67,7 +62,7 @@ class _Sides(FamilyOp[Any]):
         return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
 
 
-@op("solver")
+@op("solver", convert={"upper": flag})
 class Cholesky(FamilyOp[Any]):
     """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
 
@@ -89,11 +84,10 @@ class Cholesky(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        flag("upper", self.upper)
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
-@op()
+@op(convert={"upper": flag})
 class ChoSolve(_Sides):
     """The solution of ``a @ x = b``, given the Cholesky factor of ``a``.
 
@@ -116,11 +110,10 @@ class ChoSolve(_Sides):
         return matrix(self, "c", self.c), operand("b", self.b)
 
     def plan(self) -> Plan:
-        flag("upper", self.upper)
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
 
 
-@op("solver")
+@op("solver", convert={"upper": flag})
 class CholeskyInverse(FamilyOp):
     """The inverse of Hermitian positive definite matrices, given their Cholesky factors: torch's ``cholesky_inverse``.
 
@@ -138,7 +131,6 @@ class CholeskyInverse(FamilyOp):
 
     def plan(self) -> Plan:
         c = matrix(self, "c", self.c)
-        flag("upper", self.upper)
         return Plan((c,), (), (Spec(c.shape, c.dtype),), dtype=c.dtype)
 
 
@@ -169,17 +161,10 @@ class LuFactor(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
 
 
-def _pivot_error(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: whether a pivot was out of range, and which."""
-    if not status[0]:
-        return None
-    return InvalidArgumentError(f"pivot {int(status[1])} is no row of the matrix", remedy="Give what lu_factor returned: rows from 0.")
+_PIVOTS = status_of_places("pivot {} is no row of the matrix", "Give what lu_factor returned: rows from 0.")
 
 
-_PIVOTS = Status(Spec((2,), DType.INT64), _pivot_error)
-
-
-@op()
+@op(convert={"transpose": to_transpose})
 class LuSolve(_Sides):
     """The solution of ``op(a) @ x = b``, given the factors of ``a``; where ``a`` is singular, its elements are infinite or NaN.
 
@@ -198,11 +183,6 @@ class LuSolve(_Sides):
     b: AccelRef
     _: KW_ONLY
     transpose: TransposeField = _NONE
-
-    def __post_init__(self) -> None:
-        """Convert ``transpose``."""
-        if self.transpose is not _NONE:
-            set_fields(self, transpose=transpose_of(self.transpose))
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
         return matrix(self, "lu", self.lu), operand("b", self.b)
@@ -316,14 +296,13 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a, square=False)
-        if self.mode not in ("reduced", "complete"):
-            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy="Use 'reduced' or 'complete'.")
+        check_choice("mode", self.mode, "reduced", "complete")
         *stack, m, n = a.shape
         k = m if self.mode == "complete" else min(m, n)
         return Plan((a,), (), (Spec((*stack, m, k), a.dtype), Spec((*stack, k, n), a.dtype)), dtype=a.dtype)
 
 
-@op("solver")
+@op("solver", convert={"n": to_int})
 class MatrixPower(FamilyOp[Any]):
     """Each matrix to the power of ``n``.
 
@@ -342,11 +321,6 @@ class MatrixPower(FamilyOp[Any]):
     _: KW_ONLY
     check: bool = True
 
-    def __post_init__(self) -> None:
-        """Convert ``n``."""
-        if type(self.n) is not int:
-            set_fields(self, n=integer("n", self.n, "Give an int."))
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
@@ -357,8 +331,8 @@ class SolverOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "solver"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "solver"
+    aliases: ClassVar = {
         "lu": ".lu_factor(a)",
         "cho_factor": ".cholesky(a)",
         "potri": ".cholesky_inverse(c)",

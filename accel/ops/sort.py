@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
-
-import numpy as np
+from typing import ClassVar, Literal
 
 from accel.dtype import DType
-from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import (
-    FamilyOp,
-    Plan,
-    Shape,
-    Spec,
-    Status,
-    in_place_or_apart,
-    not_aliased,
-    op,
-    operand,
-    result_in,
-    same_dtype,
-)
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, planned, same_dtype, status_of_places
 from accel.ops.family import Family
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import flag, to_axis, to_int
 from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll, ordered
-from accel.ops.namespace import OpNamespace, method, sized_method
-from accel.ops.pieces import AXIS, INTEGERS, axis_of, lines_of
+from accel.ops.namespace import M, OpNamespace, method, sized_method
+from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from accel.values import check_choice
 
 __all__ = ["Argsort", "Partition", "Searchsorted", "SegmentSort", "Sort", "SortOps", "Topk"]
 
-M = TypeVar("M")
 
-
-@op("sort")
-class _Rising(FamilyOp):
+@op("sort", convert={"axis": to_axis, "descending": flag})
+class _Rising(OutOp):
     x: AccelRef
     axis: int = -1
     _: KW_ONLY
     descending: bool = False
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        if type(self.axis) is not int:
-            set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     @property
     def falls(self) -> bool:
         """Whether the largest comes first."""
-        return bool(self.descending)
+        return self.descending
 
     def lines(self) -> Shape:
         """Return the number of elements before, along and behind the axis."""
@@ -62,8 +38,6 @@ class _Rising(FamilyOp):
     def _checked(self) -> AccelRef:
         x = ordered(self, "x", self.x)
         axis_of(self.axis, x.ndim)
-        if not isinstance(self.descending, (bool, np.bool_)):
-            raise InvalidArgumentError(f"descending is {self.descending!r}", remedy="Give True or False.")
         return x
 
 
@@ -85,24 +59,14 @@ class Sort(_Rising):
 
     def plan(self) -> Plan:
         x = self._checked()
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
+        return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 
 
-def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: whether offsets do not cut x into segments, and where."""
-    if not status[0]:
-        return None
-    return InvalidArgumentError(
-        f"offset {int(status[1])} is no end of a segment of x", remedy="Give rising offsets, from 0 to the length of x."
-    )
+_SEGMENTS = status_of_places("offset {} is no end of a segment of x", "Give rising offsets, from 0 to the length of x.")
 
 
-_SEGMENTS = Status(Spec((2,), DType.INT64), _segment_failure)
-
-
-@op("sort")
-class SegmentSort(FamilyOp):
+@op("sort", convert={"descending": flag})
+class SegmentSort(OutOp):
     """``x`` with the elements of each segment in rising order, or in falling one.
 
     Parameters
@@ -121,12 +85,11 @@ class SegmentSort(FamilyOp):
     offsets: AccelRef
     _: KW_ONLY
     descending: bool = False
-    out: AccelRef | None = None
 
     @property
     def falls(self) -> bool:
         """Whether the largest comes first."""
-        return bool(self.descending)
+        return self.descending
 
     def plan(self) -> Plan:
         x, offsets = ordered(self, "x", self.x, ndim=1), operand("offsets", self.offsets, ndim=1)
@@ -134,11 +97,7 @@ class SegmentSort(FamilyOp):
             raise InvalidArgumentError(
                 f"offsets are {offsets.dtype.value}{list(offsets.shape)}", remedy="Give one int64 more than there are segments."
             )
-        if not isinstance(self.descending, (bool, np.bool_)):
-            raise InvalidArgumentError(f"descending is {self.descending!r}", remedy="Give True or False.")
-        in_place_or_apart(self.out, x=x)
-        not_aliased(self.out, offsets=offsets)
-        return Plan((x, offsets), *result_in(self.out, x.shape, x.dtype), status=_SEGMENTS)
+        return planned(self.out, {"x": x, "offsets": offsets}, x.shape, x.dtype, in_place=("x",), status=_SEGMENTS)
 
 
 @op()
@@ -155,12 +114,11 @@ class Argsort(_Rising):
 
     def plan(self) -> Plan:
         x = self._checked()
-        not_aliased(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, DType.INT64))
+        return planned(self.out, {"x": x}, x.shape, DType.INT64)
 
 
-@op("sort")
-class Partition(FamilyOp):
+@op("sort", convert={"kth": to_int, "axis": to_axis})
+class Partition(OutOp):
     """``x`` with the ``kth`` element along ``axis`` where it would be in order, none before it larger, none behind it smaller.
 
     Parameters
@@ -180,12 +138,6 @@ class Partition(FamilyOp):
     x: AccelRef
     kth: int
     axis: int = -1
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``kth`` and ``axis``."""
-        set_fields(self, kth=integer("kth", self.kth, INTEGERS), axis=integer("axis", self.axis, AXIS))
 
     def lines(self) -> Shape:
         """Return the number of elements before, along and behind the axis."""
@@ -196,11 +148,10 @@ class Partition(FamilyOp):
         length = x.shape[axis_of(self.axis, x.ndim)]
         if not -length <= self.kth < length:
             raise InvalidArgumentError(f"kth is {self.kth}, and the axis has {length} elements", remedy="Give an index along the axis.")
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype))
+        return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 
 
-@op("sort")
+@op("sort", convert={"k": to_int, "axis": to_axis, "largest": flag})
 class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
 
@@ -222,10 +173,6 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     _: KW_ONLY
     largest: bool = True
 
-    def __post_init__(self) -> None:
-        """Convert ``k`` and ``axis``."""
-        set_fields(self, k=integer("k", self.k, INTEGERS), axis=integer("axis", self.axis, AXIS))
-
     def lines(self) -> Shape:
         """Return the number of elements before, along and behind the axis."""
         return lines_of(self.x.shape, self.axis)
@@ -233,22 +180,20 @@ class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     @property
     def falls(self) -> bool:
         """Whether the largest comes first."""
-        return bool(self.largest)
+        return self.largest
 
     def plan(self) -> Plan:
         x = ordered(self, "x", self.x)
-        length = x.shape[axis_of(self.axis, x.ndim)]
+        axis = axis_of(self.axis, x.ndim)
+        length = x.shape[axis]
         if not 0 <= self.k <= length:
             raise InvalidArgumentError(f"k is {self.k}, and the axis has {length} elements", remedy=f"Give 0 to {length}.")
-        if not isinstance(self.largest, (bool, np.bool_)):
-            raise InvalidArgumentError(f"largest is {self.largest!r}", remedy="Give True or False.")
-        axis = axis_of(self.axis, x.ndim)
         shape = (*x.shape[:axis], self.k, *x.shape[axis + 1 :])
         return Plan((x,), (), (Spec(shape, x.dtype), Spec(shape, DType.INT64)))
 
 
 @op("sort")
-class Searchsorted(FamilyOp):
+class Searchsorted(OutOp):
     """Where each element of ``v`` would be put into ``a`` to keep it in order: indices, int64, of the shape of ``v``.
 
     Parameters
@@ -266,16 +211,12 @@ class Searchsorted(FamilyOp):
     a: AccelRef
     v: AccelRef
     side: Literal["left", "right"] = "left"
-    _: KW_ONLY
-    out: AccelRef | None = None
 
     def plan(self) -> Plan:
         a, v = ordered(self, "a", self.a, ndim=1), operand("v", self.v)
         same_dtype(a=a, v=v)
-        if self.side not in ("left", "right"):
-            raise InvalidArgumentError(f"side is {self.side!r}", remedy="Use 'left' or 'right'.")
-        not_aliased(self.out, a=a, v=v)
-        return Plan((a, v), *result_in(self.out, v.shape, DType.INT64))
+        check_choice("side", self.side, "left", "right")
+        return planned(self.out, {"a": a, "v": v}, v.shape, DType.INT64)
 
 
 class SortOps(OpNamespace[M]):
@@ -283,8 +224,8 @@ class SortOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "sort"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "sort"
+    aliases: ClassVar = {
         "select": ".compress(condition, x)",
         "masked_select": ".compress(condition, x)",
         "extract": ".compress(condition, x)",

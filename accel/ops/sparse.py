@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, factor, not_aliased, op, operand, result_in, same_dtype, scalar
-from accel.ops.blas import TransposeField, transpose_of
+from accel.ops.base import FamilyOp, OutOp, Plan, Spec, factor, op, operand, planned, same_dtype
+from accel.ops.blas_operands import FACTORS, TRANSPOSES, TransposeField, applied, check_factors, to_transpose, transpose_of
 from accel.ops.family import Family
-from accel.ops.fields import set_fields
-from accel.ops.namespace import OpNamespace, method, sized_method
+from accel.ops.namespace import M, OpNamespace, method, sized_method
 from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
-from accel.ops.sparse_operands import STRUCTURE, applied, check_factors, check_wide, no_product
+from accel.ops.sparse_operands import STRUCTURE, check_wide, no_product, parts
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["Sddmm", "SparseOps", "Spmm", "Spmv"]
 
-M = TypeVar("M")
 
 _NONE = Transpose.NONE
 
 
-@op("sparse")
-class Spmv(FamilyOp):
+@op("sparse", convert={"a": parts_of, "transpose_a": to_transpose, **FACTORS})
+class Spmv(OutOp):
     """``alpha * op(a) @ x + beta * out`` of a sparse matrix and a vector.
 
     Parameters
@@ -50,28 +45,22 @@ class Spmv(FamilyOp):
     a: SparseField
     x: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     transpose_a: TransposeField = _NONE
 
-    def __post_init__(self) -> None:
-        set_fields(self, a=parts_of("a", self.a), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
-        set_fields(self, transpose_a=transpose_of(self.transpose_a))
-
     def plan(self) -> Plan:
         a, x = sparse_of("a", self.a), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a.data, x=x)
-        m, n = applied(a.shape, self.transpose_a)
+        m, n = applied(a.shape, transpose_of(self.transpose_a))
         if x.shape != (n,):
             raise no_product((m, n), x.shape)
-        check_factors(dtype, self.out, self.alpha, self.beta)
-        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, x=x)
-        return Plan((*a.refs, x), *result_in(self.out, (m,), dtype), updates=bool(self.beta), status=STRUCTURE)
+        check_factors(self, dtype)
+        return planned(self.out, {**parts(a), "x": x}, (m,), dtype, updates=bool(self.beta), status=STRUCTURE)
 
 
-@op("sparse")
-class Spmm(FamilyOp):
+@op("sparse", convert={"a": parts_of, **TRANSPOSES, **FACTORS})
+class Spmm(OutOp):
     """``alpha * op(a) @ op(b) + beta * out`` of a sparse and a dense matrix.
 
     Parameters
@@ -91,28 +80,22 @@ class Spmm(FamilyOp):
     a: SparseField
     b: AccelRef
     _: KW_ONLY
-    out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
     transpose_a: TransposeField = _NONE
     transpose_b: TransposeField = _NONE
 
-    def __post_init__(self) -> None:
-        set_fields(self, a=parts_of("a", self.a), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
-        set_fields(self, transpose_a=transpose_of(self.transpose_a), transpose_b=transpose_of(self.transpose_b))
-
     def plan(self) -> Plan:
         a, b = sparse_of("a", self.a), operand("b", self.b, ndim=2)
         dtype = same_dtype(a=a.data, b=b)
-        (m, k), (k_b, n) = applied(a.shape, self.transpose_a), applied(b.shape, self.transpose_b)
+        (m, k), (k_b, n) = applied(a.shape, transpose_of(self.transpose_a)), applied(b.shape, transpose_of(self.transpose_b))
         if k != k_b:
             raise no_product((m, k), (k_b, n))
-        check_factors(dtype, self.out, self.alpha, self.beta)
-        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, b=b)
-        return Plan((*a.refs, b), *result_in(self.out, (m, n), dtype), updates=bool(self.beta), status=STRUCTURE)
+        check_factors(self, dtype)
+        return planned(self.out, {**parts(a), "b": b}, (m, n), dtype, updates=bool(self.beta), status=STRUCTURE)
 
 
-@op("sparse")
+@op("sparse", convert={"pattern": parts_of, **TRANSPOSES, **FACTORS})
 class Sddmm(FamilyOp[SparseRef]):
     """``alpha * (op(a) @ op(b))`` where ``pattern`` has elements, plus ``beta`` times these: a product of dense matrices of which few elements are wanted.
 
@@ -139,17 +122,13 @@ class Sddmm(FamilyOp[SparseRef]):
     transpose_a: TransposeField = _NONE
     transpose_b: TransposeField = _NONE
 
-    def __post_init__(self) -> None:
-        set_fields(self, pattern=parts_of("pattern", self.pattern), alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
-        set_fields(self, transpose_a=transpose_of(self.transpose_a), transpose_b=transpose_of(self.transpose_b))
-
     def plan(self) -> Plan:
         a, b, pattern = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2), sparse_of("pattern", self.pattern)
         dtype = same_dtype(a=a, b=b, pattern=pattern.data)
         check_wide(self, dtype)
         if pattern.format != "csr":
             raise InvalidArgumentError(f"pattern is {pattern.format}", remedy="Convert it first: await device.sparse.tocsr(pattern).")
-        (m, k), (k_b, n) = applied(a.shape, self.transpose_a), applied(b.shape, self.transpose_b)
+        (m, k), (k_b, n) = applied(a.shape, transpose_of(self.transpose_a)), applied(b.shape, transpose_of(self.transpose_b))
         if k != k_b or pattern.shape != (m, n):
             raise InvalidArgumentError(
                 f"op(a) is {m} x {k}, op(b) is {k_b} x {n} and pattern {pattern.shape}", remedy="Give the pattern of their product."
@@ -168,8 +147,8 @@ class SparseOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "sparse"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "sparse"
+    aliases: ClassVar = {
         "csrmv": ".spmv(a, x)",
         "csrmm": ".spmm(a, b)",
         "to_dense": ".todense(a)",

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from abc import abstractmethod
 from typing import ClassVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, not_aliased, op, operand, result_in
-from accel.ops.fields import set_fields
-from accel.ops.sparse_operands import COUNT, INT32, STRUCTURE, not_of_blocks
+from accel.ops.base import FamilyOp, OutOp, Plan, Shape, SizedOp, Spec, op, operand, planned
+from accel.ops.sparse_operands import COUNT, INT32, STRUCTURE, not_of_blocks, parts
 from accel.ref import AccelRef
 from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
 __all__ = ["Diagonal", "Fromdense", "Tocoo", "Tocsc", "Tocsr", "Todense"]
 
 
-@op("sparse")
+@op("sparse", convert={"a": parts_of})
 class _Conversion(FamilyOp[SparseRef]):
     """A copy of ``a`` in another format, or in the same one."""
 
     target: ClassVar[SparseFormat]
 
     a: SparseField
-
-    def __post_init__(self) -> None:
-        """Convert ``a``; see :mod:`accel.ops.fields`."""
-        set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
         a = sparse_of("a", self.a)
@@ -83,8 +78,8 @@ class Tocoo(_Conversion):
     target: ClassVar[SparseFormat] = "coo"
 
 
-@op("sparse")
-class Todense(FamilyOp):
+@op("sparse", convert={"a": parts_of})
+class Todense(OutOp):
     """``a`` as a dense matrix.
 
     Parameters
@@ -96,21 +91,14 @@ class Todense(FamilyOp):
     """
 
     a: SparseField
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``a``; see :mod:`accel.ops.fields`."""
-        set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
         a = sparse_of("a", self.a)
-        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
-        return Plan(a.refs, *result_in(self.out, a.shape, a.dtype), status=STRUCTURE)
+        return planned(self.out, parts(a), a.shape, a.dtype, status=STRUCTURE)
 
 
-@op("sparse")
-class Diagonal(FamilyOp):
+@op("sparse", convert={"a": parts_of})
+class Diagonal(OutOp):
     """The diagonal of ``a``, with 0 where it stores nothing: (min(m, n),).
 
     Parameters
@@ -122,23 +110,34 @@ class Diagonal(FamilyOp):
     """
 
     a: SparseField
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``a``; see :mod:`accel.ops.fields`."""
-        set_fields(self, a=parts_of("a", self.a))
 
     def plan(self) -> Plan:
         a = sparse_of("a", self.a)
         if a.format == "bsr":
             raise not_of_blocks()
-        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
-        return Plan(a.refs, *result_in(self.out, (min(a.shape),), a.dtype), status=STRUCTURE)
+        return planned(self.out, parts(a), (min(a.shape),), a.dtype, status=STRUCTURE)
 
 
 @op("sparse")
-class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+class SizedMatrix(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+    """An op that makes a sparse matrix of as many elements as only the device finds out."""
+
+    @abstractmethod
+    def form(self) -> tuple[SparseFormat, Shape]:
+        """Return the format and the shape of the matrix."""
+
+    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
+        data, indices, indptr, count = refs
+        kind, (rows, columns) = self.form()
+        return SparseRef(kind, data, indices, indptr, (rows, columns)), count
+
+    @classmethod
+    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
+        return made[0].trimmed(count)
+
+
+@op()
+class Fromdense(SizedMatrix):
     """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
 
     Parameters
@@ -164,11 +163,5 @@ class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         """Dtype of the indices."""
         return DType.INT32 if max(self.x.size, *self.x.shape) <= INT32 else DType.INT64
 
-    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        data, indices, indptr, count = refs
-        rows, columns = self.x.shape
-        return SparseRef("csr", data, indices, indptr, (rows, columns)), count
-
-    @classmethod
-    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        return made[0].trimmed(count)
+    def form(self) -> tuple[SparseFormat, Shape]:
+        return "csr", self.x.shape

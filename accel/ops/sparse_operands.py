@@ -5,27 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel.dtype import DType
-from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Shape, Spec, Status, factor
+from accel.ops.base import FamilyOp, Shape, Spec, Status
 from accel.sparse_ref import OUT_OF_RANGE, UNSORTED
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from accel.ops.blas import TransposeField
     from accel.ref import AccelRef
+    from accel.sparse_ref import SparseRef
 
 __all__ = [
     "COUNT",
     "INT32",
     "STRUCTURE",
-    "applied",
-    "check_factors",
     "check_wide",
     "index_out_of_range",
     "no_product",
     "not_of_blocks",
+    "parts",
     "structure_error",
 ]
 
@@ -65,23 +63,15 @@ STRUCTURE = Status(Spec((2,), DType.INT64), structure_error)
 """The status of an op that reads sparse matrices: what is wrong with the indices of one of them."""
 
 
-def applied(shape: tuple[int, ...], transpose: TransposeField) -> tuple[int, int]:
-    """Return the shape of ``op(a)``."""
-    rows, columns = shape
-    return (rows, columns) if transpose is Transpose.NONE else (columns, rows)
+def parts(a: SparseRef) -> dict[str, AccelRef]:
+    """Return what a matrix is made of, by the names that errors have for it."""
+    return {"data": a.data, "indices": a.indices, "indptr": a.indptr}
 
 
 def check_wide(op: FamilyOp[Any], dtype: DType) -> None:
     """Raise :class:`UnsupportedError` for dtypes of 16 bits."""
     if dtype not in _WIDE:
         raise UnsupportedError(f"{op.kind} is not offered for {dtype.value}", remedy="Convert the elements: device.elementwise.cast.")
-
-
-def check_factors(dtype: DType, out: AccelRef | None, alpha: complex, beta: complex) -> None:
-    """See that the factors fit the elements, and that there is something for ``beta`` to scale."""
-    factor("alpha", alpha, dtype)
-    if factor("beta", beta, dtype) and out is None:
-        raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
 
 def no_product(a: tuple[int, int], b: Shape) -> InvalidArgumentError:

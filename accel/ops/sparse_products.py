@@ -7,17 +7,17 @@ from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, factor, op, same_dtype, scalar
-from accel.ops.fields import set_fields
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, same_dtype, scalar
+from accel.ops.blas_operands import FACTORS
+from accel.ops.sparse_conversions import SizedMatrix
 from accel.ops.sparse_operands import COUNT, STRUCTURE, check_wide, no_product
-from accel.ref import AccelRef
-from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
+from accel.sparse_ref import SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
 __all__ = ["Add", "Spgemm", "SpgemmSize"]
 
 
-@op("sparse")
-class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+@op(convert={"a": parts_of, "b": parts_of, **FACTORS})
+class Add(SizedMatrix):
     """``alpha * a + beta * b`` of two sparse matrices; with ``size``, and how many elements that stores.
 
     The result stores what one of the two does, also where the sum is 0.
@@ -38,10 +38,6 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     alpha: complex = 1.0
     beta: complex = 1.0
 
-    def __post_init__(self) -> None:
-        set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b))
-        set_fields(self, alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
-
     def plan(self) -> Plan:
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
         dtype = same_dtype(a=a.data, b=b.data)
@@ -58,14 +54,9 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         creates = Spec((room,), dtype), Spec((room,), index), Spec(a.indptr.shape, index), COUNT
         return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
-    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        data, indices, indptr, count = refs
+    def form(self) -> tuple[SparseFormat, Shape]:
         a = sparse_of("a", self.a)
-        return SparseRef(a.format, data, indices, indptr, a.shape), count
-
-    @classmethod
-    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        return made[0].trimmed(count)
+        return a.format, a.shape
 
 
 def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
@@ -84,7 +75,7 @@ def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
     return a, b
 
 
-@op("sparse")
+@op("sparse", convert={"a": parts_of, "b": parts_of})
 class SpgemmSize(FamilyOp):
     """What ``spgemm(a, b)`` needs, as two int64: bytes of ``workspace``, and how many products of elements there are, which ``size`` need not exceed.
 
@@ -103,16 +94,13 @@ class SpgemmSize(FamilyOp):
     _: KW_ONLY
     workspace: int = 0
 
-    def __post_init__(self) -> None:
-        set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b))
-
     def plan(self) -> Plan:
         a, b = _factors_of_product(self)
         return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),), status=STRUCTURE)
 
 
-@op("sparse")
-class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+@op(convert={"a": parts_of, "b": parts_of, "alpha": scalar})
+class Spgemm(SizedMatrix):
     """``alpha * a @ b`` of two sparse matrices; with ``size``, and how many elements that stores.
 
     The result stores an element wherever both matrices store factors of one, also where the sum is 0.
@@ -135,9 +123,6 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     alpha: complex = 1.0
     workspace: int = 0
 
-    def __post_init__(self) -> None:
-        set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b), alpha=scalar("alpha", self.alpha))
-
     def plan(self) -> Plan:
         a, b = _factors_of_product(self)
         factor("alpha", self.alpha, a.dtype)
@@ -145,11 +130,6 @@ class Spgemm(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         creates = Spec((room,), a.dtype), Spec((room,), index), Spec((marks,), index), COUNT
         return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)
 
-    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
-        data, indices, indptr, count = refs
+    def form(self) -> tuple[SparseFormat, Shape]:
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
-        return SparseRef(a.format, data, indices, indptr, (a.shape[0], b.shape[1])), count
-
-    @classmethod
-    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
-        return made[0].trimmed(count)
+        return a.format, (a.shape[0], b.shape[1])

@@ -11,7 +11,8 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, op, operand, same_dtype
-from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
+from accel.ops.fields import flag
+from accel.ops.matrices import REALS, checked, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
 
@@ -26,7 +27,7 @@ def _of_pencil(n: int, *, info: int) -> str:
     return _NOT_CONVERGED(info=info)
 
 
-@op("solver")
+@op("solver", convert={"upper": flag})
 class Eigh(FamilyOp[Any]):
     """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
 
@@ -52,7 +53,6 @@ class Eigh(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        flag("upper", self.upper)
         reads = (a,) if self.b is None else (a, operand("b", self.b))
         if reads[-1].shape != a.shape or reads[-1].dtype is not a.dtype:
             raise InvalidArgumentError(
@@ -62,7 +62,7 @@ class Eigh(FamilyOp[Any]):
         return checked(self, reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
 
 
-@op("solver")
+@op("solver", convert={"upper": flag})
 class Eigvalsh(FamilyOp[Any]):
     """Eigenvalues of Hermitian matrices, in rising order.
 
@@ -79,11 +79,10 @@ class Eigvalsh(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        flag("upper", self.upper)
         return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
 
 
-@op("solver")
+@op("solver", convert={"full_matrices": flag})
 class Svd(FamilyOp[Any]):
     """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
 
@@ -107,7 +106,7 @@ class Svd(FamilyOp[Any]):
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
         k = min(m, n)
-        rows, columns = (m, n) if flag("full_matrices", self.full_matrices) else (k, k)
+        rows, columns = (m, n) if self.full_matrices else (k, k)
         made = Spec((*stack, m, rows), a.dtype), Spec((*stack, k), REALS[a.dtype]), Spec((*stack, columns, n), a.dtype)
         return checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
 

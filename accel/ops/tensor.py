@@ -5,32 +5,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from accel.dtype import DType
 from accel.enums import BinaryOp, ReduceOp, Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import Plan, Shape, Spec, not_aliased, op, operand, result_in, same_dtype
+from accel.ops.base import Plan, Shape, Spec, op, operand, planned, same_dtype
 from accel.ops.composed import ComposedOp
 from accel.ops.contraction import Contraction, Layout, Matrices, Path, Products, Sums, contraction, parsed
 from accel.ops.elementwise import Binary
 from accel.ops.family import Family
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import AXIS, integer
 from accel.ops.linalg import Matmul
-from accel.ops.namespace import OpNamespace, method
-from accel.ops.pieces import AXIS, axes_of, integers
+from accel.ops.namespace import M, OpNamespace, method
+from accel.ops.pieces import axes_of, integers
 from accel.ops.rearranged import Part
 from accel.ops.reduce import Reduce
 from accel.ref import AccelRef, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from accel.ops.composed import Run
 
 __all__ = ["Einsum", "TensorOps", "Tensordot"]
 
-M = TypeVar("M")
 
 Optimize: TypeAlias = str | Sequence[str | Sequence[int]]
 
@@ -43,6 +40,10 @@ _OPTIMIZE = "Give 'auto', 'greedy', 'optimal', or a path, as opt_einsum.contract
 class _Contracted(ComposedOp):
     """An op whose result is sums of products."""
 
+    _: KW_ONLY
+    out: AccelRef | None = None
+    allow_tf32: bool = False
+
     @abstractmethod
     def given(self) -> tuple[AccelRef, ...]:
         """Return the operands."""
@@ -52,7 +53,6 @@ class _Contracted(ComposedOp):
         """Return how it is computed."""
 
     def plan(self) -> Plan:
-        mine: Any = self
         refs = {f"operand {n}": operand(f"operand {n}", ref) for n, ref in enumerate(self.given())}
         if not refs:
             raise InvalidArgumentError("no operands are given", remedy="Give one for each term of the subscripts.")
@@ -62,19 +62,18 @@ class _Contracted(ComposedOp):
                 f"{self.kind} is not offered for {dtype.value}",
                 remedy=f"Convert the operands with elementwise.cast to one of {', '.join(each.value for each in _DTYPES)}.",
             )
-        if mine.allow_tf32 and dtype is not DType.FLOAT32:
+        if self.allow_tf32 and dtype is not DType.FLOAT32:
             raise InvalidArgumentError(
                 f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32."
             )
-        not_aliased(mine.out, **refs)
-        return self.composed(tuple(refs.values()), *result_in(mine.out, self.contraction().shape, dtype))
+        plan = planned(self.out, refs, self.contraction().shape, dtype)
+        return self.composed(plan.reads, plan.writes, plan.creates)
 
     def compose(self, run: Run) -> AccelRef:
-        mine: Any = self
-        found, refs, out = self.contraction(), list(self.given()), mine.out
+        found, refs, out = self.contraction(), list(self.given()), self.out
         into = None if out is not None and out.is_strided else out
         for n, step in enumerate(found.steps, 1):
-            refs.append(_record(run, step, refs, into if n == len(found.steps) else None, allow_tf32=mine.allow_tf32))
+            refs.append(_record(run, step, refs, into if n == len(found.steps) else None, allow_tf32=self.allow_tf32))
         return refs[-1] if out is into else run(Part(refs[-1], ..., out=out))
 
 
@@ -122,7 +121,24 @@ def _seen(ref: AccelRef, layout: Layout) -> AccelRef:
     return view_of(ref, ref.offset, layout.lengths, ref.dtype, layout.strides)
 
 
-@op()
+def _operands(name: str, value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _optimize(name: str, value: Any) -> str | Path:
+    if isinstance(value, str):
+        if value not in _SEARCHES:
+            raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+        return value
+    if not isinstance(value, (tuple, list)):
+        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+    steps = value[1:] if value and value[0] == "einsum_path" else value
+    if not all(isinstance(step, (tuple, list)) for step in steps):
+        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+    return tuple([integers("optimize", step) for step in steps])
+
+
+@op(convert={"operands": _operands, "optimize": _optimize})
 class Einsum(_Contracted):
     """Sums of products of the operands' elements: which indices are multiplied, summed over and kept, ``subscripts`` says as numpy.einsum's do.
 
@@ -149,16 +165,7 @@ class Einsum(_Contracted):
     subscripts: str
     operands: Sequence[AccelRef]
     _: KW_ONLY
-    out: AccelRef | None = None
     optimize: Optimize = "auto"
-    allow_tf32: bool = False
-
-    def __post_init__(self) -> None:
-        """Convert ``operands`` and ``optimize``."""
-        operands = self.operands
-        set_fields(
-            self, operands=tuple(operands) if isinstance(operands, (tuple, list)) else (operands,), optimize=_optimize(self.optimize)
-        )
 
     def given(self) -> tuple[AccelRef, ...]:
         return tuple(self.operands)
@@ -182,20 +189,19 @@ def einsum(
     return Einsum(subscripts, operands, out=out, optimize=optimize, allow_tf32=allow_tf32, timeout=timeout)
 
 
-def _optimize(value: Any) -> str | Path:
-    if isinstance(value, str):
-        if value not in _SEARCHES:
-            raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
-        return value
+_PAIR = "Give an int, or a pair: the axes of a, and those of b."
+
+
+def _axes(name: str, value: Any) -> int | tuple[Shape, Shape]:
+    """Return a number of axes, or the axes of both operands."""
     if not isinstance(value, (tuple, list)):
-        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
-    steps = value[1:] if value and value[0] == "einsum_path" else value
-    if not all(isinstance(step, (tuple, list)) for step in steps):
-        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
-    return tuple([integers("optimize", step) for step in steps])
+        return integer(name, value, _PAIR)
+    if len(value) != 2:
+        raise InvalidArgumentError(f"axes is {value!r}", remedy=_PAIR)
+    return integers(name, value[0]), integers(name, value[1])
 
 
-@op()
+@op(convert={"axes": _axes})
 class Tensordot(_Contracted):
     """Sums of products along axes of both, as numpy.tensordot has them: the result has the other axes of ``a``, then those of ``b``.
 
@@ -214,19 +220,6 @@ class Tensordot(_Contracted):
     a: AccelRef
     b: AccelRef
     axes: int | Sequence[int | Sequence[int]] = 2
-    _: KW_ONLY
-    out: AccelRef | None = None
-    allow_tf32: bool = False
-
-    def __post_init__(self) -> None:
-        """Convert ``axes``."""
-        axes: Any = self.axes
-        if isinstance(axes, (tuple, list)):
-            if len(axes) != 2:
-                raise InvalidArgumentError(f"axes is {axes!r}", remedy="Give an int, or a pair: the axes of a, and those of b.")
-            set_fields(self, axes=(integers("axes", axes[0]), integers("axes", axes[1])))
-        else:
-            set_fields(self, axes=integer("axes", axes, "Give an int, or a pair: the axes of a, and those of b."))
 
     def given(self) -> tuple[AccelRef, ...]:
         return self.a, self.b
@@ -255,8 +248,8 @@ class TensorOps(OpNamespace[M]):
 
     __slots__ = ()
 
-    library: ClassVar[str] = "tensor"
-    aliases: ClassVar[Mapping[str, str]] = {
+    library: ClassVar = "tensor"
+    aliases: ClassVar = {
         "contract": ".einsum('ij,jk->ik', a, b)",
         "permute": ".einsum('ijk->kij', x), or arrays.transpose(x, (2, 0, 1))",
     }

@@ -6,16 +6,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, op, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, planned, same_dtype, to_real, to_shape
 from accel.ops.draws import key_of
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import to_axis, to_int
 from accel.ops.normalization import (
-    GROUPS,
-    BatchNorm,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -23,9 +20,10 @@ from accel.ops.normalization import (
     RmsNorm,
     RowNorm,
     rows_of_groups,
+    to_groups,
     trailing_rows,
 )
-from accel.ops.pieces import AXIS, lines_of
+from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
 
 __all__ = [
@@ -45,25 +43,20 @@ T_co = TypeVar("T_co", covariant=True)
 _END, _LONGEST = 1 << 64, 1 << 62
 
 
-def _set_eps(op: Any) -> None:
-    set_fields(op, eps=factor("eps", op.eps, DType.FLOAT64))
+def _check_grad(grad: AccelRef, name: str, of: AccelRef) -> None:
+    if operand("grad", grad).shape != operand(name, of).shape:
+        raise InvalidArgumentError(f"grad has shape {grad.shape}, and {name} {of.shape}", remedy="Give the gradient of the op's result.")
+    same_dtype(**{"grad": grad, name: of})
 
 
-def _check_grad(grad: AccelRef, **of: AccelRef) -> None:
-    for name, ref in of.items():
-        if operand("grad", grad).shape != ref.shape:
-            raise InvalidArgumentError(
-                f"grad has shape {grad.shape}, and {name} {ref.shape}", remedy="Give the gradient of the op's result."
-            )
-    same_dtype(grad=grad, **of)
-
-
-@op("dnn")
+@op("dnn", convert={"eps": to_real})
 class RowNormGrad(FamilyOp[T_co]):
     """The gradient of a norm of rows: of ``x``, of the weight, and of the bias if the norm has one."""
 
     grad: AccelRef
     x: AccelRef
+    _: KW_ONLY
+    eps: float = 1e-5
 
     @abstractmethod
     def norm(self) -> RowNorm:
@@ -81,22 +74,17 @@ class RowNormGrad(FamilyOp[T_co]):
     def plan(self) -> Plan:
         norm = self.norm()
         plan = norm.plan()
-        _check_grad(self.grad, x=self.x)
+        _check_grad(self.grad, "x", self.x)
         sums = tuple([Spec(each.shape, self.x.dtype) for each in norm.parameters()])
         return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
 
 
-@op()
+@op(convert={"normalized_shape": to_shape})
 class _OfRows(RowNormGrad[T_co]):
     """What gradients of norms of the last dimensions share."""
 
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``normalized_shape`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
 
     def rows(self) -> NormRows:
         return trailing_rows(self.x, self.normalized_shape)
@@ -113,9 +101,6 @@ class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
     x, normalized_shape, weight, eps
         Those of ``layer_norm``. Without a weight, the second result is the gradient of one of ones.
     """
-
-    _: KW_ONLY
-    eps: float = 1e-5
 
     def norm(self) -> RowNorm:
         return LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
@@ -140,7 +125,7 @@ class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
         return RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
-@op()
+@op(convert={"num_groups": to_groups})
 class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``group_norm``. The bias itself is not needed.
 
@@ -154,13 +139,6 @@ class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
 
     num_groups: int
     weight: AccelRef | None = None
-    _: KW_ONLY
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        """Convert ``num_groups`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS))
 
     def norm(self) -> RowNorm:
         return GroupNorm(self.x, self.num_groups, self.weight, eps=self.eps)
@@ -182,12 +160,6 @@ class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
     """
 
     weight: AccelRef | None = None
-    _: KW_ONLY
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        """Convert ``eps``."""
-        _set_eps(self)
 
     def norm(self) -> RowNorm:
         return InstanceNorm(self.x, self.weight, eps=self.eps)
@@ -196,8 +168,43 @@ class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
         return rows_of_groups(self.x, self.x.shape[1])
 
 
-@op("dnn")
-class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+@op("dnn", convert={"axis": to_int, "eps": to_real})
+class _OfChannels(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+    """What the norm of channels and its gradient share."""
+
+    _: KW_ONLY
+    axis: int = 1
+    eps: float = 1e-5
+
+    @abstractmethod
+    def operands(self) -> dict[str, AccelRef]:
+        """Return what is read before weight and bias; ``x`` is among it."""
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of channels."""
+        shape = self.operands()["x"].shape
+        found = lines_of(shape, self.axis)
+        if not found[0] * found[2]:
+            raise InvalidArgumentError(f"x has shape {shape}: its channels have no elements", remedy="Leave empty batches out.")
+        return found
+
+    def _of_channels(self, **given: AccelRef | None) -> Plan:
+        """Return the plan of an op that reads ``given`` too, of which each has one number for each channel."""
+        reads = self.operands()
+        x, (_, channels, _) = reads["x"], self.middle()
+        for name, ref in given.items():
+            if ref is None:
+                continue
+            if operand(name, ref).shape != (channels,):
+                raise InvalidArgumentError(f"{name} has shape {ref.shape}, and ({channels},) is needed", remedy="Reshape it.")
+            reads[name] = ref
+        same_dtype(**reads)
+        for_channels = Spec((channels,), x.dtype)
+        return Plan(tuple(reads.values()), (), (Spec(x.shape, x.dtype), for_channels, for_channels), "normalize", x.dtype)
+
+
+@op()
+class BatchNormTrain(_OfChannels):
     """``batch_norm`` with the mean and the variance of ``x`` itself, which are the second and the third result.
 
     The variance is that of all elements: ddof 0. Running statistics are a fused function of these: ``running + momentum * (mean - running)``.
@@ -217,30 +224,16 @@ class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     x: AccelRef
     weight: AccelRef | None = None
     bias: AccelRef | None = None
-    _: KW_ONLY
-    axis: int = 1
-    eps: float = 1e-5
 
-    def __post_init__(self) -> None:
-        """Convert ``axis`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, axis=integer("axis", self.axis, "Give an int."))
-
-    def middle(self) -> tuple[int, int, int]:
-        """Return how many elements are before, along and behind the axis of channels."""
-        return _middle(self.x, self.axis)
+    def operands(self) -> dict[str, AccelRef]:
+        return {"x": operand("x", self.x)}
 
     def plan(self) -> Plan:
-        x = operand("x", self.x)
-        _, channels, _ = self.middle()
-        given = _of_channels(channels, weight=self.weight, bias=self.bias)
-        same_dtype(x=x, **given)
-        statistics = Spec((channels,), x.dtype)
-        return Plan((x, *given.values()), (), (Spec(x.shape, x.dtype), statistics, statistics), "normalize", x.dtype)
+        return self._of_channels(weight=self.weight, bias=self.bias)
 
 
-@op("dnn")
-class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+@op()
+class BatchNormGrad(_OfChannels):
     """The gradients of ``x``, weight and bias of ``batch_norm_train``; its statistics are those of ``x``, and are computed again.
 
     Parameters
@@ -254,72 +247,32 @@ class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     grad: AccelRef
     x: AccelRef
     weight: AccelRef | None = None
-    _: KW_ONLY
-    axis: int = 1
-    eps: float = 1e-5
 
-    def __post_init__(self) -> None:
-        """Convert ``axis`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, axis=integer("axis", self.axis, "Give an int."))
-
-    def middle(self) -> tuple[int, int, int]:
-        """Return how many elements are before, along and behind the axis of channels."""
-        return _middle(self.x, self.axis)
+    def operands(self) -> dict[str, AccelRef]:
+        return {"grad": self.grad, "x": operand("x", self.x)}
 
     def plan(self) -> Plan:
-        x = operand("x", self.x)
-        _check_grad(self.grad, x=x)
-        _, channels, _ = self.middle()
-        given = _of_channels(channels, weight=self.weight)
-        same_dtype(x=x, **given)
-        of_weight = Spec((channels,), x.dtype)
-        return Plan((self.grad, x, *given.values()), (), (Spec(x.shape, x.dtype), of_weight, of_weight), "normalize", x.dtype)
+        _check_grad(self.grad, "x", self.x)
+        return self._of_channels(weight=self.weight)
 
 
-def _middle(x: AccelRef, axis: int) -> tuple[int, int, int]:
-    found = BatchNorm(x, x, x, axis=axis).middle()
-    if not found[0] * found[2]:
-        raise InvalidArgumentError(f"x has shape {x.shape}: its channels have no elements", remedy="Leave empty batches out.")
-    return found
-
-
-def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]:
-    """Return those that are given, if they have one number for each channel."""
-    found: dict[str, AccelRef] = {}
-    for name, ref in given.items():
-        if ref is None:
-            continue
-        if operand(name, ref).shape != (channels,):
-            raise InvalidArgumentError(f"{name} has shape {ref.shape}, and ({channels},) is needed", remedy="Reshape it.")
-        found[name] = ref
-    return found
-
-
-@op("dnn")
-class _OfSoftmax(FamilyOp):
+@op("dnn", convert={"axis": to_axis})
+class _OfSoftmax(OutOp):
     """What gradients of softmax and of its logarithm share."""
 
     grad: AccelRef
     y: AccelRef
     axis: int = -1
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``axis``."""
-        set_fields(self, axis=integer("axis", self.axis, AXIS))
 
     def middle(self) -> Shape:
         """Return how many elements are before, along and behind the axis."""
         return lines_of(self.y.shape, self.axis)
 
     def plan(self) -> Plan:
-        y = operand("y", self.y)
-        _check_grad(self.grad, y=y)
-        self.middle()
-        in_place_or_apart(self.out, grad=self.grad, y=y)
-        return Plan((self.grad, y), *result_in(self.out, y.shape, y.dtype), "normalize", y.dtype)
+        grad, y = self.grad, operand("y", self.y)
+        _check_grad(grad, "y", y)
+        axis_of(self.axis, y.ndim)
+        return planned(self.out, {"grad": grad, "y": y}, y.shape, y.dtype, "normalize", in_place=("grad", "y"))
 
 
 @op()
@@ -332,8 +285,8 @@ class LogSoftmaxGrad(_OfSoftmax):
     """The gradient of the operand of ``y = log_softmax(x, axis)``: ``grad - exp(y) * sum(grad)``. ``out`` may be ``grad`` or ``y``."""
 
 
-@op("dnn")
-class Dropout(FamilyOp):
+@op("dnn", convert={"p": to_real, "seed": to_int, "offset": to_int})
+class Dropout(OutOp):
     """``x / (1 - p)`` where a number drawn for the element is at least ``p``, else 0, also for NaN. ``out`` may be ``x``.
 
     The numbers are those of ``rng.uniform``, in float32, with the same ``seed`` and ``offset``. The gradient is the same op: of the gradient, with the same
@@ -358,12 +311,6 @@ class Dropout(FamilyOp):
     _: KW_ONLY
     seed: int
     offset: int = 0
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``p``, ``seed`` and ``offset``."""
-        share = factor("p", self.p, DType.FLOAT64)
-        set_fields(self, p=share, seed=integer("seed", self.seed, "Give an int."), offset=integer("offset", self.offset, "Give an int."))
 
     def key(self) -> int:
         """Return the key of the blocks of words that numbers are made of."""
@@ -385,5 +332,4 @@ class Dropout(FamilyOp):
             raise InvalidArgumentError(
                 f"seed is {self.seed} and offset {self.offset}", remedy="Give a seed from 0 to 2**64 - 1, and an offset from 0."
             )
-        in_place_or_apart(self.out, x=x)
-        return Plan((x,), *result_in(self.out, x.shape, x.dtype), "normalize", x.dtype)
+        return planned(self.out, {"x": x}, x.shape, x.dtype, "normalize", in_place=("x",))

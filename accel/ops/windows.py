@@ -31,6 +31,8 @@ def steps_of(name: str, value: object, rank: int) -> Shape:
     InvalidArgumentError
         If there are not as many, or they are no ints.
     """
+    if type(value) is int:
+        return (value,) * rank
     remedy = f"Give an int, or {rank} of them."
     steps = value if isinstance(value, (tuple, list)) else (value,) * rank
     if len(steps) != rank:
@@ -46,6 +48,8 @@ def borders_of(value: object, rank: int) -> tuple[tuple[int, int], ...]:
     InvalidArgumentError
         If there are not as many, or they are no ints.
     """
+    if type(value) is int:
+        return ((value, value),) * rank
     remedy = f"Give an int, or for each of {rank} dimension(s) an int or (before, after)."
     borders = value if isinstance(value, (tuple, list)) else (value,) * rank
     pairs = [each if isinstance(each, (tuple, list)) else (each, each) for each in borders]

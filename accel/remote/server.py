@@ -30,7 +30,7 @@ from accel.engine.program import Program
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError
 from accel.fork import DeviceFiles, close_after_fork
 from accel.ops import KernelOp, Plan
-from accel.ops.base import with_dtypes
+from accel.ops.user_plans import with_dtypes
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks

@@ -16,9 +16,10 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import number, operand, same_dtype
+from accel.ops.base import operand, same_dtype
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseRef, sparse_of
+from accel.values import number
 
 if TYPE_CHECKING:
     from accel.solvers.device import Graph, Recorder, SolvingDevice

@@ -62,12 +62,12 @@ class ConvolutionWork:
     def of(cls, op: Any) -> ConvolutionWork:
         """Return what an op asks for."""
         x, w, y = op.sizes()
-        borders = op.borders()
+        borders = op.padding
         before, after = (tuple([pair[end] for pair in borders]) for end in (0, 1))
-        steps = before, after, op.strides(), op.dilations()
+        steps = before, after, op.stride, op.dilation
         if len(x) == 3:
             x, w, y = ((shape[0], shape[1], 1, shape[2]) for shape in (x, w, y))
-            before, after, stride, dilation = (0, *before), (0, *after), (1, *op.strides()), (1, *op.dilations())
+            before, after, stride, dilation = (0, *before), (0, *after), (1, *op.stride), (1, *op.dilation)
             steps = before, after, stride, dilation
         if op.kind in GRADS:
             return cls(op.dtype(), x, w, y, *steps, is_last=op.channels_last, allow_tf32=op.allow_tf32, makes=GRADS[op.kind])

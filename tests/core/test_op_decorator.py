@@ -12,11 +12,13 @@ from dataclasses import KW_ONLY
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import accel
 import accel_cuda
 from accel.ops import FamilyOp, Plan, op
+from accel.ops.fields import to_axis, to_int, unless_none
 
 
 @op("own")
@@ -63,6 +65,39 @@ def test_an_op_is_a_frozen_dataclass_with_slots(kind: type[RowSum]) -> None:
 
 def test_fields_of_a_base_come_first() -> None:
     assert list(inspect.signature(Renamed).parameters) == ["rows", "axis", "timeout", "shift"]
+
+
+@op("own", convert={"rows": to_int})
+class Converted(FamilyOp):
+    """A sum of rows that are counted in any way."""
+
+    rows: int
+
+    def plan(self) -> Plan:
+        return Plan((), (), ())
+
+
+@op(convert={"axis": unless_none(to_axis)})
+class ConvertedTwice(Converted):
+    """One that has a field more."""
+
+    axis: int | None = None
+
+
+@op(convert={"rows": unless_none(to_int)})
+class ConvertedAnew(RowSum):
+    """One that has no field of its own."""
+
+
+def test_fields_are_converted_as_the_class_and_its_bases_say() -> None:
+    three: Any = np.int64(3)
+    assert [type(made.rows) for made in (Converted(three), ConvertedAnew(three))] == [int, int]
+    made = ConvertedTwice(three, three)
+    assert (type(made.rows), type(made.axis)) == (int, int)
+    assert ConvertedTwice(3).axis is None
+    with pytest.raises(accel.InvalidArgumentError, match=r"axis is 1\.5"):
+        ConvertedTwice(3, 1.5)  # type: ignore[arg-type]
+    assert type(pickle.loads(pickle.dumps(made)).rows) is int
 
 
 def packages() -> list[ModuleType]:

@@ -34,7 +34,7 @@ def convolve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
         for address, shape in ((inputs[0], x_shape), (inputs[1], w_shape), (outputs[0], y_shape))
     )
     bias = None if op.bias is None else array(inputs[2], op.bias.shape, dtype)
-    work = partial(convolution, x, w, y, op.strides(), op.borders(), op.dilations(), op.groups, bias, op.activation == "relu")
+    work = partial(convolution, x, w, y, op.stride, op.padding, op.dilation, op.groups, bias, op.activation == "relu")
     cost = costs.convolution(y_shape[0] * math.prod(y_shape[2:]), y_shape[1], math.prod(w_shape[1:]), dtype)
     lane.stream.submit(work, op.groups * 4e-6 + cost)
 

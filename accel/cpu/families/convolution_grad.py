@@ -36,7 +36,7 @@ def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     if not made.size:
         return
     compute = _of_input if is_of_input else _of_filter
-    work = partial(compute, first, second, made, op.strides(), op.borders(), op.dilations(), op.groups)
+    work = partial(compute, first, second, made, op.stride, op.padding, op.dilation, op.groups)
     cost = costs.convolution(y_shape[0] * math.prod(y_shape[2:]), y_shape[1], math.prod(w_shape[1:]), dtype)
     lane.stream.submit(work, op.groups * math.prod(w_shape[2:]) * 10e-6 + cost)
 
