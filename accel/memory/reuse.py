@@ -45,7 +45,8 @@ class FreeMemory:
 
         Its ``usage`` is what is pending on it. The caller sets its state.
         """
-        found = self._reuse(size, timeline) or self.space.allocate(size)
+        chunks = self.resting.get(size)
+        found = (_pop_idle(chunks, timeline) if chunks else None) or self.space.allocate(size)
         if found is None:
             self.clean_idle(size)
             found = self.space.allocate(size) or self._inherit_one(size, timeline) or self._inherit_many(size)
@@ -61,17 +62,6 @@ class FreeMemory:
                 elif self.space.add(chunk) >= enough:
                     self.resting[size] += chunks[at:]
                     return
-
-    def _reuse(self, size: int, timeline: Timeline | None) -> Chunk | None:
-        """Return a resting chunk of the size that nothing has to wait for."""
-        chunks = self.resting.get(size)
-        if chunks:
-            # The oldest is the most likely to be over, the newest to be of this timeline.
-            for chunk in (chunks[0], *reversed(chunks[-_LOOK:])):
-                if chunk.usage.is_idle_for(timeline):
-                    chunks.remove(chunk)
-                    return chunk
-        return None
 
     def _inherit_one(self, size: int, timeline: Timeline | None) -> Chunk | None:
         """Return a resting chunk of the size in spite of its pending uses.
@@ -124,6 +114,16 @@ class FreeMemory:
             tail.usage = usage
             tail.state = RESTING
             self.resting[tail.size].append(tail)
+
+
+def _pop_idle(chunks: list[Chunk], timeline: Timeline | None) -> Chunk | None:
+    """Remove a chunk that nothing has to wait for, and return it."""
+    # The oldest is the most likely to be over, the newest to be of this timeline.
+    for chunk in (chunks[0], *reversed(chunks[-_LOOK:])):
+        if chunk.usage.is_idle_for(timeline):
+            chunks.remove(chunk)
+            return chunk
+    return None
 
 
 def _window(run: list[Chunk], size: int) -> list[Chunk]:

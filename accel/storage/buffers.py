@@ -10,7 +10,7 @@ from accel.memory import Block
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from accel.actors import ActorSystem
     from accel.backend import AccelStream, SlabMemory
@@ -163,24 +163,19 @@ class Buffers:
         self.blocks[ref.buffer] = Held(usage, release)
         self._held += 1
 
-    def place(self, refs: Iterable[AccelRef], lane: Timeline) -> bool:
+    def place(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:
         """Allocate memory for buffers that have none; ``False``, for none of them, without room."""
-        allocate, blocks = self.allocator.allocate, self.blocks
-        placed: list[int] = []
         for ref in refs:
-            block = allocate(ref.nbytes, lane)
+            block = self.allocator.allocate(ref.nbytes, lane)
             if block is None:
-                for buffer in placed:
-                    self.free(buffer)
+                self._free_all(refs)
                 return False
-            blocks[ref.buffer] = block
-            placed.append(ref.buffer)
+            self.blocks[ref.buffer] = block
             if ref.durable:
                 try:
                     self.durables.add_buffer(self, ref, block)
                 except BaseException:
-                    for buffer in placed:
-                        self.free(buffer)
+                    self._free_all(refs)
                     raise
         return True
 
@@ -319,6 +314,10 @@ class Buffers:
             close_all(held)
         close_all(self._idle.left)
         self.durables.close()
+
+    def _free_all(self, refs: Iterable[AccelRef]) -> None:
+        for ref in refs:
+            self.free(ref.buffer)
 
     def free(self, buffer: int) -> None:
         """Free a buffer's memory. One that is not there is not of this context."""

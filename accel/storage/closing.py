@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from accel.errors import ClosedError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from accel.actors import ActorSystem
@@ -60,9 +60,9 @@ class Closing(Generic[T]):
             del self.left[: len(batch)]
 
     async def wait_closed(self) -> None:
-        """Wait until what is being closed is so."""
+        """Wait until what is being closed is so. Cancelling ends the wait alone."""
         if self._task is not None:
-            await self._task
+            await asyncio.wait((self._task,))
 
 
 def close_all(resources: Iterable[_Closable]) -> None:

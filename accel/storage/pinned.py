@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
+from accel.errors import DeadlineExceededError, OutOfMemoryError
 from accel.memory import HostArena, HostRegistrar, memory_size
-from accel.storage.closing import close_all
+from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class PinnedMemory:
         self._order = asyncio.Lock()  # first come, first served
         self._waiting = 0
         self._room: asyncio.Future[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: Closing[SlabMemory] = Closing(system)
         self.on_gone: set[Callable[[int], object]] = set()
         self.arena.on_gone = self._on_gone
 
@@ -188,8 +188,7 @@ class PinnedMemory:
         arena, sizes, may_grow = self.arena, _halves(most, least), True
         try:
             while True:
-                while self._closing:  # what the arena has removed counts until it is closed
-                    await asyncio.wait(self._closing)
+                await self._closing.wait_closed()  # what the arena has removed counts until then
                 check()
                 room = self._room = self._loop.create_future()
                 arena.on_room = partial(self._on_room, room)  # before the check: nothing is missed
@@ -208,7 +207,7 @@ class PinnedMemory:
                 try:
                     await self._system.run_blocking(arena.fulfil, request)
                 except BaseException as error:
-                    self._close_soon(arena.withdraw(request))  # it may never have begun
+                    self._closing.add(arena.withdraw(request))  # it may never have begun
                     if not isinstance(error, OutOfMemoryError) or least == most or not arena.statistics().used:
                         raise
                     may_grow = False  # the system has no more, but pieces in use come back
@@ -217,23 +216,7 @@ class PinnedMemory:
 
     def trim(self) -> None:
         """Close blocks that are free, but for one for the next array: after a large transfer."""
-        self._close_soon(self.arena.trim())
-
-    def _close_soon(self, left: list[SlabMemory]) -> None:
-        """Unmap blocks on another thread: that waits for the driver.
-
-        Who is cancelled does not wait for it.
-        """
-        if left:
-            task = self._loop.create_task(self._close(left))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def _close(self, left: list[SlabMemory]) -> None:
-        try:
-            await self._system.run_blocking(close_all, left)
-        except ClosedError:  # the system ends, and has no thread for it any more
-            close_all(left)
+        self._closing.add(self.arena.trim())
 
     def ended(self) -> None:
         """Wake the call that waits for room: it checks whether there still is a device."""
@@ -261,10 +244,10 @@ class PinnedMemory:
         """Release the memory that no array shows; the rest goes with its arrays."""
         self.arena.on_gone = None  # its listeners have ended
         try:
-            while self._closing:
-                await asyncio.wait(self._closing)
+            await self._closing.wait_closed()
             await self._system.run_blocking(self.arena.close)
         finally:
+            close_all(self._closing.left)
             self.arena.close()
 
 

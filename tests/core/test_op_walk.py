@@ -13,6 +13,7 @@ from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
 REACHED = {
+    "put, inline",
     "durable put with checksum, inline",
     "matmul awaited, inline",
     "gemm beside a checked buffer, inline",
