@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.models.adapters.base import Adapter, ModelSource
     from accel.models.examples import Fill
 
-__all__ = ["Describe", "Forward", "InitialLibrary", "ModelLibrary"]
+__all__ = ["CpuModelLibrary", "Describe", "Forward", "InitialLibrary", "ModelLibrary"]
 
 _COST = 1.0
 """Seconds that a forward is said to take on the CPU: more than what runs on the loop's thread."""
@@ -182,6 +182,12 @@ class ModelLibrary(KernelLibrary):
 
     def _run(self, stream: Any, inputs: Sequence[Operand]) -> Any:
         return self._adapter.run(dict(zip(self._inputs, inputs, strict=True)))
+
+
+class CpuModelLibrary(ModelLibrary):
+    """A model on the CPU: a forward is the work of the stream, so that enqueuing one does not block."""
+
+    blocking: ClassVar[bool] = False
 
 
 def _enqueue(library: KernelLibrary, stream: Any, work: Callable[[], None]) -> None:

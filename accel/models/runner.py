@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError, LibraryError
 from accel.models.examples import Fill, expanded, fill_of
-from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
+from accel.models.library import CpuModelLibrary, Describe, Forward, InitialLibrary, ModelLibrary
 from accel.models.outputs import OutputSpecs, flattened
 from accel.models.weights import WeightsDevice
 from accel.ops import Spec
@@ -132,7 +132,8 @@ class LibraryRunner:
 
     async def open(self, weights: dict[str, AccelRef]) -> None:
         """See :class:`Runner`."""
-        await self._register(self._library, ModelLibrary, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets))
+        library = CpuModelLibrary if self._device.info().backend == "cpu" else ModelLibrary
+        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets))
 
     async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:
         self._registered.append(name)

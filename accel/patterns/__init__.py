@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel.patterns.batcher import DynamicBatcher
-from accel.patterns.calling import Recovering
+from accel.patterns.recovering import Recovering
 from accel.patterns.requests import BatcherStatistics
 from accel.patterns.serving import ModelService, serve
 

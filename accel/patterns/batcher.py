@@ -22,10 +22,10 @@ from accel.errors import (
     NotInitializedError,
 )
 from accel.hints import AsyncOnly
-from accel.patterns.calling import until_ready
 from accel.patterns.isolation import Isolation, IsolationOptions
 from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
 from accel.patterns.quarantine import QuarantineHandler
+from accel.patterns.recovering import until_ready
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from accel.device import Device
-    from accel.patterns.calling import Recovering
+    from accel.patterns.recovering import Recovering
 
 __all__ = ["DynamicBatcher"]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
-from accel.patterns.calling import call, until_ready
 from accel.patterns.outcome import is_fault, is_of_an_item, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
 from accel.patterns.quarantine import UnusableError
-from accel.patterns.requests import Request
+from accel.patterns.recovering import until_ready
+from accel.patterns.requests import Request, call
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
-    from accel.patterns.calling import Attribution
     from accel.patterns.poison_memory import PoisonMemory
     from accel.patterns.quarantine import QuarantineHandler
+    from accel.patterns.recovering import Attribution
     from accel.patterns.requests import Counters
     from accel.patterns.root import RootTask
 

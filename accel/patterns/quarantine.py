@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
-from accel.patterns.calling import until_ready
 from accel.patterns.outcome import is_worth_a_retry
+from accel.patterns.recovering import until_ready
 from accel.shortage import is_shortage
 
 if TYPE_CHECKING:

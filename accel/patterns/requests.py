@@ -1,16 +1,23 @@
-"""The requests of a batcher, and their bounded queue. Nothing here awaits."""
+"""The requests of a batcher, their bounded queue, and the call of a handler with some of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any
 
-from accel.patterns.calling import Attribution
+import numpy as np
 
-__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
+from accel.errors import InvalidArgumentError
+from accel.patterns.recovering import Attribution
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue", "call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +250,36 @@ class RequestQueue:
             self.waiting -= request.size
             self._queue[request] = None
             self.queued += request.size
+
+
+async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: list[Any]) -> Any:
+    """Call ``handler`` with the items of some requests; return one result for each, or one exception for all of them.
+
+    An error's traceback holds this frame, which therefore must not hold the requests: their futures hold the error.
+    """
+    try:
+        answer: Any = handler(items)
+        if not isawaitable(answer):
+            return InvalidArgumentError(
+                f"the handler returned a {type(answer).__name__} that cannot be awaited", remedy="Define the handler with 'async def'."
+            )
+        results = await answer
+        # A sequence of the user's own class may raise in any method.
+        return _mismatch(results, len(items)) or list(results)
+    except Exception as error:
+        return error
+
+
+def _mismatch(results: object, wanted: int) -> InvalidArgumentError | None:
+    """Return the error for a handler that did not give one result per item."""
+    # Mappings and texts have lengths too, but their keys and letters are no results.
+    if isinstance(results, np.ndarray):
+        given = len(results) if results.ndim else None
+    else:
+        given = len(results) if isinstance(results, Sequence) and not isinstance(results, (str, bytes, bytearray, memoryview)) else None
+    if given == wanted:
+        return None
+    what = f"a {type(results).__name__}" if given is None else f"{given} results"
+    return InvalidArgumentError(
+        f"the handler returned {what} for {wanted} items", remedy="Return a list with one result, or exception, per item, in order."
+    )

@@ -8,14 +8,15 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import ClosedError
-from accel.patterns.calling import call, until_ready
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
+from accel.patterns.recovering import until_ready
+from accel.patterns.requests import call
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from accel.patterns.calling import Attribution, Recovering
     from accel.patterns.isolation import Isolation
+    from accel.patterns.recovering import Attribution, Recovering
     from accel.patterns.requests import Counters, Request
 
 __all__ = ["BatchRunner"]
