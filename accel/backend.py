@@ -424,12 +424,12 @@ class CountsCommands(Protocol):
     ----------
     queue_limit : int
         Commands in flight at which no further op is sent, if that is less than ``max_in_flight``.
+    commands : mapping
+        Library and kind of an op -> how many commands its kernel enqueues at most, or what counts them for one op, quickly; 1 for all others.
     """
 
     queue_limit: int
-
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op's kernel enqueues at most, 1 or more. Quick; called on the loop's thread."""
+    commands: Mapping[tuple[str, str], int | Callable[[Any], int]]
 
 
 @runtime_checkable

@@ -46,8 +46,8 @@ class CudaDevice(CudaContext):
         ``False``: the work runs on the GPU.
     capabilities : mapping
         All that there are.
-    scratch : dict
-        See :class:`accel.backend.TakesScratch`.
+    scratch, commands : dict
+        See :class:`accel.backend.TakesScratch` and :class:`~accel.backend.CountsCommands`.
     functions : Programs
         The backend's own kernels by name, loaded as they are needed.
     families : ContextFamilies
@@ -82,7 +82,7 @@ class CudaDevice(CudaContext):
         blocking = Blocking(checks, families.signatures(), self.pinned)
         self.may_block: Callable[[Any, Any], bool] = blocking.may_block
         """Whether enqueuing an op may block this time; asked once for each, without a further call."""
-        self._commands = {**COMMANDS, **families.commands()}
+        self.commands = {**COMMANDS, **families.commands()}
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **{name: blocking.noting(name, kernels) for name, kernels in families.kernels().items()},
             "capture": GRAPH_KERNELS,
@@ -136,11 +136,6 @@ class CudaDevice(CudaContext):
         """See :class:`accel.backend.TakesScratch`. May block."""
         self.check_open()
         self.families.measure_scratch(op)
-
-    def commands(self, op: Any) -> int:
-        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
-        count = self._commands.get((op.library, op.kind), 1)
-        return count if isinstance(count, int) else count(op)
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

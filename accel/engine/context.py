@@ -37,7 +37,7 @@ from accel.storage.closing import close_all
 from accel.storage.durable_slabs import DurableSlabs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from accel.actors import ActorRef
@@ -126,9 +126,9 @@ class Context(ContextBase):
         self.failures = Failures(self)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
         self.libraries = Libraries(self, partial(open_library, self))
-        self._weigh: Callable[[KernelOp], int] | None = None
+        self._counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None
         if isinstance(device, CountsCommands):
-            self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
+            self._counts, self.limit = device.commands, min(self.limit, device.queue_limit)
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
         self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
 
@@ -172,7 +172,7 @@ class Context(ContextBase):
         submission.result = result_of(op, refs, self.core.loop)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op, plan))
+        submission.bind(self, lane, kernel, action, 1 if self._counts is None else self._commands(op, plan))
         self._take_place(submission, op, lane, plan, refs)
         submission.outstanding = 1
         self.sent(submission, 1, submission.commands)
@@ -321,7 +321,7 @@ class Context(ContextBase):
     def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
         """Return the commands of each op of a batch's next chunk, which has at least one op."""
         ops, plans = submission.ops, submission.plans
-        if self._weigh is None:
+        if self._counts is None:
             return [1] * min(self._chunk, len(ops) - start)
         weights = [commands := self._commands(ops[start], plans[start])]
         for index in range(start + 1, len(ops)):
@@ -334,9 +334,11 @@ class Context(ContextBase):
 
     def _commands(self, op: KernelOp, plan: Plan) -> int:
         """Return the commands that an op puts into queues, on a device that counts them."""
-        part = self.kernels.part(op.library)
-        assert self._weigh is not None, "the device counts"
-        return (self._weigh(op) if part is None else part.launches) + (0 if plan.status is None else STATUS_COMMANDS)
+        assert self._counts is not None, "the device counts"
+        part = self.kernels.parts.get(op.library)
+        count = self._counts.get((op.library, op.kind), 1) if part is None else part.launches
+        commands = count if isinstance(count, int) else count(op)
+        return commands if plan.status is None else commands + STATUS_COMMANDS
 
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Get the memory that an op needs and the allocator lacks."""

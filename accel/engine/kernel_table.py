@@ -39,6 +39,8 @@ class KernelTable:
     ----------
     may_block : callable
         Whether an op is enqueued on another thread, given its lane and the op.
+    parts : dict of str to BackendPart
+        The kernels of libraries and families that are not the backend's.
     found : dict
         Class of ops -> kernel, as far as such ops were sent.
     own : dict of str to OwnLibrary
@@ -51,15 +53,11 @@ class KernelTable:
         self._core = core
         self._device = device
         self._scratch = scratch
-        self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
+        self.parts: dict[str, BackendPart] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self.found: dict[type[KernelOp], Kernel] = {}
         self.own: dict[str, OwnLibrary] = {}
         self.leaving: set[str] = set()
-
-    def part(self, library: str) -> BackendPart | None:
-        """Return the kernels of a library or family that is not the backend's, if there are any."""
-        return self._parts.get(library)
 
     def find(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the generic one of its family.
@@ -73,15 +71,15 @@ class KernelTable:
         """
         name, backend = op.library, self._core.description.backend
         family = op.family if isinstance(op, FamilyOp) else None
-        if family is not None and name not in self._parts and family not in FAMILIES:
+        if family is not None and name not in self.parts and family not in FAMILIES:
             if name in LIBRARIES:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
-            brought = self._parts[name] = family.part(backend) or BackendPart({})
+            brought = self.parts[name] = family.part(backend) or BackendPart({})
             self.may_block = self._may_block
             if brought.scratch is not None:
                 self._scratch.add(name, brought.scratch)
         is_leaving = name in self.leaving
-        part = None if is_leaving else self._parts.get(name)
+        part = None if is_leaving else self.parts.get(name)
         native = self._device.kernels(name) if part is None else part.kernels
         kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
         if kernel is None:
@@ -109,10 +107,10 @@ class KernelTable:
 
     def _may_block(self, lane: Any, op: Any) -> bool:
         """Return what a part says of its ops: the backend is not asked, which may have some of the same kind, with other fields."""
-        part = self._parts.get(op.library)
+        part = self.parts.get(op.library)
         if part is not None:
             return part.may_block
-        if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
+        if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self.parts.items()):
             return True
         return self._device.may_block(lane, op)
 
@@ -129,7 +127,7 @@ class KernelTable:
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
         name = library.name
-        self.own[name], self._parts[name] = library, library.part
+        self.own[name], self.parts[name] = library, library.part
         self.may_block = self._may_block
 
     def refuse_own(self, name: str) -> None:
@@ -144,4 +142,4 @@ class KernelTable:
         """Forget a registered library, whose instance is closed."""
         self.leaving.discard(name)
         self.own.pop(name, None)
-        self._parts.pop(name, None)
+        self.parts.pop(name, None)

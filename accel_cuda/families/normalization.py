@@ -65,7 +65,8 @@ def row_launch(name: str, rows: int, length: int, dtype: DType, is_packed: bool)
     return kernel, width, threads, -(-rows // (threads // width))
 
 
-def _enqueue_rows(lane: Any, name: str, dtype: DType, addresses: Sequence[int], output: int, rows: NormRows, eps: float) -> None:
+def _enqueue_rows(lane: Any, name: str, dtype: DType, addresses: Sequence[int], output: int, rows: NormRows, eps: int = 0) -> None:
+    """Enqueue a kernel of rows; ``eps`` is the bits of one."""
     stream, (x, weight, bias) = lane.stream, (*addresses, 0, 0)[:3]
     pack = _GRANULE // dtype.itemsize
     is_packed = not (rows.length % pack or (x | output) % _GRANULE)
@@ -75,7 +76,7 @@ def _enqueue_rows(lane: Any, name: str, dtype: DType, addresses: Sequence[int], 
     kernel, width, threads, blocks = row_launch(name, rows.rows, rows.length, dtype, is_packed)
     stream.ready()
     channels = rows.length // rows.each
-    stream.launch(stream.functions[kernel], blocks, threads, x, output, weight, bias, *rows, channels, width, bits(eps))
+    stream.launch(stream.functions[kernel], blocks, threads, x, output, weight, bias, *rows, channels, width, eps)
 
 
 @lru_cache(maxsize=1024)
@@ -95,7 +96,7 @@ def _softmax(name: str) -> Kernel:
         if not (outer and length and inner):
             return
         if inner == 1:
-            _enqueue_rows(lane, name, dtype, inputs, outputs[0], NormRows(outer, length), 0.0)
+            _enqueue_rows(lane, name, dtype, inputs, outputs[0], NormRows(outer, length))
             return
         pack = _GRANULE // dtype.itemsize
         is_packed = not (inner % pack or (inputs[0] | outputs[0]) % _GRANULE)
@@ -111,7 +112,7 @@ def _softmax(name: str) -> Kernel:
 def _norm(name: str) -> Kernel:
     def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.x.size:
-            _enqueue_rows(lane, name, op.x.dtype, op.addresses(inputs), outputs[0], op.rows(), op.eps)
+            _enqueue_rows(lane, name, op.x.dtype, op.addresses(inputs), outputs[0], op.rows(), bits(op.eps))
 
     return kernel
 
