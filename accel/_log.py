@@ -45,7 +45,7 @@ def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tup
     pairs = dict(event)
     if error is not None:
         pairs["error"] = error if raised is None else f"{type(raised).__name__}: {said(raised)}"
-    text = one_line(" ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())]))
+    text = one_line(" ".join([name, *[f"{key}={value!r}" for key, value in pairs.items()]]))
     # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
     return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}
 

@@ -30,7 +30,6 @@ than :attr:`FaultScope.OP` is a *fault*: the supervisor rebuilds what the scope 
 
 from __future__ import annotations
 
-import copy
 import enum
 from typing import Any, ClassVar, Literal, Self
 
@@ -165,10 +164,6 @@ class AccelError(Exception):
         # Exceptions rebuild themselves by calling the class with `args`, which keyword-only fields do not survive.
         return _rebuild, (type(self), self.args, self.__dict__.copy())
 
-    def __copy__(self) -> Self:
-        new: Self = _rebuild(type(self), self.args, self.__dict__)
-        return new
-
     def clone(self, **fields: Any) -> Self:
         """Return a fresh instance of the same error, with ``fields`` replaced, caused by what this one was caused by.
 
@@ -177,7 +172,7 @@ class AccelError(Exception):
         **fields
             Attributes to set on the new instance, such as ``op="gemm"``. Notes and tracebacks are not taken along.
         """
-        new = copy.copy(self)
+        new: Self = _rebuild(type(self), self.args, self.__dict__)
         new.__dict__.pop("__notes__", None)
         new.__cause__ = self.__cause__
         for name, value in fields.items():

@@ -396,7 +396,10 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         core, context = self._core, self._host.context
         core.refs.check_process()
         if core.is_home:
-            (core.durable if context is None else context).apply_frees()
+            if context is not None:
+                context.apply_frees()
+            elif core.lifecycle.is_final:  # else the slabs of dropped refs may be being mapped
+                core.durable.apply_frees()
         return snapshot(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:

@@ -9,29 +9,32 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Never
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Never
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorTree
 from accel.actors.acquire import acquire
 from accel.backend import TellsFaults
+from accel.engine.checksums import verify
 from accel.engine.context import Context
-from accel.engine.durable_binding import bind_durable
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
 from accel.engine.lanes import make_streams
 from accel.engine.op_error import op_error
+from accel.storage.closing import close_all
+from accel.storage.durable_slabs import map_slabs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from accel.actors import ActorRef
-    from accel.backend import AccelDevice
+    from accel.backend import AccelDevice, HeldSlab
     from accel.engine.context import ContextSharing
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
     from accel.engine.lane import Lane
     from accel.engine.lanes import Streams
     from accel.errors import AccelError
+    from accel.storage.durable import Kept
 
 __all__ = ["ContextActor"]
 
@@ -63,19 +66,22 @@ class ContextActor(Actor[Never, None]):
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
         core = self._core
         began = time.perf_counter()
-        device, streams = await acquire(core.system, partial(_open, core), lambda opened: _abandon(opened[0]))
+        kept = await core.durable.slabs_to_bind()
+        opened = await acquire(core.system, partial(_open, core, kept), _abandon)
+        device, streams, slabs = opened
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:
-            await core.system.run_blocking(_abandon, device)
+            await core.system.run_blocking(_abandon, opened)
             raise
         made = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
+        made.durables.ahead.update(slabs)
         try:
             made.lanes.adopt(streams)
             for library in core.options.libraries:
                 await made.libraries.open(library)
             await core.pinned.attach(device)
-            await bind_durable(made)
+            await _bind_durable(made, kept)
             core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
             await self._open_eager(made)
@@ -117,7 +123,6 @@ class ContextActor(Actor[Never, None]):
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""
-        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:
@@ -132,17 +137,35 @@ class ContextActor(Actor[Never, None]):
             await made.close(abandon=abandon)
 
 
-def _open(core: DeviceCore) -> tuple[AccelDevice, Streams]:
-    """Make the backend's context and its streams; blocks."""
+class _Opened(NamedTuple):
+    """What a context begins with: the backend's context, its streams, and by number the slabs of durable memory."""
+
+    device: AccelDevice
+    streams: Streams
+    slabs: dict[int, HeldSlab]
+
+
+def _open(core: DeviceCore, kept: Iterable[Kept]) -> _Opened:
+    """Make the backend's context and its streams, and map the durable memory; blocks."""
     device = core.memory_back.retry_on_oom(core.backend.open, core.description.index)
     try:
         streams, raised = make_streams(device, core.options.streams)
+        slabs = map_slabs(device, kept)
     except BaseException:
-        _abandon(device)
+        device.close(abandon=True)
         raise
     if raised is not None:
         logger.info("stream_not_added", device=core.name, streams=len(streams), error=raised)
-    return device, streams
+    return _Opened(device, streams, slabs)
+
+
+async def _bind_durable(context: Context, kept: Iterable[Kept]) -> None:
+    """Use the durable memory that was mapped, and see that what has a checksum is as it was."""
+    book = context.core.durable
+    book.is_offered = context.durables.is_offered
+    for slab in kept:
+        book.on_slab_mapped(slab.number, context.durables.bind(context.buffers, slab).closed)
+    await verify(context, context.core)
 
 
 async def _open_library(owner: ActorContext, context: Context, library: str) -> ActorRef[Any, None]:
@@ -155,8 +178,9 @@ def _drawn(lane: Lane) -> ActorTree:
     return ActorTree(name=lane.name, state="busy" if unfinished else "idle", depth=unfinished)
 
 
-def _abandon(device: AccelDevice) -> None:
-    device.close(abandon=True)
+def _abandon(opened: _Opened) -> None:
+    close_all(opened.slabs.values())
+    opened.device.close(abandon=True)
 
 
 def _told(context: Context, error: AccelError) -> None:

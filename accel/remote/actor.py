@@ -242,7 +242,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Kill the child. Its shared memory is given out again once it is gone; what must not be before that waits for it."""
-        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         self._kill()
 
     async def stopped(self, context: ActorContext) -> None:

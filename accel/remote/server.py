@@ -340,10 +340,9 @@ class Server:
     async def _held(self, data: bytes, fd: int) -> None:
         number, kept, durables = _number(data), kept_in(data[8:], fd), self.context.durables
         try:
+            await durables.map_ahead(kept)
             if self._has_begun:
-                await durables.bind(self.context.buffers, (kept,))
-            else:
-                await durables.map_ahead(kept)
+                durables.bind(self.context.buffers, kept)
         except Exception as error:
             self._refuse(number, error)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from accel.actors.acquire import acquire
 from accel.backend import ImportsSlabs
-from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
+from accel.errors import DriverError, UnsupportedError
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
@@ -25,7 +25,29 @@ if TYPE_CHECKING:
     from accel.storage.buffers import Buffers
     from accel.storage.durable import DurableKeeper, Kept
 
-__all__ = ["DurableSlabs"]
+__all__ = ["DurableSlabs", "map_slabs"]
+
+
+def map_slabs(device: object, kept: Iterable[Kept]) -> dict[int, HeldSlab]:
+    """Map slabs of another context, and return them by number. May block.
+
+    Raises
+    ------
+    UnsupportedError
+        If the backend cannot.
+    AccelError
+        What keeps it from mapping one; then none is mapped.
+    """
+    mapped: dict[int, HeldSlab] = {}
+    try:
+        for slab in kept:
+            if not isinstance(device, ImportsSlabs):
+                raise UnsupportedError("this backend maps no slab of another context")  # noqa: TRY301
+            mapped[slab.number] = device.import_slab(slab.fd, slab.nbytes)
+    except BaseException:
+        close_all(mapped.values())
+        raise
+    return mapped
 
 
 class DurableSlabs:
@@ -50,6 +72,8 @@ class DurableSlabs:
         Numbers of the durable buffers.
     idle : set of SlabMemory
         Slabs that had durable buffers, and may be free once the last uses of them are over.
+    ahead : dict
+        Number -> slab of an earlier context, that is mapped and not bound yet.
     """
 
     def __init__(self, name: str, system: ActorSystem, keeper: DurableKeeper, device: object, wait_for_ends: Callable[[], None]) -> None:
@@ -60,11 +84,11 @@ class DurableSlabs:
         self._device = device
         self._numbers: dict[SlabMemory, int] = {}
         self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
-        self._ahead: dict[int, HeldSlab] = {}  # mapped, and not bound yet; by number
         self._places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
         self._closing: Closing[SlabMemory] = Closing(system)
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()
+        self.ahead: dict[int, HeldSlab] = {}
 
     @property
     def is_offered(self) -> bool:
@@ -143,46 +167,28 @@ class DurableSlabs:
 
     def close(self) -> None:
         """Close what is left. May block."""
-        close_all([*self._closing.left, *self._ahead.values()])
-        self._ahead.clear()
+        close_all([*self._closing.left, *self.ahead.values()])
+        self.ahead.clear()
 
     # -- slabs of earlier contexts
 
-    async def bind(self, buffers: Buffers, kept: Iterable[Kept]) -> list[HeldSlab]:
-        """Map slabs that outlived their context, and return them.
-
-        Their buffers are where they were.
+    def bind(self, buffers: Buffers, kept: Kept) -> HeldSlab:
+        """Make a slab of an earlier context, which is mapped, this one's: its buffers are where they were.
 
         Raises
         ------
-        UnsupportedError
-            If the backend cannot.
-        AccelError
-            What keeps it from mapping one.
+        InvalidArgumentError
+            If they cannot be there.
         """
-        made: list[HeldSlab] = []
-        for number, nbytes, fd, blocks in kept:
-            slab = self._ahead.get(number) or await self._map(fd, nbytes)
-            try:
-                found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in blocks])
-            except InvalidArgumentError:
-                if number not in self._ahead:
-                    await self._system.run_blocking(slab.close)
-                raise
-            self._ahead.pop(number, None)
-            self._numbers[slab] = number
-            self._living[slab] = 0
-            for (buffer, *_), block in zip(blocks, found, strict=True):
-                buffers.blocks[buffer] = block
-                self._adopt(buffers, buffer, slab)
-            made.append(slab)
-        return made
-
-    async def _map(self, fd: int, nbytes: int) -> HeldSlab:
-        device = self._device
-        if not isinstance(device, ImportsSlabs):
-            raise UnsupportedError("this backend maps no slab of another context", device=self._name)
-        return await acquire(self._system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
+        slab = self.ahead[kept.number]
+        found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in kept.blocks])
+        del self.ahead[kept.number]
+        self._numbers[slab] = kept.number
+        self._living[slab] = 0
+        for (buffer, *_), block in zip(kept.blocks, found, strict=True):
+            buffers.blocks[buffer] = block
+            self._adopt(buffers, buffer, slab)
+        return slab
 
     async def map_ahead(self, kept: Kept) -> None:
         """Map a slab that another context uses, for libraries that read buffers there.
@@ -198,16 +204,17 @@ class DurableSlabs:
         Raises
         ------
         UnsupportedError, AccelError
-            As :meth:`bind` does.
+            As :func:`map_slabs` does.
         """
-        if kept.number not in self._ahead:
-            self._ahead[kept.number] = await self._map(kept.fd, kept.nbytes)
+        if kept.number not in self.ahead:
+            mapped = await acquire(self._system, partial(map_slabs, self._device, (kept,)), lambda mapped: close_all(mapped.values()))
+            self.ahead.update(mapped)
         self._forget(kept.number)
         self._places.update((buffer, (kept.number, offset)) for buffer, offset, _, _ in kept.blocks)
 
     async def unmap(self, number: int) -> None:
         """Unmap a slab that was mapped ahead and is not bound; nothing reads there any more."""
-        slab = self._ahead.pop(number, None)
+        slab = self.ahead.pop(number, None)
         self._forget(number)
         if slab is not None:
             await self._system.run_blocking(slab.close)
@@ -221,5 +228,5 @@ class DurableSlabs:
         if block is not None:
             return block.address
         number, offset = self._places.get(buffer, (None, 0))
-        slab = None if number is None else self._ahead.get(number)
+        slab = None if number is None else self.ahead.get(number)
         return None if slab is None else slab.address + offset

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cpu.backend import CpuDevice
 from accel.ops import Plan
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, failure, generation, in_flight, opened, task, until
@@ -114,3 +115,23 @@ async def test_the_place_in_line_of_what_was_dropped_is_over_when_the_lane_is_th
         await writing
         await until(lane.is_idle, "an idle lane")
         np.testing.assert_array_equal(await device.get(second), np.zeros(5))
+
+
+async def test_a_ref_dropped_while_its_slab_is_mapped_keeps_the_slab_until_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on, mapped = threading.Event(), threading.Event(), CpuDevice.import_slab
+
+    def slowly(device: CpuDevice, fd: int, nbytes: int) -> Any:
+        began.set()
+        assert go_on.wait(20)
+        return mapped(device, fd, nbytes)
+
+    monkeypatch.setattr(CpuDevice, "import_slab", slowly)
+    async with opened(FaultPlan().poison_at(1, op="gemm"), restart=accel.RestartStrategy(max_restarts=1)) as device:
+        ref = await device.zeros(1 << 20, durable=True)
+        await failure(device.blas.gemm(await device.zeros((2, 2)), await device.zeros((2, 2))), accel.ContextPoisonedError)
+        await until(began.is_set, "the slab is being mapped")
+        del ref
+        assert device.info().restarts == 0, "and its memory is asked for"
+        go_on.set()
+        await generation(device, 2)
+        assert device.info().memory.durable == 0
