@@ -155,7 +155,6 @@ class Context(ContextBase):
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        self._check_operands(plan)
         if library in lanes.spread:
             transfers = lanes.transfers.get(op.kind) if library == "memory" else None
             lane = transfers or given or lanes.choose((library,), plan, buffers.blocks)
@@ -179,24 +178,26 @@ class Context(ContextBase):
         lane.send(submission)
         return True
 
-    def _check_operands(self, plan: Plan) -> None:
-        """Raise unless the operands of an op are in memory and may be read."""
+    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
+        """Make an op the next user of its memory: set addresses, sequence number, dependencies.
+
+        Raises
+        ------
+        AccelError
+            If an operand is gone, or holds what a failed op left there.
+        """
         blocks, failures = self.buffers.blocks, self.failures
+        # All that may raise comes before the number is issued.
         for ref in plan.reads + plan.writes:
             if ref.buffer not in blocks:
                 self.buffers.block(ref)  # raises, with the reason
         if failures.raised or failures.has_unsound:
             failures.check(plan)
-
-    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
-        """Make an op the next user of its memory: set addresses, sequence number, dependencies."""
-        blocks = self.buffers.blocks
         status = None
-        if plan.status is not None:  # before the number is issued: it may raise
+        if plan.status is not None:
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
             launch.is_offloaded = True if status.may_block(lane) else None
         lane.issued = seq = lane.issued + 1
-        failures = self.failures
         if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
             failures.enlist(lane, seq, plan)
         dependencies: list[Dependency] = []
@@ -392,7 +393,6 @@ class Context(ContextBase):
             refs = plan.writes
             if type(op) is Replay:
                 op.check()
-            self._check_operands(plan)
             if op.library not in lane.provided:
                 return False
             if (plan.status is not None or op.library in scratch.sizes) and not scratch.reserve(op, plan, lane):
