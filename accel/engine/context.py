@@ -22,13 +22,13 @@ from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
 from accel.engine.libraries import Libraries
 from accel.engine.marks import LaneMark
 from accel.engine.offloaded import OffloadedCalls
-from accel.engine.op_error import raise_op_error, result_of
+from accel.engine.op_error import raise_op_error
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
 from accel.engine.status import STATUS_COMMANDS, PendingStatus
 from accel.engine.stream_clock import EventPool
-from accel.engine.submission import BatchSubmission
+from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError
 from accel.memory import Allocator
 from accel.ops import Free

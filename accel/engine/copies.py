@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
 from accel.engine.kernels import LIBRARIES
-from accel.engine.op_error import result_of
+from accel.engine.submission import result_of
 from accel.errors import InvalidArgumentError
 from accel.ops import Copy, Empty, Part, Plan
 from accel.ops.composed import ComposedPlan

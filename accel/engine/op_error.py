@@ -12,10 +12,8 @@ from accel.shortage import shortage
 if TYPE_CHECKING:
     import asyncio
 
-    from accel.ops import KernelOp
-    from accel.ref import AccelRef
 
-__all__ = ["op_error", "raise_op_error", "result_of"]
+__all__ = ["op_error", "raise_op_error"]
 
 _TURNS = 8
 """Event loop iterations in which the waiters of the op act on its answer, before the program ends."""
@@ -86,14 +84,6 @@ def raise_op_error(
         raise error from error.__cause__
     finally:
         del error, raised
-
-
-def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEventLoop) -> Any:
-    """Return what the caller of an op gets, as the op says; what it raises is the op's error."""
-    try:
-        return op.result(refs)
-    except BaseException as raised:
-        raise_op_error(raised, f"result() of {op.kind}", loop, library=op.library)
 
 
 def _leave(raised: BaseException, loop: asyncio.AbstractEventLoop, turns: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from accel.engine.op_error import raise_op_error
 from accel.errors import AccelError, DeadlineExceededError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchSubmission", "Submission", "Write", "writes_of"]
+__all__ = ["BatchSubmission", "Submission", "Write", "result_of", "writes_of"]
 
 Write: TypeAlias = "tuple[int, int, int]"
 """(index of the op, buffer, bytes that it sets without reading them)."""
@@ -24,6 +25,14 @@ Write: TypeAlias = "tuple[int, int, int]"
 def writes_of(plans: Sequence[Plan]) -> list[Write]:
     """Return the writes of ops to buffers that they do not make."""
     return [(index, ref.buffer, 0 if plan.updates else ref.nbytes) for index, plan in enumerate(plans) for ref in plan.writes]
+
+
+def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEventLoop) -> Any:
+    """Return what the caller of an op gets, as the op says; what it raises is the op's error."""
+    try:
+        return op.result(refs)
+    except BaseException as raised:
+        raise_op_error(raised, f"result() of {op.kind}", loop, library=op.library)
 
 
 class Submission(ABC):

@@ -11,8 +11,7 @@ from accel.actors.turns import EVERY, Turn
 from accel.engine.by_value import dumps
 from accel.engine.in_flight import ContextBase
 from accel.engine.launches import OpSubmission
-from accel.engine.op_error import result_of
-from accel.engine.submission import BatchSubmission
+from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError, StaleRefError
 from accel.ops import Get
 from accel.process.protocol import MAX_MESSAGE, ProtocolError

@@ -10,7 +10,7 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import blas_matrices, blas_samples, blas_vectors, sampling
 from accel.cpu.families.blas_matrices import applied
-from accel.cpu.families.precision import pieces, wider
+from accel.cpu.families.precision import NARROW, pieces, wider
 from accel.cpu.views import Array, operand, result
 from accel.enums import Transpose
 from accel.family import BackendPart, Sample
@@ -39,10 +39,10 @@ def _multiply(
         a = applied(a, transpose_a)
     if transpose_b is not _NONE:
         b = applied(b, transpose_b)
-    wide = wider(out.dtype)
-    if alpha == 1 and not beta and wide is out.dtype:
+    if alpha == 1 and not beta and out.dtype not in NARROW:
         _matmul(a, b, out)
         return
+    wide = wider(out.dtype)
     for index, rows in pieces(out.shape[:-2], out.shape[-2], out.shape[-1], a.shape[-1], wide):
         left, right = (stack if stack.ndim == 2 else stack[index] for stack in (a, b))
         product = np.matmul(left[..., rows, :].astype(wide, copy=False), right.astype(wide, copy=False))

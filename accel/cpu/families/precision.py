@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["WORKSPACE", "accumulator", "blocks", "mean", "one_by_one", "pieces", "total", "wider"]
+__all__ = ["NARROW", "WORKSPACE", "accumulator", "blocks", "mean", "one_by_one", "pieces", "total", "wider"]
 
 WORKSPACE = 16 << 20
 """Bytes that a kernel may take for intermediate results, except where a single row of them is larger."""
@@ -23,6 +23,8 @@ _TWICE = {_FLOAT32: np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.co
 _FEW = 256
 """Elements that are added one by one without much loss."""
 _WIDER: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype(np.float16): _FLOAT32, np.dtype(ml_dtypes.bfloat16): _FLOAT32}
+NARROW = frozenset(_WIDER)
+"""Types that are computed in a wider one."""
 
 
 def wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
