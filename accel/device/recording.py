@@ -158,8 +158,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
         # Namespaces refer to the recorder: without them, one that is dropped is gone at once.
-        for name in [name for name, value in vars(self).items() if isinstance(value, OpNamespace)]:
-            delattr(self, name)
+        for name, value in tuple(vars(self).items()):
+            if isinstance(value, OpNamespace):
+                delattr(self, name)
 
     async def _forget(self, *, is_over: bool) -> None:
         """Release the ops, and what is known of their refs, in several loop iterations.

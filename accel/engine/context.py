@@ -313,9 +313,10 @@ class Context(ContextBase):
             if launches:
                 submission.sent = start + len(launches)
                 submission.places.append((lane, launches[0].seq, start, len(launches)))
-                group = LaunchGroup(self, submission, lane, launches, is_last=submission.sent == count)
+                commands = sum(weights[: len(launches)])
+                group = LaunchGroup(self, submission, lane, launches, commands, is_last=submission.sent == count)
                 submission.outstanding += len(launches)
-                self.sent(submission, len(launches), group.commands)
+                self.sent(submission, len(launches), commands)
                 lane.send(group)
         return is_all
 
@@ -387,7 +388,7 @@ class Context(ContextBase):
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
         buffers, found, scratch, faults = self.buffers, self._found, self.scratch, self.core.options.faults
-        for index, commands in enumerate(weights, start):
+        for index in range(start, start + len(weights)):
             op, plan = ops[index], plans[index]
             kernel = found.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
@@ -404,7 +405,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = BatchedOp(op, plan, kernel, action, index, commands)
+            launch = BatchedOp(op, plan, kernel, action, index)
             self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True

@@ -82,21 +82,18 @@ class BatchedOp:
     is_offloaded : bool or None
         Whether a worker thread enqueues the op, because the call may block; ``None`` until the
         backend was asked.
-    commands : int
-        Commands that it puts into the device's queues.
     """
 
-    __slots__ = ("action", "commands", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
+    __slots__ = ("action", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
 
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
     dependencies: list[Dependency]
 
-    def __init__(self, op: KernelOp, plan: Plan, kernel: Kernel, action: Injection | AccelError | None, index: int, commands: int) -> None:
+    def __init__(self, op: KernelOp, plan: Plan, kernel: Kernel, action: Injection | AccelError | None, index: int) -> None:
         self.op = op
         self.plan = plan
-        self.commands = commands
         self.kernel = kernel
         self.action = action
         self.index = index
@@ -123,14 +120,21 @@ class LaunchGroup:
     __slots__ = ("_context", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
     def __init__(
-        self, context: LaunchContext, submission: BatchSubmission, lane: StreamClock, launches: list[BatchedOp], *, is_last: bool
+        self,
+        context: LaunchContext,
+        submission: BatchSubmission,
+        lane: StreamClock,
+        launches: list[BatchedOp],
+        commands: int,
+        *,
+        is_last: bool,
     ) -> None:
         self._context = context
         self.submission = submission
         self.lane = lane
         self.stream = lane.stream
         self.launches = launches
-        self.commands = sum([launch.commands for launch in launches])
+        self.commands = commands
         self.is_last = is_last
         self.event: AccelEvent | None = None
         self.kind: Hashable = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.engine.op_error import raise_op_error
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from accel.memory import Timeline
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
+
+_library_of, _kind_of = attrgetter("library"), attrgetter("kind")
 
 __all__ = ["BatchSubmission", "Submission", "Write", "result_of", "writes_of"]
 
@@ -186,12 +189,12 @@ class BatchSubmission(Submission):
         self.ops = ops
         self.plans = plans
         self.outputs = outputs
-        made = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
-        self.writes = writes_of(plans) + made
+        durable = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
+        self.writes = writes_of(plans) + durable
         self.sound = self.sent = 0
         self.places: list[tuple[Timeline, int, int, int]] = []
-        self.libraries = tuple([op.library for op in ops])
-        self.kinds = tuple([op.kind for op in ops])
+        self.libraries = tuple(map(_library_of, ops))
+        self.kinds = tuple(map(_kind_of, ops))
 
     @property
     def work(self) -> Hashable:

@@ -124,11 +124,11 @@ class Bench:
     def group(self, *kernels: Callable[..., None]) -> LaunchGroup:
         count = len(kernels)
         submission = BatchSubmission((OP,) * count, (PLAN,) * count, [()] * count, asyncio.get_running_loop().create_future(), 1)
-        launches = [BatchedOp(OP, PLAN, kernel, None, index, 1) for index, kernel in enumerate(kernels)]
+        launches = [BatchedOp(OP, PLAN, kernel, None, index) for index, kernel in enumerate(kernels)]
         for launch in launches:
             launch.inputs, launch.outputs, launch.seq, launch.dependencies = (), (), launch.index + 1, []
         self.context.submissions[submission] = None
-        return LaunchGroup(self.context, submission, self.lane, launches, is_last=True)  # type: ignore[arg-type]
+        return LaunchGroup(self.context, submission, self.lane, launches, len(launches), is_last=True)  # type: ignore[arg-type]
 
     def take(self, group: Any) -> bool:
         """Send a group, and return whether it was enqueued in the call."""
