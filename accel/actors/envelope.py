@@ -6,7 +6,7 @@ import contextlib
 import copy
 import enum
 import types
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accel.errors import AccelError
 
@@ -46,14 +46,11 @@ class Stop(enum.IntEnum):
     """Cancel the hooks too."""
 
 
-class Failure:
+class Failure(NamedTuple):
     """A failure reported from outside, for one incarnation of the actor only."""
 
-    __slots__ = ("error", "incarnation")
-
-    def __init__(self, error: Exception, incarnation: int) -> None:
-        self.error = error
-        self.incarnation = incarnation
+    error: Exception
+    incarnation: int
 
 
 HANDLED: Final = object()

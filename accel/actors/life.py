@@ -266,13 +266,14 @@ class ActorLife(ActorCell):
                 await self._hook("restarting", error)
                 await self._stop_children(Stop.NOW)
             del error  # not to be kept over the delay
-            await self._pause(delay)
+            if delay > 0:
+                await self._pause(delay)
             starts += 1
             error = await self._start()
         return None
 
     async def _pause(self, delay: float) -> None:
-        if delay <= 0 or self._stop >= Stop.NOW:
+        if self._stop >= Stop.NOW:
             return
         self.interruptible = _NOW
         try:
@@ -312,6 +313,7 @@ class ActorLife(ActorCell):
 
     async def _wind_down(self, outcome: BaseException | None) -> None:
         self.state = ActorState.STOPPING
-        self._refuse_messages(outcome)
+        if self._stop < Stop.NOW:  # else the request has refused them
+            self._refuse_messages(outcome)
         await self._stop_children(Stop.DRAIN if outcome is None and self._stop <= Stop.DRAIN else max(self._stop, Stop.NOW))
         await self._hook("stopped")

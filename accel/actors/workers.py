@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -28,31 +27,41 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Job(ABC):
-    """A function to run on a worker thread, and the future of its outcome."""
+class _Job:
+    """A function to run on a worker thread, and the future of its outcome.
 
-    __slots__ = ("arguments", "context", "error", "function", "result")
+    Parameters
+    ----------
+    function, arguments
+        The function, with its positional and its keyword arguments.
+    loop
+        Makes the future one of this event loop; ``None``: one for any thread. That one, wrapped in a future of the loop,
+        would cost tens of microseconds more.
+    """
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, Any]) -> None:
+    __slots__ = ("arguments", "context", "error", "function", "future", "loop", "result")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, Any], loop: asyncio.AbstractEventLoop | None) -> None:
         self.function = function
         self.arguments = arguments
+        self.loop = loop
         self.context = contextvars.copy_context()
         self.result: Any = None
         self.error: BaseException | None = None
+        self.future: Any = concurrent.futures.Future() if loop is None else loop.create_future()
 
-    @abstractmethod
     def starts(self) -> bool:
         """Return whether the future is not cancelled; from here on it cannot be."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Set the outcome of the future."""
+        if self.loop is not None:
+            return not self.future.done()  # a cancellation at this moment is the same as one a moment later
+        is_wanted: bool = self.future.set_running_or_notify_cancel()
+        return is_wanted
 
     def run(self) -> None:
         """Run the function on this thread.
 
-        The thread has let go of what it was given before the outcome is reported: the waiter may count what is left. The outcome is the job's, which lets
-        go of it for the waiter: this thread may still be here when the waiter drops it.
+        The thread has let go of what it was given before the outcome is reported: the waiter may count what is left. The
+        outcome is the job's, which lets go of it for the waiter: this thread may still be here when the waiter drops it.
         """
         if not self.starts():
             return
@@ -68,53 +77,17 @@ class _Job(ABC):
         finally:
             del self  # the waiter keeps an error, whose traceback keeps this frame
 
-    def take(self) -> tuple[Any, BaseException | None]:
-        """Return the outcome, which this job keeps no longer."""
-        outcome = self.result, self.error
-        self.result = self.error = None
-        return outcome
-
-
-class _Submitted(_Job):
-    """A job with a future for any thread."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, Any]) -> None:
-        super().__init__(function, arguments)
-        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def starts(self) -> bool:
-        return self.future.set_running_or_notify_cancel()
-
     def finish(self) -> None:
-        result, error = self.take()
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
-
-
-class _Awaited(_Job):
-    """A job with a future of the event loop. A future for any thread, wrapped in one of the loop, costs tens of microseconds more."""
-
-    __slots__ = ("future", "loop")
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, Any]) -> None:
-        super().__init__(function, arguments)
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-
-    def starts(self) -> bool:
-        return not self.future.done()  # a cancellation at this moment is the same as one a moment later
-
-    def finish(self) -> None:
+        """Set the outcome of the future, on its loop if it is one of a loop."""
+        if self.loop is None:
+            self._settle()
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the waiter
             self.loop.call_soon_threadsafe(self._settle, context=self.context)
 
     def _settle(self) -> None:
-        future, (result, error) = self.future, self.take()
-        del self.future
+        future, result, error = self.future, self.result, self.error
+        del self.future, self.result, self.error
         if future.done():
             return
         if error is None:
@@ -170,9 +143,10 @@ class WorkerPool:
         OutOfMemoryError
             The pool has no thread, and the operating system refuses one.
         """
-        job = _Submitted(function, (args, kwargs))
+        job = _Job(function, (args, kwargs), None)
+        future: concurrent.futures.Future[T] = job.future
         self._queue(job)
-        return job.future
+        return future
 
     def _queue(self, job: _Job) -> None:
         with self._lock:
@@ -212,9 +186,9 @@ class WorkerPool:
         Cancelling detaches the waiter at once. A function that has not started is dropped. One that has started runs to its end, and its
         outcome is discarded: it must own the objects that it works on.
         """
-        job = _Awaited(function, (args, kwargs))
-        self._queue(job)
+        job = _Job(function, (args, kwargs), asyncio.get_running_loop())
         future = job.future
+        self._queue(job)
         del job
         try:
             result: T = await future

@@ -106,7 +106,9 @@ class ContextActor(Actor[Never, None]):
     async def _open_eager(self, made: Context) -> None:
         """Open the registered libraries that are to be open before the generation begins. It begins without those that cannot be."""
         core = self._core
-        for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
+        for registration in tuple(core.own.values()):
+            if not registration.is_eager or registration.is_leaving:
+                continue
             try:
                 registration.check()
                 await made.libraries.open(registration.name)

@@ -190,7 +190,7 @@ class ContextBase(ABC):
         submissions, self.submissions = self.submissions, {}
         if self.stalls is not None:
             self.stalls.stop()
-        suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
+        suspects = tuple([kind for sub in submissions for kind in sub.kinds[: sub.launched]])[:64]
         lifecycle = self.core.lifecycle
         # The fault that loses the device is reported to work in flight like any other: with the ops
         # that were running, and whether this one may have run.

@@ -58,7 +58,7 @@ class Sharing:
         self._exchange: Exchange | None = None
         self._exports: dict[int, Exports] = {}
         self._external: dict[int, ExternalBlock] = {}
-        self._releases = DeferredRelease(context)
+        self._releases: DeferredRelease | None = None  # once there is memory of others to release
 
     # -- opening, at the first use
 
@@ -291,6 +291,7 @@ class Sharing:
         buffers.blocks[ref.buffer] = block
         buffers.special[ref.buffer] = partial(self._release, ref.buffer)
         self._external[ref.buffer] = block
+        self._releases = self._releases or DeferredRelease(context)
         return ref
 
     # -- releasing
@@ -300,6 +301,7 @@ class Sharing:
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._external[buffer]
+        assert self._releases is not None, "it was adopted"
         self._releases.release(block)
 
     # -- the end
@@ -309,7 +311,8 @@ class Sharing:
 
         The rest is closed with the context.
         """
-        await self._releases.aclose()
+        if self._releases is not None:
+            await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
         """Remove all memory from the context, for the caller to close: slabs and the rest.
@@ -331,7 +334,8 @@ class Sharing:
             logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
             close_when_dropped(live.values(), self._open().settle, context.core.name)
         external = [block.memory for block in self._external.values()]
-        memories = [*context.buffers.allocator.take_all(), *self._releases.take_all(), *external]
+        released = [] if self._releases is None else self._releases.take_all()
+        memories = [*context.buffers.allocator.take_all(), *released, *external]
         if self._exchange is not None:
             self._exchange.close()
         return [memory for memory in memories if not any(memory is exported for exported in kept)]

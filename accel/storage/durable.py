@@ -26,7 +26,7 @@ from accel.shortage import raise_shortage
 if TYPE_CHECKING:
     import threading
     from collections import deque
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from accel.actors import ActorSystem
     from accel.backend import HeldSlab
@@ -485,7 +485,7 @@ class DurableBook:
                         remedy="Open the device with host='process', where abandoned work ends with its process.",
                     )
                 slab.mapped = None
-        return [Kept(number, slab.nbytes, slab.fd, tuple(self._blocks(slab))) for number, slab in self._slabs.items()]
+        return [Kept(number, slab.nbytes, slab.fd, self._blocks(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[Kept]:
         """Return the slabs that buffers are in, each with those of the buffers that are in it."""
@@ -503,9 +503,8 @@ class DurableBook:
         for number in [number for number, slab in self._slabs.items() if not slab.places]:
             self.release_slab(number)
 
-    def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
-        for offset, size, buffer in slab.places:
-            yield buffer, offset, self.buffers[buffer].nbytes, size
+    def _blocks(self, slab: _Slab) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple([(buffer, offset, self.buffers[buffer].nbytes, size) for offset, size, buffer in slab.places])
 
     def on_generation(self, generation: int) -> None:
         """Let refs of sound buffers be of the generation that has begun."""

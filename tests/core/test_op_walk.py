@@ -19,6 +19,7 @@ REACHED = {
     "matmul awaited, inline",
     "gemm beside a checked buffer, inline",
     "gemm awaited, process",
+    "op that faults, to READY",
     "first gemm of the new generation",
 }
 NOT_YET = LIMITS.keys() - REACHED
