@@ -62,7 +62,7 @@ class MatmulMemory(NamedTuple):
     amax: int
 
 
-_NOWHERE = MatmulMemory(*[0] * 9)
+_OUT = MatmulMemory._fields.index("out")
 
 
 def _turned(ref: AccelRef, transpose: TransposeField) -> tuple[AccelRef, TransposeField]:
@@ -197,12 +197,11 @@ class Matmul(OutOp):
         """Return which of the addresses that a kernel is given is what."""
         if len(inputs) == 2 and self.aux is None and self.amax is None:
             return MatmulMemory(inputs[0], inputs[1], 0, 0, 0, 0, outputs[0], 0, 0)
-        names = [name for name in MatmulMemory._fields if getattr(self, name) is not None]
+        addresses = iter((*inputs, *outputs))  # behind the results, a kernel has memory to work in
+        given = [0 if getattr(self, name) is None else next(addresses) for name in MatmulMemory._fields]
         if self.out is None:
-            names.append("out")  # what the plan creates comes behind what it writes
-        return _NOWHERE._replace(
-            **dict(zip(names, (*inputs, *outputs), strict=False))
-        )  # behind the results, a kernel has memory to work in
+            given[_OUT] = next(addresses)  # what the plan creates comes behind what it writes
+        return MatmulMemory(*given)
 
     def _check_operands(self) -> None:
         for name, ref in (("a", self.a), ("b", self.b)):

@@ -16,7 +16,7 @@ from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
 from accel_cuda.core.memo import Memo
 from accel_cuda.families.cublas import CUBLAS, blas_of
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand
+from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand, Way
 from accel_cuda.families.products import products
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ class Spread(NamedTuple):
     step_a: int
     step_b: int
     starts: tuple[tuple[int, int, int], ...]
+
+
+_NOTHING = Spread(1, 1, 0, 0, ((0, 0, 0),))
 
 
 def spread(batch: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], *, joins_rows: bool) -> Spread:
@@ -110,18 +113,15 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, asks it for an algorithm, loads a kernel, or tries several."""
-        if _is_plain(op) or op.a.dtype in _INTEGERS:
-            return False
         spec = derived(op, _spec_of)
-        if _is_blas(spec):
-            return spec not in self._ran or lane.stream.blas is None
-        return self.library is None or not self.library.is_ready(spec)
+        if spec.way == "library":
+            return self.library is None or not self.library.is_ready(spec)
+        return spec.way == "stacks" and (spec not in self._ran or lane.stream.blas is None)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its algorithm is not known; see :class:`accel.backend.TakesScratch`."""
-        if _is_plain(op) or op.a.dtype in _INTEGERS:
-            return 0
-        if _is_blas(spec := derived(op, _spec_of)):
+        spec = derived(op, _spec_of)
+        if spec.way != "library":
             return 0
         if self.library is None or (nbytes := self.library.workspaces.get(spec)) is None:
             return None
@@ -129,10 +129,9 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
-        if _is_plain(op):
-            return 2
+        spec = derived(op, _spec_of)
         # A product whose sums are split over blocks takes two launches.
-        return 2 * len(derived(op, _spec_of).starts) + (_bias_room(op) > 0)
+        return 2 * len(spec.starts) + (_bias_room(op) > 0)
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
@@ -140,32 +139,24 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
 
     def _matmul(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue one product, or as many strided batches as broadcasting needs."""
-        stream, memory = lane.stream, op.memory(inputs, outputs)
+        stream, memory, spec = lane.stream, op.memory(inputs, outputs), derived(op, _spec_of)
         with stream.ready().section:
-            if _is_plain(op):
+            if spec.way == "library":
+                workspace = outputs[-1]
+                if room := _bias_room(op):
+                    stream.copy(workspace, memory.bias, op.bias.nbytes)
+                    memory, workspace = memory._replace(bias=workspace), workspace + room
+                self.loaded().enqueue(stream, spec, memory, workspace)
+            elif spec.way == "stacks":
+                _multiply_stacks(stream, spec, memory)
+                self._ran[spec] = None
+            elif spec.way == "integers":
+                _multiply_integers(stream, spec, memory)
+            else:
                 if memory.amax:
                     stream.fill(memory.amax, bytes(4), 1)
                 batch, m, n, _ = op.sizes()
                 stream.fill(memory.out, bytes(op.result_type().itemsize), math.prod(batch) * m * n)
-                return
-            if op.a.dtype in _INTEGERS:
-                _multiply_integers(stream, derived(op, _spec_of), memory)
-                return
-            if _is_blas(spec := derived(op, _spec_of)):
-                _multiply_stacks(stream, spec, memory)
-                self._ran[spec] = None
-                return
-            workspace = outputs[-1]
-            if room := _bias_room(op):
-                stream.copy(workspace, memory.bias, op.bias.nbytes)
-                memory, workspace = memory._replace(bias=workspace), workspace + room
-            self.loaded().enqueue(stream, spec, memory, workspace)
-
-
-def _is_blas(spec: MatmulSpec) -> bool:
-    """Return whether a product is a strided batch and nothing more: cuBLAS has better algorithms for these than cuBLASLt finds first."""
-    is_bare = spec.bias is None and spec.activation is None and not spec.addresses and not spec.autotune
-    return spec.batch > 1 and is_bare and spec.out.dtype is spec.a.dtype and spec.a.dtype in _BLAS
 
 
 def _multiply_stacks(stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory) -> None:
@@ -195,11 +186,6 @@ def _multiply_integers(stream: CudaStream, spec: MatmulSpec, memory: MatmulMemor
 
 def _program(op: Any) -> str:
     return "linalg" if op.a.dtype in _INTEGERS else ""
-
-
-def _is_plain(op: Any) -> bool:
-    """Return whether there is nothing to multiply: no result, or sums of no products."""
-    return 0 in op.a.shape or 0 in op.b.shape
 
 
 def _alignment(ref: AccelRef | None) -> int:
@@ -251,7 +237,8 @@ def _new_spec(op: Any) -> MatmulSpec:
     batch, m, n, k = op.sizes()
     a, b = op.a, op.b
     turn_a, turn_b = _operation(a, op.transpose_a), _operation(b, op.transpose_b)
-    part = spread(batch, a.shape[:-2], b.shape[:-2], joins_rows=turn_a is Transpose.NONE)
+    is_nothing = 0 in a.shape or 0 in b.shape  # no result, or sums of no products
+    part = _NOTHING if is_nothing else spread(batch, a.shape[:-2], b.shape[:-2], joins_rows=turn_a is Transpose.NONE)
     m *= part.rows
     operands = [
         Operand(a.dtype, k, m, turn_a, part.step_a, _alignment(a)),
@@ -260,18 +247,18 @@ def _new_spec(op: Any) -> MatmulSpec:
     ]
     if len(part.starts) > 1:  # products begin with any matrix
         operands = [each._replace(alignment=min(each.alignment, each.nbytes & -each.nbytes)) for each in operands]
-    return MatmulSpec(
-        operands[0],
-        operands[1],
-        operands[2],
-        part.batch,
-        part.starts,
-        None if op.bias is None else op.bias_type(),
-        op.activation,
-        tuple([name for name in _ADDRESSES if getattr(op, name) is not None]),
-        op.allow_tf32,
-        op.autotune,
-    )
+    addresses = tuple([name for name in _ADDRESSES if getattr(op, name) is not None])
+    is_bare = op.activation is None and not addresses and not op.autotune
+    way: Way = "library"
+    if is_nothing:
+        way = "nothing"
+    elif a.dtype in _INTEGERS:
+        way = "integers"
+    elif part.batch > 1 and is_bare and op.result_type() is a.dtype and a.dtype in _BLAS:
+        way = "stacks"  # cuBLAS has better algorithms for strided batches without more than cuBLASLt finds first
+    bias = None if op.bias is None else op.bias_type()
+    left, right, out = operands
+    return MatmulSpec(way, left, right, out, part.batch, part.starts, bias, op.activation, addresses, op.allow_tf32, op.autotune)
 
 
 def _source(code: str) -> tuple[str, str]:

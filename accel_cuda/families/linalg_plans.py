@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["CUBLASLT", "KEPT", "MatmulPlans", "MatmulSpec", "Operand"]
+__all__ = ["CUBLASLT", "KEPT", "MatmulPlans", "MatmulSpec", "Operand", "Way"]
 
 CUBLASLT = VendorLibrary("cublasLt", "nvidia-cublas", "nvmath.bindings.cublasLt", "cuBLASLtError")
 
@@ -70,6 +70,10 @@ _REMEDIES = {
 }
 
 
+Way: TypeAlias = Literal["library", "stacks", "integers", "nothing"]
+"""cuBLASLt; cuBLAS, if it is a strided batch; a kernel; or nothing, where there is no result, or sums are of no products."""
+
+
 class Operand(NamedTuple):
     """A matrix as cuBLASLt sees it: column-major, so that it has the rows of ours as columns.
 
@@ -106,6 +110,8 @@ class MatmulSpec:
 
     Attributes
     ----------
+    way
+        What computes it.
     a, b, out
         The caller's operands and the result.
     batch
@@ -120,6 +126,7 @@ class MatmulSpec:
         As the caller gave them.
     """
 
+    way: Way
     a: Operand
     b: Operand
     out: Operand
