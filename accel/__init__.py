@@ -18,6 +18,9 @@ and loaded when it is asked for.
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from accel import _child as _child  # first: it binds the life of a child process to its parent's
 from accel import _startup as _startup  # it minds Ctrl-C while the rest is imported
 
@@ -87,7 +90,18 @@ else:
     from accel.ref import AccelRef, AccelToken, RefView, StridedRef, ViewToken
     from accel.sparse_ref import SparseRef
 
-__version__ = "0.1.0"
+    if not TYPE_CHECKING:  # for whom any name would be there
+
+        def __getattr__(name: str) -> str:
+            if name != "__version__":
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            from accel._version import installed_version
+
+            return globals().setdefault(name, installed_version())
+
+
+if TYPE_CHECKING:
+    __version__: str
 
 __all__ = [
     "AccelBackend",

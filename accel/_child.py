@@ -95,6 +95,8 @@ def defer(names: dict[str, Any]) -> None:
                     raise
             if name in names:
                 return names[name]
+            if names["__getattr__"] is not load:  # what the package has for names that take long
+                return names["__getattr__"](name)
         raise AttributeError(f"module 'accel' has no attribute {name!r}")
 
     names["__getattr__"] = load
