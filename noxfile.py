@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import nox
@@ -103,6 +105,34 @@ def types(session: nox.Session) -> None:
     # mypy refuses a folder without Python files.
     targets = [name for name in TYPED if Path(name).is_file() or any(Path(name).rglob("*.py"))]
     session.run("mypy", "--strict", *(session.posargs or targets))
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the sdist and, from it, the wheel; look into both, install the wheel without a checkout, and run the demo from it."""
+    built = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(built, ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    version = PYPROJECT["project"]["version"]
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+    if {name.partition("/")[0] for name in names} != {"accel", "accel_cuda", f"accel_actors-{version}.dist-info"}:
+        session.error("the wheel has more, or less, than the two packages")
+    if not {"accel/py.typed", "accel/cli/digits.npz", "accel_cuda/families/kernels/reduce.cu"} <= set(names):
+        session.error("the wheel lacks what is no Python")
+    with tarfile.open(sdist) as source:
+        folders = {name.split("/")[1] for name in source.getnames()}
+    if not {*TYPED, "docs", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"} <= folders:
+        session.error("the sdist cannot be tested: it lacks folders")
+    session.install(f"{wheel}[cli]")
+    session.install("--force-reinstall", "--no-deps", str(wheel))  # an earlier one of this version
+    with session.chdir(session.create_tmp()):
+        environment = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
+        program = f"import accel; assert 'site-packages' in accel.__file__, accel.__file__; assert accel.__version__ == {version!r}"
+        session.run("python", "-c", program, env=environment)
+        session.run("accel", "demo", "--requests", "2000", "--clients", "32", env=environment)
 
 
 @nox.session
