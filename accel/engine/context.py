@@ -140,12 +140,13 @@ class Context(ContextBase):
         An op of a library that is spread over the pool goes to the lane ``given``, if there is one.
         """
         buffers, op, lanes = self.buffers, submission.op, self.lanes
-        if self.core.refs.dropped:
-            buffers.apply_frees()
         if type(op) is Free:
-            buffers.free(op.ref.buffer)
+            self.core.refs.dropped.append(op.ref.buffer)
+            buffers.apply_frees()
             submission.succeed()
             return True
+        if self.core.refs.dropped:
+            buffers.apply_frees()
         library = op.library
         lane = lanes.routes.get(library)
         if lane is None and library in self.core.own:

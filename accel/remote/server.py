@@ -309,7 +309,8 @@ class Server:
             ref = self._refs.pop(buffer, None)
             if ref is not None:
                 ref.is_freed = True
-            self.context.buffers.free(buffer)  # also one that was bound, and not used since
+        self._core.refs.dropped.extend(buffers)  # also those that were bound, and not used since
+        self.context.buffers.apply_frees()
         self._answers.flush()
 
     async def dispatch(self, submission: Any) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import TakesWorkspace
 from accel.errors import OutOfMemoryError, StaleRefError
-from accel.memory import Block
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorSystem
     from accel.backend import AccelStream, SlabMemory
-    from accel.memory import Allocator, Usage
+    from accel.memory import Allocator, Block, Usage
     from accel.memory.usage import Timeline
     from accel.ops.base import Spec
     from accel.ref import AccelRef
@@ -168,16 +167,21 @@ class Buffers:
         for ref in refs:
             block = self.allocator.allocate(ref.nbytes, lane)
             if block is None:
-                self._free_all(refs)
+                self._give_up(refs)
                 return False
             self.blocks[ref.buffer] = block
             if ref.durable:
                 try:
                     self.durables.add_buffer(self, ref, block)
                 except BaseException:
-                    self._free_all(refs)
+                    self._give_up(refs)
                     raise
         return True
+
+    def _give_up(self, refs: Iterable[AccelRef]) -> None:
+        """Free what :meth:`place` has allocated for buffers that it could not place together."""
+        self._refs.dropped.extend([ref.buffer for ref in refs])
+        self.apply_frees()
 
     async def provide(self, specs: Iterable[Spec], lane: Timeline) -> None:
         """See that :meth:`place` finds room for ``specs``, with another slab if need be.
@@ -263,11 +267,22 @@ class Buffers:
     def apply_frees(self, most: int | None = None) -> None:
         """Free the memory of dropped refs, of ``most`` at most.
 
-        Its next user waits for streams that still use it.
+        Its next user waits for streams that still use it. A buffer that is not there is not of this
+        context, or was freed before.
         """
         dropped = self._refs.dropped
         for _ in range(len(dropped) if most is None else min(most, len(dropped))):
-            self.free(dropped.popleft())
+            buffer = dropped.popleft()
+            block = self.blocks.pop(buffer, None)
+            if block is None:
+                continue
+            if isinstance(block, Held):
+                self._held -= 1
+                self._resting.append(block)
+            elif buffer in self.special:
+                self.special.pop(buffer)(block)
+            else:
+                self.allocator.free(block)
         if self._resting:
             self._sweep()
 
@@ -314,20 +329,3 @@ class Buffers:
             close_all(held)
         close_all(self._idle.left)
         self.durables.close()
-
-    def _free_all(self, refs: Iterable[AccelRef]) -> None:
-        for ref in refs:
-            self.free(ref.buffer)
-
-    def free(self, buffer: int) -> None:
-        """Free a buffer's memory. One that is not there is not of this context."""
-        block = self.blocks.pop(buffer, None)
-        if isinstance(block, Block):
-            if self.special and buffer in self.special:
-                self.special.pop(buffer)(block)
-            else:
-                self.allocator.free(block)
-        elif block is not None:
-            self._held -= 1
-            self._resting.append(block)
-            self._sweep()
