@@ -395,7 +395,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         """
         core, context = self._core, self._host.context
         core.refs.check_process()
-        if core.is_home:
+        if core.home.is_here:
             if context is not None:
                 context.apply_frees()
             elif core.lifecycle.is_final:  # else the slabs of dropped refs may be being mapped

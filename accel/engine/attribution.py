@@ -48,7 +48,8 @@ class Attribution:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._in_flight.discard(self)
-        self.release()
+        if self._deaths:
+            self.release()
 
     def hold(self) -> None:
         """Have the deaths wait for one more :meth:`release`: a part of the work is examined after the block."""

@@ -145,11 +145,6 @@ class DeviceCore:
         if refs.is_closing:
             raise ClosedError(f"device {self.name} is closing", device=self.name)
 
-    @property
-    def is_home(self) -> bool:
-        """Whether this is the loop, thread and process that own the device."""
-        return self.home.is_here
-
     def check_home(self) -> None:
         """Raise unless this is the loop, thread and process that own the device, whatever its state.
 
@@ -157,7 +152,7 @@ class DeviceCore:
         ------
         ClosedError
         """
-        if not self.is_home:
+        if not self.home.is_here:
             error = self.home.not_here()
             error.device = self.name
             raise error

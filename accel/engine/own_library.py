@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.stream_clock import StreamClock
     from accel.libraries.kernel_library import KernelLibrary
-    from accel.ops import KernelOp, Plan
+    from accel.ops import KernelOp, Plan, Spec
+    from accel.ref import AccelRef
 
 __all__ = ["OwnLibrary"]
 
@@ -57,9 +58,8 @@ class OwnLibrary:
         def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             stream = lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
-            specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)
-            written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in specs]
-            writes = [Operand(a, shape, dtype, True, backend, index, stream) for a, (shape, dtype) in zip(outputs, written, strict=True)]
+            written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
+            writes = [Operand(a, each.shape, each.dtype, True, backend, index, stream) for a, each in zip(outputs, written, strict=True)]
             with lock:
                 method(op, stream, reads, writes)
 

@@ -192,7 +192,7 @@ class Buckets:
             found[dim] = size if lengths is None else lengths[bisect_left(lengths, size)]
         return found
 
-    def array(self, name: str, value: Any, *, is_item: bool = False, finite: bool = False) -> Any:
+    def array(self, name: str, value: Any) -> Any:
         """Return an input as an array of its dtype; a ref, whose dtype must be that, as it is.
 
         Parameters
@@ -201,10 +201,6 @@ class Buckets:
             Of the input.
         value
             An array, a ref, or what numpy makes an array of.
-        is_item
-            Whether it is without the batch dimension, and no ref. What is returned then shares no memory with ``value``.
-        finite
-            Whether NaN and infinities are refused.
 
         Raises
         ------
@@ -213,12 +209,10 @@ class Buckets:
         """
         spec = self.inputs[name]
         if not isinstance(value, AccelRef):
-            return converted(f"input {name!r}", value, spec.dtype, copy=is_item, finite=finite, argument=name)
-        if is_item or value.dtype is not spec.dtype:
-            shape = spec.item_shape if is_item else spec.shape
-            raise InvalidArgumentError(
-                f"input {name!r} is {value!r}", argument=name, remedy=f"Give {spec.dtype.value} of shape ({', '.join(map(str, shape))})."
-            )
+            return converted(f"input {name!r}", value, spec.dtype, argument=name)
+        if value.dtype is not spec.dtype:
+            shape = ", ".join(map(str, spec.shape))
+            raise InvalidArgumentError(f"input {name!r} is {value!r}", argument=name, remedy=f"Give {spec.dtype.value} of shape ({shape}).")
         return value
 
     def check_names(self, given: Inputs) -> None:
@@ -260,8 +254,8 @@ class Buckets:
         named = given if isinstance(given, dict) else {next(iter(self.inputs)): given}
         self.check_names(named)
         arrays = {}
-        for name in self.inputs:
-            arrays[name] = self.array(name, named[name], is_item=True, finite=finite)
+        for name, spec in self.inputs.items():
+            arrays[name] = converted(f"input {name!r}", named[name], spec.dtype, copy=True, finite=finite, argument=name)
         return Item(arrays, self._sizes_of_item(*map(attrgetter("shape"), arrays.values())))
 
     def _item_sizes(self, *shapes: tuple[int, ...]) -> Sizes:

@@ -143,6 +143,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._max_pending = max_pending
         self._max_in_flight = max_in_flight
         self._size = size
+        self._convert: Callable[[T], T] | None = None  # what the handler gets of an item
         self._idempotent = idempotent
         self._close_timeout = close_timeout
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
@@ -257,6 +258,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         loop = self._loop
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
+        if self._convert is not None:
+            item = self._convert(item)
         isolation, key = self._isolation, None
         if self._poison.errors or (isolation is not None and isolation.suspects):
             key = self._poison.key(item)
@@ -394,7 +397,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         queue = self._queue
         root = self._root
         assert root is not None, "a batcher that takes items has a root"
-        if queue.queued and self._is_gathering():
+        is_away = self._is_waiting_for_device or getattr(self._device, "state", None) is DeviceState.REBUILDING
+        if queue.queued and is_away and self._gathers(root):
             return
         is_careful = self._isolation is not None and root.loop.time() < self._isolation.besieged_until
         most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
@@ -411,10 +415,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.suspects)):
             root.finish()
 
-    def _is_gathering(self) -> bool:
-        """Return whether the device is being rebuilt: until it is ready items gather, and are not launched one by one to wait there."""
-        if not self._is_waiting_for_device and getattr(self._device, "state", None) is DeviceState.REBUILDING and self._root is not None:
-            self._is_waiting_for_device = self._root.start(self._wait_for_device(), "accel-gather", self._gathered)
+    def _gathers(self, root: RootTask) -> bool:
+        """Have items gather until the device is rebuilt, instead of being launched one by one to wait there; return whether they do."""
+        if not self._is_waiting_for_device:
+            self._is_waiting_for_device = root.start(self._wait_for_device(), "accel-gather", self._gathered)
         return self._is_waiting_for_device
 
     async def _wait_for_device(self) -> None:

@@ -20,6 +20,11 @@ __all__ = ["ModelService", "serve"]
 class ModelService(DynamicBatcher[Any, Any]):
     """A :class:`~accel.patterns.DynamicBatcher` whose handler is a model; made by :func:`accel.serve`.
 
+    An item of :meth:`submit` is the model's only input, or a mapping of its inputs, without the batch dimension. Arrays are copied: they may be changed
+    while it is answered. The answer is the model's, in host arrays. What is raised besides: :class:`~accel.InvalidArgumentError`, where an input does not
+    fit its spec, or is longer than the longest bucket (``argument`` is its name); and :class:`~accel.NonFiniteError`, only with ``check_finite=True``,
+    where the answer has a NaN or an infinity.
+
     Attributes
     ----------
     model : Model
@@ -56,29 +61,7 @@ class ModelService(DynamicBatcher[Any, Any]):
             quarantine=self._quarantined if quarantine else None,
             **options,
         )
-
-    async def submit(self, item: Any, *, timeout: float | None = None, idempotent: bool | None = None) -> Any:
-        """Have one item answered in some batch, and return the model's answer to it in host arrays.
-
-        Parameters
-        ----------
-        item
-            The model's only input, or a mapping of its inputs, without the batch dimension. Arrays are copied: they may be changed while it is answered.
-        timeout, idempotent
-            As in :meth:`DynamicBatcher.submit`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            An input does not fit its spec, or is longer than the longest bucket; ``argument`` is its name.
-        NonFiniteError
-            The answer has a NaN or an infinity; only with ``check_finite=True``.
-        AccelError
-            As :meth:`DynamicBatcher.submit`.
-        """
-        return await super().submit(self.model.buckets.item(item), timeout=timeout, idempotent=idempotent)
-
-    __call__ = submit
+        self._convert = model.buckets.item
 
     def _name(self) -> str:
         return repr(self.model)

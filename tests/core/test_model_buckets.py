@@ -76,7 +76,7 @@ def test_inputs_are_padded_with_what_their_spec_says(rng: np.random.Generator) -
 def test_items_of_several_lengths_are_stacked(rng: np.random.Generator) -> None:
     buckets = Buckets(TOKENS, {"batch": (4,), "length": (6,)})
     items = [
-        {name: buckets.array(name, value, is_item=True) for name, value in item.items()}
+        {name: buckets.array(name, value) for name, value in item.items()}
         for item in ({"ids": list(range(n)), "mask": np.ones(n), "scale": rng.standard_normal(3)} for n in (5, 1, 6))
     ]
     sizes = {"batch": 4, "length": 6}
