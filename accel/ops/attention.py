@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from functools import partial
 
 from accel.dtype import DType
 from accel.enums import Causal
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype, to_real
-from accel.ops.fields import integer, to_int, unless_none
+from accel.ops.fields import to_int, to_integer, unless_none
 from accel.ref import AccelRef
 
 __all__ = ["Attention", "PagedAttention", "RaggedAttention"]
@@ -17,7 +16,7 @@ __all__ = ["Attention", "PagedAttention", "RaggedAttention"]
 _ALIGNED = 16
 
 
-@op("dnn", convert={"scale": unless_none(to_real), "window": unless_none(partial(integer, remedy="Give an int, or None."))})
+@op("dnn", convert={"scale": unless_none(to_real), "window": unless_none(to_integer("Give an int, or None."))})
 class AttentionForm(OutOp):
     """``softmax(scale * q @ k^T) @ v``: what its forms share."""
 
@@ -51,7 +50,7 @@ class AttentionForm(OutOp):
                 f"window is {self.window} with causal={self.causal!r}",
                 remedy="Give a window of at least 1 and causal=True or 'bottom_right'.",
             )
-        return same_dtype(q=q, k=k, v=v)
+        return q.dtype if q.dtype is k.dtype is v.dtype else same_dtype(q=q, k=k, v=v)
 
     def _planned(self, dtype: DType, **others: AccelRef) -> Plan:
         """Return the plan of an op that reads ``others`` besides q, k and v."""

@@ -19,7 +19,7 @@ import numpy as np
 from accel.dtype import DType, check_awaited
 from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
-from accel.ops.fields import Convert, convert_fields
+from accel.ops.fields import Conversion, Convert, convert_fields, converting
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 from accel.values import converted, number
 
@@ -47,6 +47,7 @@ __all__ = [
     "scalar",
     "status_of_places",
     "to_real",
+    "to_scalar",
     "to_shape",
     "with_refs",
 ]
@@ -167,7 +168,7 @@ class KernelOp(ABC, Generic[R_co]):
 
     library: ClassVar[str]
     kind: ClassVar[str]
-    conversions: ClassVar[Mapping[str, Convert]] = {}
+    conversions: ClassVar[Mapping[str, Conversion]] = {}
     """Name of a field -> what brings it into the form that kernels read; see :func:`op`."""
     derived: Any
 
@@ -201,8 +202,8 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
     kind
         The op's kind; left out, the name of the class: ``LayerNorm`` is ``"layer_norm"``.
     convert
-        Name of a field -> what brings it into the form that kernels read, given the name and what a caller wrote; see :mod:`accel.ops.fields`. Those of bases
-        hold too. A class with a ``__post_init__`` of its own, or of a base, calls :func:`~accel.ops.fields.convert_fields` there.
+        Name of a field -> what brings it into the form that kernels read: a function of the name and of what a caller wrote; see :mod:`accel.ops.fields`.
+        Those of bases hold too. A class with a ``__post_init__`` of its own, or of a base, calls :func:`~accel.ops.fields.convert_fields` there.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -211,7 +212,7 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
         cls.kind = kind or _WORD.sub("_", cls.__name__).lower()
         has_fields = bool(inspect.get_annotations(cls))  # else the base's methods do, and half of the import's time is saved
         if convert:
-            cls.conversions = {**cls.conversions, **convert}
+            cls.conversions = {**cls.conversions, **{name: converting(given) for name, given in convert.items()}}
             if not hasattr(cls, "__post_init__"):
                 has_fields = True
                 cast("Any", cls).__post_init__ = convert_fields
@@ -507,7 +508,10 @@ def scalar(name: str, value: object) -> complex:
     return result if isinstance(result, complex) else factor(name, result, DType.FLOAT64)
 
 
-to_real: Convert = functools.partial(factor, dtype=DType.FLOAT64)
+to_real = Conversion(functools.partial(factor, dtype=DType.FLOAT64), frozenset({float}))
+
+
+to_scalar = Conversion(scalar, frozenset({float}))
 
 
 def element(name: str, value: object, dtype: DType) -> np.ndarray[Any, np.dtype[Any]]:
@@ -540,9 +544,7 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
     return dimensions
 
 
-def to_shape(name: str, value: Any) -> Shape:
-    """Return the shape that a caller gives; see :func:`as_shape`."""
-    return as_shape(value)
+to_shape = Conversion(lambda name, value: as_shape(value))
 
 
 def checked_spec(shape: object, dtype: object, durable: object = False) -> Spec:

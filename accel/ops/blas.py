@@ -21,7 +21,7 @@ from accel.ops.base import (
     planned,
     result_in,
     same_dtype,
-    scalar,
+    to_scalar,
 )
 from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
@@ -210,7 +210,7 @@ class Gemv(OutOp):
         return planned(self.out, {"a": a, "x": x}, (m,), dtype, "gemm", updates=bool(self.beta))
 
 
-@op("blas", convert={"alpha": scalar})
+@op("blas", convert={"alpha": to_scalar})
 class Axpy(FamilyOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
@@ -265,7 +265,7 @@ class Nrm2(OutOp):
         return planned(self.out, {"x": x}, (), x.dtype, "unary.sqrt")
 
 
-@op("blas", convert={"alpha": scalar})
+@op("blas", convert={"alpha": to_scalar})
 class Scal(FamilyOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 

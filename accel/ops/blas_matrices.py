@@ -23,7 +23,7 @@ from accel.ops.blas_operands import (
     transpose_of,
 )
 from accel.ops.blas_triangular import Side
-from accel.ops.fields import flag
+from accel.ops.fields import to_flag
 from accel.ref import AccelRef
 
 __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
@@ -31,7 +31,7 @@ __all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
 _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 
 
-@op("blas", convert={**FACTORS, "conjugate": flag})
+@op("blas", convert={**FACTORS, "conjugate": to_flag})
 class Ger(OutOp):
     """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
 
@@ -66,7 +66,7 @@ class Ger(OutOp):
         return planned(self.out, {"x": x, "y": y}, (x.shape[0], y.shape[0]), dtype, "gemm", updates=bool(self.beta))
 
 
-@op("blas", convert={**FACTORS, "lower": flag})
+@op("blas", convert={**FACTORS, "lower": to_flag})
 class Symmetric(OutOp):
     """What :class:`Symm` and :class:`Hemm` have in common.
 
@@ -129,7 +129,7 @@ class Hemm(Symmetric):
     """
 
 
-@op("blas", convert={**FACTORS, "lower": flag, "trans": to_transpose})
+@op("blas", convert={**FACTORS, "lower": to_flag, "trans": to_transpose})
 class Update(OutOp):
     """What :class:`Syrk` and :class:`Herk` have in common.
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from accel.dtype import DType
 from accel.enums import Transpose, TransposeName
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Shape, factor, scalar
+from accel.ops.base import FamilyOp, Shape, factor, to_scalar
+from accel.ops.fields import Conversion, Convert
 from accel.values import check_choice
 
 if TYPE_CHECKING:
-    from accel.ops.fields import Convert
     from accel.ref import AccelRef
 
 __all__ = [
@@ -33,12 +33,9 @@ def transpose_of(value: TransposeField) -> Transpose:
         raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
 
 
-def to_transpose(name: str, value: Any) -> Transpose:
-    """Return the member that a caller's value means."""
-    return transpose_of(value)
+to_transpose = Conversion(lambda name, value: transpose_of(value), frozenset({Transpose}))
 
-
-FACTORS: dict[str, Convert] = {"alpha": scalar, "beta": scalar}
+FACTORS: dict[str, Convert] = {"alpha": to_scalar, "beta": to_scalar}
 """Factors become floats or complexes, which every kernel takes."""
 
 TRANSPOSES: dict[str, Convert] = {"transpose_a": to_transpose, "transpose_b": to_transpose}

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype, scalar
+from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype, to_scalar
 from accel.ops.blas_operands import (
     TransposeField,
     check_side,
@@ -18,7 +18,7 @@ from accel.ops.blas_operands import (
     to_transpose,
     transpose_of,
 )
-from accel.ops.fields import Convert, flag
+from accel.ops.fields import Convert, to_flag
 from accel.ref import AccelRef
 
 __all__ = ["Trmm", "Trmv", "Trsm", "Trsv"]
@@ -33,7 +33,7 @@ def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, re
     return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
 
 
-_TRIANGLE: dict[str, Convert] = {"lower": flag, "trans": to_transpose, "unit_diagonal": flag}
+_TRIANGLE: dict[str, Convert] = {"lower": to_flag, "trans": to_transpose, "unit_diagonal": to_flag}
 
 
 @op("blas", convert=_TRIANGLE)
@@ -93,7 +93,7 @@ class Trsv(TriangularVector):
     """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
 
 
-@op("blas", convert={"alpha": scalar, **_TRIANGLE})
+@op("blas", convert={"alpha": to_scalar, **_TRIANGLE})
 class TriangularMatrix(OutOp):
     """What :class:`Trmm` and :class:`Trsm` have in common.
 

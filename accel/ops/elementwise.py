@@ -11,7 +11,7 @@ import numpy as np
 from accel.dtype import DType, DTypeLike
 from accel.enums import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import OutOp, Plan, element, op, operand, planned, same_dtype
+from accel.ops.base import OutOp, Plan, Spec, element, op, operand, plan_of, planned, same_dtype
 from accel.ops.family import Family
 from accel.ops.fields import to_dtype, to_member
 from accel.ops.fused import Fused
@@ -95,7 +95,10 @@ class Unary(_OfElements):
 
     def plan(self) -> Plan:
         x, op = operand("x", self.x), cast("UnaryOp", self.op)
-        return planned(self.out, {"x": x}, x.shape, result_dtype(op, x.dtype), _UNARY[op], of=x.dtype, in_place=("x",))
+        made = result_dtype(op, x.dtype)
+        if self.out is None:  # mostly there is none
+            return plan_of(((x,), (), (Spec(x.shape, made),), _UNARY[op], x.dtype, False, None))
+        return planned(self.out, {"x": x}, x.shape, made, _UNARY[op], of=x.dtype, in_place=("x",))
 
 
 @op(convert={"op": to_member(BinaryOp)})
@@ -126,6 +129,8 @@ class Binary(_OfElements):
     def is_plain(self) -> bool:
         """Return whether both operands are refs of one shape, and none is strided."""
         x, y, out = self.x, self.y, self.out
+        if out is None and type(x) is AccelRef is type(y):  # mostly they are so
+            return x.shape == y.shape
         if not (isinstance(x, AccelRef) and isinstance(y, AccelRef)):
             return False
         return x.shape == y.shape and not x.is_strided and not y.is_strided and (out is None or not out.is_strided)
@@ -137,8 +142,10 @@ class Binary(_OfElements):
     def plan(self) -> Plan:
         x, y, op = self.x, self.y, cast("BinaryOp", self.op)
         if isinstance(x, AccelRef) and isinstance(y, AccelRef):
-            refs, dtype = {"x": x, "y": y}, same_dtype(x=x, y=y)
-            shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
+            dtype = x.dtype if x.dtype is y.dtype else same_dtype(x=x, y=y)
+            if self.out is None and x.shape == y.shape:  # mostly they are so
+                return plan_of(((x, y), (), (Spec(x.shape, result_dtype(op, dtype)),), _BINARY[op], dtype, False, None))
+            refs, shape = {"x": x, "y": y}, broadcast(x.shape, y.shape)
         else:
             refs = _refs(x=x, y=y)
             (ref,) = refs.values()

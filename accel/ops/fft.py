@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import ClassVar, Literal, get_args
 
 from accel.dtype import DType, DTypeLike
@@ -13,7 +12,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, Spec, op, operand, planned, to_real
 from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
-from accel.ops.fields import convert_fields, integer, set_fields, unless_none
+from accel.ops.fields import convert_fields, integer, set_fields, to_integer, unless_none
 from accel.ops.filters import Convolve, Correlate
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.pieces import OfOne, Piece, axes_of, integers
@@ -161,7 +160,7 @@ class Rfft(Transform):
         return self._transformed()
 
 
-@op(convert={"n": unless_none(partial(integer, remedy="Give an int, or leave n out."))})
+@op(convert={"n": unless_none(to_integer("Give an int, or leave n out."))})
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 

@@ -11,7 +11,7 @@ import enum
 import operator
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,23 +20,46 @@ from accel.errors import InvalidArgumentError
 
 __all__ = [
     "AXIS",
+    "Conversion",
     "Convert",
     "convert_fields",
+    "converting",
     "flag",
     "integer",
     "member",
     "set_fields",
     "to_axis",
     "to_dtype",
+    "to_flag",
     "to_int",
+    "to_integer",
     "to_member",
     "unless_none",
 ]
 
 E = TypeVar("E", bound=enum.Enum)
 
-Convert: TypeAlias = Callable[[str, Any], Any]
-"""Given the name of a field and what a caller wrote, returns what kernels read; raises :class:`InvalidArgumentError` if it is nothing of that kind."""
+
+class Conversion(NamedTuple):
+    """How a field is converted.
+
+    Attributes
+    ----------
+    function
+        Given the name of a field and what a caller wrote, returns what kernels read; raises :class:`InvalidArgumentError` if it is nothing of that kind.
+    plain
+        Types of what kernels read as it is: the function is not called for these.
+    """
+
+    function: Callable[[str, Any], Any]
+    plain: frozenset[type] = frozenset()
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return value if type(value) in self.plain else self.function(name, value)
+
+
+Convert: TypeAlias = Conversion | Callable[[str, Any], Any]
+"""A conversion, or its function alone."""
 
 AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
 
@@ -49,8 +72,10 @@ def set_fields(frozen: object, /, **values: object) -> None:
 
 def convert_fields(frozen: Any) -> None:
     """Convert the fields of an op as its class says; the ``__post_init__`` of most."""
-    for name, convert in frozen.conversions.items():
-        object.__setattr__(frozen, name, convert(name, getattr(frozen, name)))
+    for name, (convert, plain) in frozen.conversions.items():
+        value = getattr(frozen, name)
+        if type(value) not in plain:
+            object.__setattr__(frozen, name, convert(name, value))
 
 
 def integer(name: str, value: Any, remedy: str) -> int:
@@ -69,23 +94,35 @@ def integer(name: str, value: Any, remedy: str) -> int:
         raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from error
 
 
-to_int: Convert = partial(integer, remedy="Give an int.")
-to_axis: Convert = partial(integer, remedy=AXIS)
+def to_integer(remedy: str) -> Conversion:
+    """Return what converts to an int; ``remedy`` says what else a caller is told."""
+    return Conversion(partial(integer, remedy=remedy), frozenset({int}))
 
 
-def to_dtype(name: str, value: Any) -> DType:
-    """Return the dtype that a caller names."""
-    return DType.of(value)
+to_int = to_integer("Give an int.")
+to_axis = to_integer(AXIS)
+to_dtype = Conversion(lambda name, value: DType.of(value), frozenset({DType}))
 
 
-def unless_none(convert: Convert) -> Convert:
-    """Return what converts as ``convert`` does, and leaves ``None``."""
-    return lambda name, value: None if value is None else convert(name, value)
-
-
-def to_member(enumeration: type[enum.Enum]) -> Convert:
+def to_member(enumeration: type[enum.Enum]) -> Conversion:
     """Return what converts to members of an enumeration."""
-    return lambda name, value: member(enumeration, value)
+    members = _members(enumeration)
+
+    def convert(name: str, value: Any) -> enum.Enum:
+        return members[value] if type(value) is str and value in members else member(enumeration, value)
+
+    return Conversion(convert, frozenset({enumeration}))
+
+
+def converting(given: Convert) -> Conversion:
+    """Return how a field is converted, given that or a function alone."""
+    return given if isinstance(given, Conversion) else Conversion(given)
+
+
+def unless_none(given: Convert) -> Conversion:
+    """Return what converts as ``given`` does, and leaves ``None``."""
+    convert = converting(given)
+    return convert._replace(plain=convert.plain | {type(None)})
 
 
 def flag(name: str, value: object) -> bool:
@@ -99,6 +136,9 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
     return bool(value)
+
+
+to_flag = Conversion(flag, frozenset({bool}))
 
 
 def member(enumeration: type[E], value: object) -> E:

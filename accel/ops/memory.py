@@ -37,10 +37,10 @@ class Put(KernelOp):
     durable: bool = False
 
     def plan(self) -> Plan:
-        source, out = self.source, self.out
-        if type(out) is AccelRef and source.dtype is out.dtype.numpy and source.shape == out.shape and self.durable is False:
-            return plan_of(((), (out,), (), "", DType.UINT8, False, None))
-        return Plan((), *result_in(out, source.shape, DType.of(source.dtype), durable=self.durable))
+        source, out, durable = self.source, self.out, self.durable
+        if out is None and durable is False:  # mostly they are
+            return plan_of(((), (), (Spec(source.shape, DType.of(source.dtype)),), "", DType.UINT8, False, None))
+        return Plan((), *result_in(out, source.shape, DType.of(source.dtype), durable=durable))
 
 
 @op("memory")

@@ -6,12 +6,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any, NamedTuple
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype, to_real, to_shape
-from accel.ops.fields import Convert, integer, to_axis
+from accel.ops.fields import to_axis, to_integer
 from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
 
@@ -207,7 +206,7 @@ class RmsNorm(RowNorm):
 
 _GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
-to_groups: Convert = partial(integer, remedy=_GROUPS)
+to_groups = to_integer(_GROUPS)
 
 
 def rows_of_groups(x: AccelRef, groups: int) -> NormRows:

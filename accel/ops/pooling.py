@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype, to_shape
-from accel.ops.fields import flag, integer, unless_none
+from accel.ops.fields import Convert, integer, to_flag, unless_none
 from accel.ops.windows import Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -62,10 +62,10 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
     return Windows(sizes, counts, window, stride, before, after)
 
 
-_OPTIONS = {"window": _numbers, "stride": unless_none(_numbers), "padding": _numbers}
+_OPTIONS: dict[str, Convert] = {"window": _numbers, "stride": unless_none(_numbers), "padding": _numbers}
 
 
-@op("dnn", convert={"channels_last": flag})
+@op("dnn", convert={"channels_last": to_flag})
 class PoolForm(OutOp):
     """What pooling and its gradients share: windows of one, two or three spatial axes."""
 
@@ -152,7 +152,7 @@ class MaxPool(Pool):
         return False
 
 
-@op(convert={"count_include_pad": flag})
+@op(convert={"count_include_pad": to_flag})
 class AvgPool(Pool):
     """The mean of each window.
 
@@ -215,7 +215,7 @@ class MaxPoolGrad(PoolForm):
         return planned(self.out, {"grad": grad, "x": x}, x.shape, same_dtype(grad=grad, x=x), "pool")
 
 
-@op(convert={"shape": to_shape, **_OPTIONS, "count_include_pad": flag})
+@op(convert={"shape": to_shape, **_OPTIONS, "count_include_pad": to_flag})
 class AvgPoolGrad(PoolForm):
     """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from types import EllipsisType
 from typing import Any, Literal, get_args
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import Shape, as_shape, element, op, to_shape
-from accel.ops.fields import AXIS, integer, set_fields, to_axis, to_int, unless_none
+from accel.ops.fields import AXIS, set_fields, to_axis, to_int, to_integer, unless_none
 from accel.ops.pieces import OfOne, Piece, axes_of, axis_of, integers, whole
 from accel.ref import AccelRef
 from accel.values import check_choice
@@ -144,7 +143,7 @@ class Tile(OfOne):
         return whole(tuple(itertools.chain(*zip(reps, shape, strict=True))), 0, tuple(itertools.chain(*((0, step) for step in steps))))
 
 
-@op(convert={"repeats": partial(integer, remedy="Give one int, of 0 or more."), "axis": unless_none(to_axis)})
+@op(convert={"repeats": to_integer("Give one int, of 0 or more."), "axis": unless_none(to_axis)})
 class Repeat(OfOne):
     """``x`` with each element repeated along ``axis``; without ``axis`` as if it had one dimension."""
 

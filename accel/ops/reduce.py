@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any, ClassVar
 
 from accel.enums import EXTREMES, ReduceName, ReduceOp, result_dtype
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, op, operand, planned
 from accel.ops.family import Family
-from accel.ops.fields import Convert, flag, integer, member, to_member, unless_none
+from accel.ops.fields import Conversion, integer, member, to_flag, to_integer, to_member, unless_none
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef
 
@@ -25,21 +24,20 @@ _INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
 _SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
 
 
-_axis: Convert = partial(integer, remedy=_REMEDY)
-
-
 def _axes(name: str, value: Any) -> int | Shape:
     """Return the number of one axis, or the tuple of several."""
-    return tuple([_axis(name, each) for each in value]) if isinstance(value, (tuple, list)) else _axis(name, value)
+    if isinstance(value, (tuple, list)):
+        return tuple([integer(name, each, _REMEDY) for each in value])
+    return integer(name, value, _REMEDY)
 
 
 @op(
     "reduce",
     convert={
         "op": to_member(ReduceOp),
-        "axis": unless_none(_axes),
-        "keepdims": flag,
-        "ddof": partial(integer, remedy="Give a whole number."),
+        "axis": unless_none(Conversion(_axes, frozenset({int}))),
+        "keepdims": to_flag,
+        "ddof": to_integer("Give a whole number."),
     },
 )
 class Reduce(OutOp):

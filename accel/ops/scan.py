@@ -12,7 +12,7 @@ from accel.enums import ReduceName, ReduceOp
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, OutOp, Plan, Shape, op, operand, planned, status_of_places
 from accel.ops.family import Family
-from accel.ops.fields import flag, member, to_axis, to_member
+from accel.ops.fields import member, to_axis, to_flag, to_member
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
@@ -42,7 +42,7 @@ def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
         )
 
 
-@op("scan", convert={"axis": to_axis, "exclusive": flag})
+@op("scan", convert={"axis": to_axis, "exclusive": to_flag})
 class Scan(OutOp):
     """What an operation makes of all elements of ``x`` up to each, along ``axis``.
 

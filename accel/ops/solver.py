@@ -12,7 +12,7 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, op, operand, same_dtype, status_of_places
 from accel.ops.blas_operands import TransposeField, to_transpose
 from accel.ops.family import Family
-from accel.ops.fields import flag, to_int
+from accel.ops.fields import to_flag, to_int
 from accel.ops.matrices import REALS, checked, matrix, right_sides
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
@@ -62,7 +62,7 @@ class _Sides(FamilyOp[Any]):
         return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
 
 
-@op("solver", convert={"upper": flag})
+@op("solver", convert={"upper": to_flag})
 class Cholesky(FamilyOp[Any]):
     """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
 
@@ -87,7 +87,7 @@ class Cholesky(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
-@op(convert={"upper": flag})
+@op(convert={"upper": to_flag})
 class ChoSolve(_Sides):
     """The solution of ``a @ x = b``, given the Cholesky factor of ``a``.
 
@@ -113,7 +113,7 @@ class ChoSolve(_Sides):
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
 
 
-@op("solver", convert={"upper": flag})
+@op("solver", convert={"upper": to_flag})
 class CholeskyInverse(FamilyOp):
     """The inverse of Hermitian positive definite matrices, given their Cholesky factors: torch's ``cholesky_inverse``.
 

@@ -9,7 +9,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, planned, same_dtype, status_of_places
 from accel.ops.family import Family
-from accel.ops.fields import flag, to_axis, to_int
+from accel.ops.fields import to_axis, to_flag, to_int
 from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll, ordered
 from accel.ops.namespace import M, OpNamespace, method, sized_method
 from accel.ops.pieces import axis_of, lines_of
@@ -19,7 +19,7 @@ from accel.values import check_choice
 __all__ = ["Argsort", "Partition", "Searchsorted", "SegmentSort", "Sort", "SortOps", "Topk"]
 
 
-@op("sort", convert={"axis": to_axis, "descending": flag})
+@op("sort", convert={"axis": to_axis, "descending": to_flag})
 class _Rising(OutOp):
     x: AccelRef
     axis: int = -1
@@ -65,7 +65,7 @@ class Sort(_Rising):
 _SEGMENTS = status_of_places("offset {} is no end of a segment of x", "Give rising offsets, from 0 to the length of x.")
 
 
-@op("sort", convert={"descending": flag})
+@op("sort", convert={"descending": to_flag})
 class SegmentSort(OutOp):
     """``x`` with the elements of each segment in rising order, or in falling one.
 
@@ -151,7 +151,7 @@ class Partition(OutOp):
         return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 
 
-@op("sort", convert={"k": to_int, "axis": to_axis, "largest": flag})
+@op("sort", convert={"k": to_int, "axis": to_axis, "largest": to_flag})
 class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
     """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
 

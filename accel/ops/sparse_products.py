@@ -7,7 +7,7 @@ from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, same_dtype, to_scalar
 from accel.ops.blas_operands import FACTORS
 from accel.ops.sparse_conversions import SizedMatrix
 from accel.ops.sparse_operands import COUNT, STRUCTURE, check_wide, no_product
@@ -99,7 +99,7 @@ class SpgemmSize(FamilyOp):
         return Plan((*a.refs, *b.refs), (), (Spec((2,), DType.INT64),), status=STRUCTURE)
 
 
-@op(convert={"a": parts_of, "b": parts_of, "alpha": scalar})
+@op(convert={"a": parts_of, "b": parts_of, "alpha": to_scalar})
 class Spgemm(SizedMatrix):
     """``alpha * a @ b`` of two sparse matrices; with ``size``, and how many elements that stores.
 

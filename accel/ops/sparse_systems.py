@@ -11,7 +11,7 @@ from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError
 from accel.ops.base import OutOp, Plan, Spec, Status, op, operand, planned, same_dtype
 from accel.ops.blas_operands import TransposeField, to_transpose
-from accel.ops.fields import flag
+from accel.ops.fields import to_flag
 from accel.ops.sparse_operands import STRUCTURE, check_wide, parts, structure_error
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseFormat, parts_of, sparse_of
@@ -41,7 +41,7 @@ def _zero_pivot(info: int) -> str:
     return "the factorization has found a pivot of 0"
 
 
-@op("sparse", convert={"a": parts_of, "check": flag})
+@op("sparse", convert={"a": parts_of, "check": to_flag})
 class _System(OutOp[Any]):
     """A system of equations."""
 
@@ -65,7 +65,7 @@ class _System(OutOp[Any]):
         return plan._replace(creates=(*plan.creates, _INFO))
 
 
-@op(convert={"lower": flag, "unit_diagonal": flag, "transpose_a": to_transpose})
+@op(convert={"lower": to_flag, "unit_diagonal": to_flag, "transpose_a": to_transpose})
 class SpsolveTriangular(_System):
     """Solve ``op(a) @ x = b`` for a triangular sparse matrix.
 

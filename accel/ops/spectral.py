@@ -11,7 +11,7 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, op, operand, same_dtype
-from accel.ops.fields import flag
+from accel.ops.fields import to_flag
 from accel.ops.matrices import REALS, checked, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -27,7 +27,7 @@ def _of_pencil(n: int, *, info: int) -> str:
     return _NOT_CONVERGED(info=info)
 
 
-@op("solver", convert={"upper": flag})
+@op("solver", convert={"upper": to_flag})
 class Eigh(FamilyOp[Any]):
     """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
 
@@ -62,7 +62,7 @@ class Eigh(FamilyOp[Any]):
         return checked(self, reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
 
 
-@op("solver", convert={"upper": flag})
+@op("solver", convert={"upper": to_flag})
 class Eigvalsh(FamilyOp[Any]):
     """Eigenvalues of Hermitian matrices, in rising order.
 
@@ -82,7 +82,7 @@ class Eigvalsh(FamilyOp[Any]):
         return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
 
 
-@op("solver", convert={"full_matrices": flag})
+@op("solver", convert={"full_matrices": to_flag})
 class Svd(FamilyOp[Any]):
     """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
 
