@@ -11,6 +11,7 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import wider
+from accel.cpu.kernels import kernel, touches
 from accel.cpu.views import array, operand
 from accel.dtype import DType, rounded
 from accel.family import BackendPart, Sample
@@ -66,25 +67,13 @@ def _padding(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
         lane.stream.submit(lambda: np.copyto(out, np.pad(source, widths, op.mode)), costs.copying(3 * out.nbytes))
 
 
-def _triangle(keep: Callable[[Array, int], Array]) -> Kernel:
-    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        x = op.x
-        if x.size:
-            source, out = (array(address, x.shape, x.dtype.numpy) for address in (inputs[0], outputs[0]))
-            lane.stream.submit(lambda: np.copyto(out, keep(source, op.k)), costs.copying(2 * x.nbytes))
-
-    return kernel
+def _triangle(op: Any, operands: list[Array], results: list[Array]) -> None:
+    results[0][...] = (np.tril if op.kind == "tril" else np.triu)(operands[0], op.k)
 
 
-def _ramp(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    count, start, step, last = op.ramp()
-    if count:
-        out = array(outputs[0], (count,), op.dtype.numpy)
-        lane.stream.submit(partial(_rise, out, start, step, last), costs.elements(2 * count, out.dtype))
-
-
-@np.errstate(all="ignore")
-def _rise(out: Array, start: float, step: float, last: float | None) -> None:
+def _ramp(op: Any, operands: list[Array], results: list[Array]) -> None:
+    _, start, step, last = op.ramp()
+    out = results[0]
     if out.dtype.kind in "iu":
         # Modulo 2**64: what is in range comes out right, whatever lies between.
         places = np.arange(out.size, dtype=np.uint64) * np.uint64(int(step) % 2**64)
@@ -99,7 +88,7 @@ def _rise(out: Array, start: float, step: float, last: float | None) -> None:
 def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> Kernel:
     """Return the kernel of an op of elements at indices: ``apply(x, indices, others)`` on arrays of three dimensions, whose indices are in range."""
 
-    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         walk, dtype = op.walk(), op.x.dtype.numpy
         if not walk.size:
             return
@@ -117,7 +106,7 @@ def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> 
         work = partial(_at_indices, apply, x, indices, others, mode, status)
         lane.stream.submit(work, costs.elements(4 * walk.size, dtype))
 
-    return kernel
+    return enqueue
 
 
 def _at_indices(
@@ -160,8 +149,8 @@ def _operand(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> 
     return np.asarray(rng.random(shape) < 0.5 if dtype is DType.BOOL else sampling.random(rng, shape, dtype))
 
 
-def _call(kind: str, arguments: tuple[Any, ...], options: dict[str, Any], arrays: Any, *refs: Any) -> Any:
-    return getattr(arrays, kind)(*([refs] if kind in ("concatenate", "stack") else refs), *arguments, **options)
+def _joined(kind: str, axis: int, arrays: Any, *refs: Any) -> Any:
+    return getattr(arrays, kind)(refs, axis)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -183,7 +172,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             x = _operand(rng, shape, dtype)
             expected = getattr(np, kind)(x, *arguments)
             made = tuple(expected) if kind == "split" else np.asarray(expected)
-            yield Sample(f"{kind} {dtype.value}{list(shape)}{arguments}", partial(_call, kind, arguments, {}), (x,), made)
+            yield sampling.sample(kind, f"{dtype.value}{list(shape)}{arguments}", (x,), made, arguments=arguments)
         for kind, shapes, axis in (
             *(("concatenate", ((3, 4), (3, 1), (3, 8)), axis) for axis in (1, -1)),
             ("concatenate", ((3, 4), (0, 4), (16, 4)), 0),
@@ -191,15 +180,15 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ):
             several = tuple(_operand(rng, shape, dtype) for shape in shapes)
             function: Any = getattr(np, kind)
-            yield Sample(f"{kind} {dtype.value} axis={axis}", partial(_call, kind, (axis,), {}), several, function(several, axis=axis))
+            yield Sample(f"{kind} {dtype.value} axis={axis}", partial(_joined, kind, axis), several, function(several, axis=axis))
         x = _operand(rng, (6, 7, 8), dtype)
         for index in (np.s_[:, 2:5], np.s_[::2, ::-3, 1], np.s_[..., 0], np.s_[-1, 3:1], np.s_[5:0:-2, ..., 2:4], 3, ()):
-            yield Sample(f"part {dtype.value} {index}", partial(_call, "part", (index,), {}), (x,), np.asarray(x[index]))
+            yield sampling.sample("part", f"{dtype.value} {index}", (x,), np.asarray(x[index]), arguments=(index,))
         yield from _strided(x, dtype)
         yield from _unfolded(x, dtype)
         yield from _padded(rng, dtype)
         for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
-            yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
+            yield sampling.sample("eye", f"{dtype.value}{arguments}", (), np.eye(*arguments), arguments=arguments, dtype=dtype)
     yield from _ramps()
     yield from _indexed_samples(rng)
 
@@ -209,7 +198,7 @@ def _unfolded(x: Array, dtype: DType) -> Iterator[Sample]:
     for size, step, axis in ((3, 1, -1), (4, 2, 0), (7, 3, 1), (1, 5, 2)):
         windows = np.lib.stride_tricks.sliding_window_view(x, size, axis)
         kept = windows[tuple([slice(None, None, step if place == axis % 3 else 1) for place in range(3)])]
-        yield Sample(f"unfold {dtype.value} {size} {step} {axis}", partial(_call, "unfold", (size, step, axis), {}), (x,), kept)
+        yield sampling.sample("unfold", f"{dtype.value} {size} {step} {axis}", (x,), kept, arguments=(size, step, axis))
     expected = np.lib.stride_tricks.sliding_window_view(x[::-2, 0], 3, -1)
     yield Sample(f"unfold {dtype.value} strided", lambda arrays, x: arrays.unfold(x[::-2, 0], 3), (x,), expected)
 
@@ -254,21 +243,16 @@ def _strided(x: Array, dtype: DType) -> Iterator[Sample]:
 
 
 def _ramps() -> Iterator[Sample]:
+    arange = partial(sampling.sample, "arange")
     for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.UINT8, DType.INT64):
         for arguments in ((10,), (3, 20, 4), (9, 2, -3), (5, 5)):
-            yield Sample(
-                f"arange {dtype.value}{arguments}", partial(_call, "arange", arguments, {"dtype": dtype}), (), np.arange(*arguments)
-            )
+            yield arange(f"{dtype.value}{arguments}", (), np.arange(*arguments), arguments=arguments, dtype=dtype)
     for dtype in sampling.ALL_FLOATS:
-        error = sampling.sums(dtype, 4)
-        yield Sample(
-            f"arange {dtype.value}(0, 1, 0.125)", partial(_call, "arange", (0, 1, 0.125), {"dtype": dtype}), (), np.arange(0, 1, 0.125)
-        )
-        for start, stop, num, endpoint in ((0, 1, 7, True), (-3, 5, 1001, True), (2, 3, 1, True), (1, 2, 0, True), (0, 1, 5, False)):
-            call = partial(_call, "linspace", (start, stop, num, endpoint), {"dtype": dtype})
-            yield Sample(
-                f"linspace {dtype.value} {start} {stop} {num} {endpoint}", call, (), np.linspace(start, stop, num, endpoint), error
-            )
+        steps = (0, 1, 0.125)
+        yield arange(f"{dtype.value}{steps}", (), np.arange(*steps), arguments=steps, dtype=dtype)
+        for form in ((0, 1, 7, True), (-3, 5, 1001, True), (2, 3, 1, True), (1, 2, 0, True), (0, 1, 5, False)):
+            expected, error = np.linspace(*form), sampling.sums(dtype, 4)
+            yield sampling.sample("linspace", f"{dtype.value} {form}", (), expected, error, arguments=form, dtype=dtype)
 
 
 def _indexed_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -280,8 +264,7 @@ def _indexed_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 # All different along the axis, for which of two values stays is not said.
                 indices: Array = np.argsort(rng.random(x.shape), axis).take(range(3), axis).astype(kind)
                 values, name = _operand(rng, indices.shape, dtype), f"{dtype.value} axis={axis} {indices.dtype}"
-                call = partial(_call, "take_along_axis", (axis,), {})
-                yield Sample(f"take_along_axis {name}", call, (x, indices), np.take_along_axis(x, indices, axis))
+                yield sampling.sample("take_along_axis", name, (x, indices), np.take_along_axis(x, indices, axis), axis=axis)
                 yield from _changing("put_along_axis", x, indices, values, axis, name, np.put_along_axis)
         for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64):
             for x in (sampling.random(rng, (40,), dtype), sampling.random(rng, (5, 7, 3), dtype)):
@@ -299,12 +282,12 @@ def _taken(rng: np.random.Generator, x: Array, kind: type[Any]) -> Iterator[Samp
         several: tuple[tuple[int, ...], ...] = ((), (3,), (2, 7), (0,))
         for shape in several:
             indices = np.asarray(rng.integers(-length, length, shape), kind)
-            name = f"take {x.dtype} axis={axis} {shape} {indices.dtype}"
-            yield Sample(name, partial(_call, "take", (axis,), {}), (x, indices), np.asarray(np.take(x, indices, axis)))
+            name = f"{x.dtype} axis={axis} {shape} {indices.dtype}"
+            yield sampling.sample("take", name, (x, indices), np.asarray(np.take(x, indices, axis)), axis=axis)
         indices = np.asarray(rng.integers(-3 * length, 3 * length, 9), kind)
         for mode, inside in (("wrap", indices % length), ("clip", np.clip(indices, 0, length - 1))):
-            call = partial(_call, "take", (axis,), {"mode": mode})
-            yield Sample(f"take {x.dtype} axis={axis} {mode} {indices.dtype}", call, (x, indices), np.take(x, inside, axis))
+            what = f"{x.dtype} axis={axis} {mode} {indices.dtype}"
+            yield sampling.sample("take", what, (x, indices), np.take(x, inside, axis), axis=axis, mode=mode)
 
 
 def _added(x: Array, indices: Array, values: Any, axis: int) -> None:
@@ -328,21 +311,19 @@ def _changing(kind: str, x: Array, indices: Array, values: Array, axis: int, nam
     # Each sum of 16-bit floats is rounded.
     dtype = DType.of(x.dtype)
     error = (16 * sampling.rounding(dtype) if dtype.itemsize == 2 else sampling.sums(dtype, 200)) if kind == "scatter_add" else 0.0
-    yield Sample(f"{kind} {name}", partial(_call, kind, (axis,), {}), (x, indices, values), changed(indices, values), error)
+    yield sampling.sample(kind, name, (x, indices, values), changed(indices, values), error, axis=axis)
     yield Sample(f"{kind} {name} number", number, (x, indices), changed(indices, x.dtype.type(1)), error)
     rows = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)[:, 0].copy()
     each = np.broadcast_to(rows.reshape([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)]), indices.shape)
-    yield Sample(f"{kind} {name} rows", partial(_call, kind, (axis,), {}), (x, rows, values), changed(each, values), error)
+    yield sampling.sample(kind, f"{name} rows", (x, rows, values), changed(each, values), error, axis=axis)
 
 
 PART = BackendPart(
     {
         **dict.fromkeys(kinds_of_pieces(ArraysOps), copy_pieces),
         "pad": _padding,
-        "tril": _triangle(np.tril),
-        "triu": _triangle(np.triu),
-        "arange": _ramp,
-        "linspace": _ramp,
+        **dict.fromkeys(("tril", "triu"), kernel(_triangle, touches(2))),
+        **dict.fromkeys(("arange", "linspace"), kernel(_ramp, touches(2))),
         "take": _indexed(_read, is_read=True),
         "take_along_axis": _indexed(_read, is_read=True),
         "put_along_axis": _indexed(_write, is_read=False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,70 +10,18 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import WORKSPACE, blocks, wider
-from accel.cpu.views import Array, array
-from accel.dtype import DType
-from accel.family import Sample
+from accel.cpu.kernels import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
+    from accel.backend import Kernel
+    from accel.cpu.views import Array
+    from accel.dtype import DType
     from accel.enums import Causal
+    from accel.family import Sample
 
-__all__ = ["attend", "attend_in_pages", "attend_ragged", "attention", "samples"]
-
-_INT32 = DType.INT32.numpy
-
-
-def attend(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue attention over arrays."""
-    batch, heads, seq_q, dim = op.q.shape
-    seq_kv = op.k.shape[2]
-    q, k, v, out = _operands(op, inputs, outputs)
-    if not out.size:
-        return
-    others = list(inputs[3:])
-    bias = None if op.bias is None else array(others.pop(0), op.bias.shape, op.q.dtype.numpy)
-    lengths = [None if ref is None else _numbers(others.pop(0), ref.shape) for ref in (op.lengths_q, op.lengths_kv)]
-    work = partial(_dense, q, k, v, out, op.multiplier(), op.causal, op.window, bias, *lengths)
-    lane.stream.submit(work, costs.attention(batch * heads * seq_q * seq_kv, dim, op.q.dtype.numpy))
-
-
-def attend_ragged(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue attention within sequences of one array."""
-    q, k, v, out = _operands(op, inputs, outputs)
-    if not out.size:
-        return
-    begins = _numbers(inputs[3], op.offsets_q.shape), _numbers(inputs[4], op.offsets_kv.shape)
-    work = partial(_ragged, q, k, v, out, *begins, op.multiplier(), op.causal, op.window)
-    lane.stream.submit(work, costs.attention(q.shape[0] * q.shape[1] * op.longest_kv, q.shape[2], op.q.dtype.numpy))
-
-
-def attend_in_pages(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue attention over keys and values in pages."""
-    q, k, v, out = _operands(op, inputs, outputs)
-    if not out.size:
-        return
-    table, lengths = _numbers(inputs[3], op.table.shape), _numbers(inputs[4], op.lengths_kv.shape)
-    work = partial(_paged, q, k, v, out, table, lengths, op.multiplier(), op.causal, op.window)
-    batch, heads, seq_q, dim = op.q.shape
-    lane.stream.submit(work, costs.attention(batch * heads * seq_q * table.shape[1] * op.k.shape[2], dim, op.q.dtype.numpy))
-
-
-def _operands(op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Array, Array, Array, Array]:
-    dtype = op.q.dtype.numpy
-    q, k, v = (_operand(address, ref, dtype) for address, ref in zip(inputs, (op.q, op.k, op.v), strict=False))
-    shape = (*op.q.shape[:-1], op.v.shape[-1])
-    return q, k, v, np.empty(shape, dtype) if 0 in shape else array(outputs[0], shape, dtype)
-
-
-def _operand(address: int, ref: Any, dtype: np.dtype[Any]) -> Array:
-    if 0 in ref.shape:
-        return np.empty(ref.shape, dtype)
-    return array(address, ref.shape, dtype, tuple([step * dtype.itemsize for step in ref.strides]))
-
-
-def _numbers(address: int, shape: tuple[int, ...]) -> Array:
-    return np.empty(shape, _INT32) if 0 in shape else array(address, shape, _INT32)
+__all__ = ["KERNELS", "attention", "samples"]
 
 
 def _first(causal: Causal, seq_q: int, seq_kv: int) -> int:
@@ -81,21 +29,14 @@ def _first(causal: Causal, seq_q: int, seq_kv: int) -> int:
     return seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
 
 
-def _dense(
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    scale: float,
-    causal: Causal,
-    window: int | None,
-    bias: Array | None,
-    lengths_q: Array | None,
-    lengths_kv: Array | None,
-) -> None:
+def _dense(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute attention over whole arrays, or over as much of each batch as its lengths say."""
+    (q, k, v, *given), out = operands, results[0]
+    others = iter(given)
+    bias, lengths_q, lengths_kv = (None if ref is None else next(others) for ref in (op.bias, op.lengths_q, op.lengths_kv))
+    options = op.multiplier(), op.causal, op.window
     if bias is None and lengths_q is None is lengths_kv:
-        _grouped(q, k, v, out, scale, causal, window)
+        _grouped(q, k, v, out, *options)
         return
     for one in range(q.shape[0]):
         seq_q = q.shape[2] if lengths_q is None else min(max(int(lengths_q[one]), 0), q.shape[2])
@@ -105,30 +46,28 @@ def _dense(
         if bias is not None:
             of_batch = bias[one if bias.shape[0] > 1 else 0]
             shift = np.broadcast_to(of_batch, (q.shape[1], q.shape[2], k.shape[2]))[:, :seq_q, :seq_kv]
-        _grouped(q[batch, :, :seq_q], k[batch, :, :seq_kv], v[batch, :, :seq_kv], out[batch, :, :seq_q], scale, causal, window, shift)
+        _grouped(q[batch, :, :seq_q], k[batch, :, :seq_kv], v[batch, :, :seq_kv], out[batch, :, :seq_q], *options, shift)
         out[one, :, seq_q:] = 0
 
 
-def _ragged(
-    q: Array, k: Array, v: Array, out: Array, begins_q: Array, begins_kv: Array, scale: float, causal: Causal, window: int | None
-) -> None:
+def _ragged(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (q, k, v, begins_q, begins_kv), out = operands, results[0]
     begins_q, begins_kv = begins_q.clip(0, len(q)), begins_kv.clip(0, len(k))
     for one in range(len(begins_q) - 1):
         queries, keys = slice(begins_q[one], begins_q[one + 1]), slice(begins_kv[one], begins_kv[one + 1])
         sequence, key, value, result = (each.swapaxes(0, 1)[None] for each in (q[queries], k[keys], v[keys], out[queries]))
-        _grouped(sequence, key, value, result, scale, causal, window)
+        _grouped(sequence, key, value, result, op.multiplier(), op.causal, op.window)
 
 
-def _paged(
-    q: Array, k: Array, v: Array, out: Array, table: Array, lengths: Array, scale: float, causal: Causal, window: int | None
-) -> None:
+def _paged(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (q, k, v, table, lengths), out = operands, results[0]
     count, size = k.shape[0], k.shape[2]
     most = table.shape[1] * size if count else 0
     for one in range(q.shape[0]):
         seq_kv = min(max(int(lengths[one]), 0), most)
         pages = table[one, : -(-seq_kv // size) if size else 0].clip(0, count - 1)
         key, value = (each[pages].swapaxes(0, 1).reshape(1, each.shape[1], -1, each.shape[3])[:, :, :seq_kv] for each in (k, v))
-        _grouped(q[one : one + 1], key, value, out[one : one + 1], scale, causal, window)
+        _grouped(q[one : one + 1], key, value, out[one : one + 1], op.multiplier(), op.causal, op.window)
 
 
 def _grouped(q: Array, k: Array, v: Array, out: Array, scale: float, causal: Causal, window: int | None, bias: Array | None = None) -> None:
@@ -146,7 +85,6 @@ def _grouped(q: Array, k: Array, v: Array, out: Array, scale: float, causal: Cau
     attention(queries, keys, values, result, scale, _first(causal, seq_q, seq_kv), window, shift)
 
 
-@np.errstate(all="ignore")
 def attention(
     q: Array, k: Array, v: Array, out: Array, scale: float, first: int, window: int | None = None, bias: Array | None = None
 ) -> None:
@@ -204,6 +142,21 @@ def _attend(query: Array, key: Array, value: Array, first: int, window: int | No
     result /= total
     np.copyto(result, 0, where=is_hidden)
     return result
+
+
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    """Return the cost of as many keys as a query can see."""
+    q, k = operands[:2]
+    pages = operands[3].shape[1] if op.kind == "paged_attention" else 1
+    keys = op.longest_kv if op.kind == "ragged_attention" else k.shape[2] * pages
+    return costs.attention(math.prod(q.shape[:-1]) * keys, q.shape[-1], q.dtype)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "attention": kernel(_dense, _cost),
+    "ragged_attention": kernel(_ragged, _cost),
+    "paged_attention": kernel(_paged, _cost),
+}
 
 
 def _expected(
@@ -272,8 +225,8 @@ def _dense_sample(
     pairs = [None, None] if lengths is None else list(zip(*lengths, strict=True))
     expected = np.stack([_expected(*(each[one] for each in wide), bias=bias, lengths=pairs[one], **options) for one in (0, 1)])
     words = " ".join([*names, *(f"{name}={value}" for name, value in options.items())])
-    name = f"attention {dtype.value} {queries} of {keys} {words}"
-    return Sample(name, partial(_call, "attention", tuple(names), options), tuple(operands), expected, _error(dtype))
+    what = f"{dtype.value} {queries} of {keys} {words}"
+    return sampling.sample("attention", what, tuple(operands), expected, _error(dtype), names=names, **options)
 
 
 def _ragged_sample(rng: np.random.Generator, dtype: DType) -> Sample:
@@ -285,8 +238,9 @@ def _ragged_sample(rng: np.random.Generator, dtype: DType) -> Sample:
         queries, keys = slice(begins_q[one], begins_q[one + 1]), slice(begins_kv[one], begins_kv[one + 1])
         parts = (sampling.wide(each).swapaxes(0, 1) for each in (q[queries], k[keys], v[keys]))
         expected[queries] = _expected(*parts, **options).swapaxes(0, 1)
-    call = partial(_call, "ragged_attention", ("offsets_q", "offsets_kv"), {**options, "longest_q": 5, "longest_kv": 8})
-    return Sample(f"ragged_attention {dtype.value}", call, (q, k, v, begins_q, begins_kv), expected, _error(dtype))
+    operands, names = (q, k, v, begins_q, begins_kv), ("offsets_q", "offsets_kv")
+    options |= {"longest_q": 5, "longest_kv": 8}
+    return sampling.sample("ragged_attention", dtype.value, operands, expected, _error(dtype), names=names, **options)
 
 
 def _paged_sample(rng: np.random.Generator, dtype: DType) -> Sample:
@@ -296,9 +250,5 @@ def _paged_sample(rng: np.random.Generator, dtype: DType) -> Sample:
     for one in (0, 1):
         key, value = (sampling.wide(each)[table[one]].swapaxes(0, 1).reshape(2, 12, 8)[:, : lengths[one]] for each in (k, v))
         expected.append(_expected(sampling.wide(q)[one], key, value, causal="bottom_right"))
-    call = partial(_call, "paged_attention", ("table", "lengths_kv"), {"causal": "bottom_right"})
-    return Sample(f"paged_attention {dtype.value}", call, (q, k, v, table, lengths), np.stack(expected), _error(dtype))
-
-
-def _call(kind: str, names: tuple[str, ...], options: dict[str, Any], dnn: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
-    return getattr(dnn, kind)(q, k, v, **dict(zip(names, others, strict=True)), **options)
+    operands, names, made = (q, k, v, table, lengths), ("table", "lengths_kv"), np.stack(expected)
+    return sampling.sample("paged_attention", dtype.value, operands, made, _error(dtype), names=names, causal="bottom_right")

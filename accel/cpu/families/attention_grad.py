@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,37 +9,23 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, wider
-from accel.cpu.views import array, operand
+from accel.cpu.kernels import kernel
 from accel.dtype import DType
-from accel.family import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.enums import Causal
-    from accel.ops.base import Spec
+    from accel.family import Sample
 
 __all__ = ["KERNELS", "samples"]
 
 
-def _array(address: int, spec: Spec) -> Array:
-    return np.empty(spec.shape, spec.dtype.numpy) if 0 in spec.shape else array(address, spec.shape, spec.dtype.numpy)
-
-
-def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    reads = [
-        np.empty(ref.shape, ref.dtype.numpy) if 0 in ref.shape else operand(at, ref) for at, ref in zip(inputs, plan.reads, strict=True)
-    ]
-    made = [_array(at, spec) for at, spec in zip(outputs, plan.creates, strict=True)]
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
     batch, heads, seq_q, dim = op.q.shape
-    compute: Any = _gradients if op.kind == "attention_grad" else _with_stats
-    work = partial(compute, *reads, *made, op.forward().multiplier(), op.causal, op.window)
-    lane.stream.submit(work, costs.attention(3 * batch * heads * seq_q * op.k.shape[2], dim, op.q.dtype.numpy))
-
-
-KERNELS: Mapping[str, Kernel] = {"attention_with_stats": _enqueue, "attention_grad": _enqueue}
+    return costs.attention(3 * batch * heads * seq_q * op.k.shape[2], dim, op.q.dtype.numpy)
 
 
 def _hidden(rows: slice, seq_q: int, seq_kv: int, causal: Causal, window: int | None) -> Array:
@@ -60,15 +45,15 @@ def _groups(q: Array, k: Array) -> Iterator[tuple[int, slice, int, slice]]:
             yield batch, slice(head * share, (head + 1) * share), head, rows
 
 
-@np.errstate(all="ignore")
-def _with_stats(q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: Causal, window: int | None) -> None:
+def _with_stats(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (q, k, v), (out, stats), scale = operands, results, op.forward().multiplier()
     wide, (seq_q, seq_kv) = wider(q.dtype), (q.shape[2], k.shape[2])
     out[...], stats[...] = 0, -np.inf
     if not seq_kv:
         return
     for batch, heads, head, rows in _groups(q, k):
         scores = q[batch, heads, rows].astype(wide) * wide.type(scale) @ k[batch, head].astype(wide).T
-        scores[:, _hidden(rows, seq_q, seq_kv, causal, window)] = -np.inf
+        scores[:, _hidden(rows, seq_q, seq_kv, op.causal, op.window)] = -np.inf
         most = scores.max(axis=2, keepdims=True)
         weights = np.where(scores == -np.inf, 0, np.exp(scores - most))
         total = weights.sum(axis=2, keepdims=True)
@@ -78,11 +63,8 @@ def _with_stats(q: Array, k: Array, v: Array, out: Array, stats: Array, scale: f
         stats[batch, heads, rows] = np.where(is_any, (most + np.log(total))[..., 0], -np.inf)
 
 
-@np.errstate(all="ignore")
-def _gradients(
-    grad: Array, q: Array, k: Array, v: Array, result: Array, stats: Array, of_q: Array, of_k: Array, of_v: Array, scale: float, causal: Causal,
-    window: int | None,
-) -> None:  # fmt: skip
+def _gradients(op: Any, operands: list[Array], results: list[Array]) -> None:
+    (grad, q, k, v, result, stats), (of_q, of_k, of_v), scale = operands, results, op.forward().multiplier()
     wide, (seq_q, seq_kv) = wider(q.dtype), (q.shape[2], k.shape[2])
     of_q[...] = 0
     sums_k, sums_v = np.zeros(k.shape, wide), np.zeros(v.shape, wide)
@@ -92,7 +74,7 @@ def _gradients(
         query, change, made = (each[batch, heads, rows].astype(wide) for each in (q, grad, result))
         key, value = k[batch, head].astype(wide), v[batch, head].astype(wide)
         scores = query * wide.type(scale) @ key.T
-        hidden = _hidden(rows, seq_q, seq_kv, causal, window)
+        hidden = _hidden(rows, seq_q, seq_kv, op.causal, op.window)
         weights = np.exp(scores - stats[batch, heads, rows, None].astype(wide, copy=False))
         weights[:, hidden] = 0
         shares = weights * (change @ value.T - (change * made).sum(axis=2, keepdims=True)) * wide.type(scale)
@@ -101,6 +83,9 @@ def _gradients(
         sums_k[batch, head] += np.tensordot(shares, query, ((0, 1), (0, 1)))
         sums_v[batch, head] += np.tensordot(weights, change, ((0, 1), (0, 1)))
     of_k[...], of_v[...] = sums_k, sums_v
+
+
+KERNELS: Mapping[str, Kernel] = {"attention_with_stats": kernel(_with_stats, _cost), "attention_grad": kernel(_gradients, _cost)}
 
 
 def _expected(q: Array, k: Array, v: Array, grad: Array, scale: float, causal: Causal, window: int | None) -> tuple[Array, ...]:
@@ -157,11 +142,6 @@ def _samples(
     name = f"{dtype.value} {queries} of {keys} {dims} {options}"
     # Weights, and the result that is given, are rounded to the operands' type.
     error = sampling.sums(dtype, 32) + 8 * sampling.rounding(dtype)
-    call = partial(_call, "attention_with_stats", options)
-    yield Sample(f"attention_with_stats {name}", call, (q, k, v), (out, stats), error)
+    yield sampling.sample("attention_with_stats", name, (q, k, v), (out, stats), error, **options)
     given = out.astype(dtype.numpy), stats.astype(np.float64 if dtype is DType.FLOAT64 else np.float32)
-    yield Sample(f"attention_grad {name}", partial(_call, "attention_grad", options), (grad, q, k, v, *given), tuple(grads), error)
-
-
-def _call(kind: str, options: dict[str, Any], dnn: Any, *refs: Any) -> Any:
-    return getattr(dnn, kind)(*refs, **options)
+    yield sampling.sample("attention_grad", name, (grad, q, k, v, *given), tuple(grads), error, **options)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu import costs
-from accel.cpu.views import Array, array, operand
+from accel.cpu.kernels import kernel, touches
 from accel.enums import Transpose
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from accel.backend import Kernel
+    from accel.cpu.views import Array
 
 __all__ = ["KERNELS", "applied"]
 
@@ -28,12 +29,6 @@ def applied(a: Array, transpose: Transpose) -> Array:
         return a
     turned = a.swapaxes(-1, -2)
     return np.conjugate(turned) if transpose is Transpose.CONJUGATE and a.dtype.kind == "c" else turned
-
-
-def _shape(a: Array, transpose: Transpose) -> tuple[int, ...]:
-    """Return the shape of ``op(a)`` of one matrix."""
-    rows, columns = a.shape[-2:]
-    return (rows, columns) if transpose is Transpose.NONE else (columns, rows)
 
 
 def _triangle(a: Array, op: Any) -> Array:
@@ -59,7 +54,6 @@ def _solve_rows(a: Array, x: Array, *, lower: bool) -> None:
             x[..., i, :] /= a[..., i, i, None]
 
 
-@np.errstate(all="ignore")
 def _multiply(a: Array, b: Array, out: Array, alpha: complex, op: Any, is_left: bool) -> None:
     if not alpha:
         out[...] = 0
@@ -69,7 +63,6 @@ def _multiply(a: Array, b: Array, out: Array, alpha: complex, op: Any, is_left: 
     out[...] = product if alpha == 1 else product * out.dtype.type(alpha)
 
 
-@np.errstate(all="ignore")
 def _solve(a: Array, b: Array, out: Array, alpha: complex, op: Any, is_left: bool) -> None:
     if not alpha:
         out[...] = 0
@@ -82,43 +75,34 @@ def _solve(a: Array, b: Array, out: Array, alpha: complex, op: Any, is_left: boo
         _solve_rows(triangle.swapaxes(-1, -2), out.swapaxes(-1, -2), lower=not lower)
 
 
-def _result(pointer: int, op: Any, shape: tuple[int, ...], *operands: Array) -> Array:
-    """Return the result, matrices of ``shape``: one, or as many as the operands are."""
-    batch = (op.batch_count,) if any(each.ndim == 3 for each in operands) else ()
-    return array(pointer, (*batch, *shape), operands[0].dtype)
+def _triangular(work: Callable[..., None], op: Any, operands: list[Array], results: list[Array]) -> None:
+    a, b, out = *operands, *results
+    work(a, b, out, op.alpha, op, op.side == "left")
 
 
-def _triangular(work: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = _result(outputs[0], op, b.shape[-2:], a, b)
-    if out.size:
-        n, others = a.shape[-1], out.size // a.shape[-1]
-        cost = costs.matmul(n, n, others, b.dtype) + (2 * n * 3e-6 if work is _solve else 0)
-        lane.stream.submit(partial(work, a, b, out, op.alpha, op, op.side == "left"), cost)
+def _triangular_vector(work: Callable[..., None], op: Any, operands: list[Array], results: list[Array]) -> None:
+    a, x, out = *operands, *results
+    work(a, x[:, None], out[:, None], 1.0, op, True)
 
 
-def _triangular_vector(work: Any, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    a, x = operand(inputs[0], op.a), operand(inputs[1], op.x)
-    if x.size:
-        out = array(outputs[0], x.shape, x.dtype)
-        cost = costs.matmul(x.size, x.size, 1, x.dtype) + (2 * x.size * 3e-6 if work is _solve else 0)
-        lane.stream.submit(partial(work, a, x[:, None], out[:, None], 1.0, op, True), cost)
+def _product_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    n: int = operands[0].shape[-1]
+    return costs.matmul(n, n, results[0].size // max(n, 1), results[0].dtype)
 
 
-def _symmetric(is_hermitian: bool, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out, n = _result(outputs[0], op, b.shape[-2:], a, b), a.shape[-1]
-    lane.stream.submit(partial(_symmetric_product, a, b, out, op, is_hermitian), costs.matmul(n, n, out.size // max(n, 1), b.dtype))
+def _solution_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    n: int = operands[0].shape[-1]
+    return _product_cost(op, operands, results) + 2 * n * 3e-6
 
 
-@np.errstate(all="ignore")
-def _symmetric_product(a: Array, b: Array, out: Array, op: Any, is_hermitian: bool) -> None:
+def _symmetric(is_hermitian: bool, op: Any, operands: list[Array], results: list[Array]) -> None:
+    a, b = operands
     half = np.tril(a, -1) if op.lower else np.triu(a, 1)
     whole = half + _mirrored(half, is_hermitian)
     places = np.arange(a.shape[-1])
     diagonal = a[..., places, places]
     whole[..., places, places] = diagonal.real if is_hermitian else diagonal
-    _finish(whole @ b if op.side == "left" else b @ whole, out, op)
+    _finish(whole @ b if op.side == "left" else b @ whole, results[0], op)
 
 
 def _mirrored(a: Array, is_conjugate: bool) -> Array:
@@ -134,16 +118,13 @@ def _finish(product: Array, out: Array, op: Any) -> None:
     out[...] = product + kind(op.beta) * out if op.beta else product
 
 
-def _update(is_hermitian: bool, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    a = operand(inputs[0], op.a)
-    n, k = _shape(a, op.trans)
-    out = _result(outputs[0], op, (n, n), a)
-    lane.stream.submit(partial(_update_triangle, a, out, op, is_hermitian), costs.matmul(n, n * op.batch_count, k, a.dtype))
+def _update_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    n = results[0].shape[-1]
+    return costs.matmul(n, n, operands[0].size // max(n, 1), results[0].dtype)
 
 
-@np.errstate(all="ignore")
-def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
-    a = applied(a, op.trans)
+def _update(is_hermitian: bool, op: Any, operands: list[Array], results: list[Array]) -> None:
+    a, out = applied(operands[0], op.trans), results[0]
     made = np.empty_like(out) if op.out is None else out.copy()
     _finish(a @ _mirrored(a, is_hermitian), made, op)
     n = out.shape[-1]
@@ -156,30 +137,23 @@ def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
         np.copyto(out, 0, where=~kept if op.lower else ~kept.T)
 
 
-def _geam(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = _result(outputs[0], op, _shape(a, op.transpose_a), a, b)
-    terms = (op.alpha, a, op.transpose_a), (op.beta, b, op.transpose_b)
-    lane.stream.submit(partial(_add, terms, out), costs.elements(5 * out.size, out.dtype))
-
-
-@np.errstate(all="ignore")
-def _add(terms: Sequence[tuple[complex, Array, Transpose]], out: Array) -> None:
+def _geam(op: Any, operands: list[Array], results: list[Array]) -> None:
+    out = results[0]
     kind, total = out.dtype.type, np.zeros_like(out)
-    for factor, matrix, transpose in terms:
+    for factor, matrix, transpose in ((op.alpha, operands[0], op.transpose_a), (op.beta, operands[1], op.transpose_b)):
         if factor:
             total += kind(factor) * applied(matrix, transpose)
     out[...] = total
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "trmv": partial(_triangular_vector, _multiply),
-    "trsv": partial(_triangular_vector, _solve),
-    "trmm": partial(_triangular, _multiply),
-    "trsm": partial(_triangular, _solve),
-    "symm": partial(_symmetric, False),
-    "hemm": partial(_symmetric, True),
-    "syrk": partial(_update, False),
-    "herk": partial(_update, True),
-    "geam": _geam,
+    "trmv": kernel(partial(_triangular_vector, _multiply), _product_cost),
+    "trsv": kernel(partial(_triangular_vector, _solve), _solution_cost),
+    "trmm": kernel(partial(_triangular, _multiply), _product_cost),
+    "trsm": kernel(partial(_triangular, _solve), _solution_cost),
+    "symm": kernel(partial(_symmetric, False), _product_cost),
+    "hemm": kernel(partial(_symmetric, True), _product_cost),
+    "syrk": kernel(partial(_update, False), _update_cost),
+    "herk": kernel(partial(_update, True), _update_cost),
+    "geam": kernel(_geam, touches(5)),
 }

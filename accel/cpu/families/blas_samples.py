@@ -71,13 +71,9 @@ def _grouped(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         yield Sample(f"gemm_grouped {dtype.value} {options}", partial(_group, options, count), operands, tuple(expected), error, 8.0)
 
 
-def _call(kind: str, options: dict[str, Any], blas: Any, *operands: Any) -> Any:
-    return getattr(blas, kind)(*operands, **options)
-
-
 def _sample(kind: str, operands: tuple[Array, ...], expected: Any, error: float, terms: float = 0.0, **options: Any) -> Sample:
-    name = f"{kind} {' '.join(f'{x.dtype}{list(x.shape)}' for x in operands)} {options}"
-    return Sample(name, partial(_call, kind, options), operands, expected, error, terms)
+    what = f"{' '.join(f'{x.dtype}{list(x.shape)}' for x in operands)} {options}"
+    return sampling.sample(kind, what, operands, expected, error, terms, **options)
 
 
 def _sizes(x: Array) -> Array:
@@ -197,10 +193,9 @@ def _symmetric(
         yield _sample(kind, (a, b), 0.5 * product, error, alpha=0.5, side=side, lower=lower)
         if batch_a or batch_b:
             c = sampling.random(rng, product.shape, dtype)
-            options = {"alpha": -2.0, "beta": 0.5, "side": side, "lower": lower}
-            name = f"{kind} into {dtype.value} {a.shape} {b.shape} {options}"
+            options: dict[str, Any] = {"alpha": -2.0, "beta": 0.5, "side": side, "lower": lower}
             updated, terms = -2 * product + 0.5 * sampling.wide(c), float(np.abs(product).max(initial=0.0))
-            yield Sample(name, partial(_into, kind, options), (a, b, c), updated, error, terms)
+            yield _sample(kind, (a, b, c), updated, error, terms, names=("out",), **options)
 
 
 def _batched_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -246,12 +241,7 @@ def _updates(
             c = np.where(np.eye(n, dtype=bool), c.real, c).astype(dtype.numpy)
         kept = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
         updated = np.where(kept, product + 0.5 * sampling.wide(c), c)
-        options = {"beta": 0.5, "lower": lower, "trans": trans}
-        yield Sample(f"{kind} into {dtype.value} {batch} {n} {k} {options}", partial(_into, kind, options), (a, c), updated, error)
-
-
-def _into(kind: str, options: dict[str, Any], blas: Any, *operands: Any) -> Any:
-    return getattr(blas, kind)(*operands[:-1], out=operands[-1], **options)
+        yield _sample(kind, (a, c), updated, error, names=("out",), beta=0.5, lower=lower, trans=trans)
 
 
 def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -263,8 +253,7 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         options: dict[str, Any] = {"alpha": alpha, "beta": beta, "transpose_a": turn_a, "transpose_b": turn_b}
         yield _sample("geam", (a, b), expected, sampling.sums(dtype, 2), **options)
     a, b = sampling.random(rng, (33, 65), dtype), sampling.random(rng, (33, 65), dtype)
-    in_place = partial(_into, "geam", {"beta": 0.0})
-    yield Sample(f"geam in place {dtype.value}", lambda blas, a, b: in_place(blas, a, b, a), (a, b), sampling.wide(a), 0.0)
+    yield Sample(f"geam in place {dtype.value}", lambda blas, a, b: blas.geam(a, b, out=a, beta=0.0), (a, b), sampling.wide(a), 0.0)
     nothing = np.zeros((0, 4), dtype.numpy)
     yield _sample("geam", (nothing, nothing), nothing, 0.0)
 
@@ -303,7 +292,6 @@ def _outer(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         x, y, c = sampling.random(rng, m, dtype), sampling.random(rng, n, dtype), sampling.random(rng, (m, n), dtype)
         wide_x, wide_y, error = sampling.wide(x), sampling.wide(y), sampling.sums(dtype, 2)
         yield _sample("ger", (x, y), -2 * np.outer(wide_x, wide_y), error, alpha=-2.0)
-        options = {"beta": 1.0, "conjugate": True}
         expected = np.outer(wide_x, wide_y.conj()) + sampling.wide(c)
         terms = float(np.abs(c).astype(np.float64).max(initial=0.0))  # one element may be close to 0
-        yield Sample(f"ger into {dtype.value} {m} {n}", partial(_into, "ger", options), (x, y, c), expected, error, terms)
+        yield _sample("ger", (x, y, c), expected, error, terms, names=("out",), beta=1.0, conjugate=True)

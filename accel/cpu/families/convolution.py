@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,60 +10,46 @@ import numpy as np
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import WORKSPACE, blocks, wider
-from accel.cpu.views import Array, array
-from accel.family import Sample
+from accel.cpu.kernels import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from accel.backend import Kernel
+    from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.family import Sample
 
-__all__ = ["Borders", "channels_first", "convolution", "convolve", "expected_convolution", "samples"]
+__all__ = ["KERNELS", "Borders", "channels_first", "cost", "expected_convolution", "forms", "samples"]
 
 Borders = tuple[tuple[int, int], ...]
 
 
-def convolve(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue a convolution."""
-    (x_shape, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
-    if 0 in y_shape:
-        return
-    x, w, y = (
-        channels_first(address, shape, dtype, is_last=op.channels_last)
-        for address, shape in ((inputs[0], x_shape), (inputs[1], w_shape), (outputs[0], y_shape))
-    )
-    bias = None if op.bias is None else array(inputs[2], op.bias.shape, dtype)
-    work = partial(convolution, x, w, y, op.stride, op.padding, op.dilation, op.groups, bias, op.activation == "relu")
-    cost = costs.convolution(y_shape[0] * math.prod(y_shape[2:]), y_shape[1], math.prod(w_shape[1:]), dtype)
-    lane.stream.submit(work, op.groups * 4e-6 + cost)
+def cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    """Return the cost of a convolution, or of one of its gradients."""
+    (_, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
+    return costs.convolution(y_shape[0] * math.prod(y_shape[2:]), y_shape[1], math.prod(w_shape[1:]), dtype)
 
 
-def channels_first(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_last: bool) -> Array:
-    """Return an array with the channels at axis 1, wherever they are in memory."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    if not is_last:
-        return array(address, shape, dtype)
-    return np.moveaxis(array(address, (shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+def channels_first(op: Any, *arrays: Array) -> list[Array]:
+    """Return arrays with the channels at axis 1, wherever they are in memory."""
+    return [np.moveaxis(each, -1, 1) if op.channels_last else each for each in arrays]
 
 
-@np.errstate(all="ignore")
-def convolution(
-    x: Array,
-    w: Array,
-    out: Array,
-    stride: Sequence[int],
-    borders: Borders,
-    dilation: Sequence[int],
-    groups: int = 1,
-    bias: Array | None = None,
-    is_rectified: bool = False,
-) -> None:
+def _convolve(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute a cross-correlation of any number of dimensions: (N, C, ...) with (K, C / groups, ...) to (N, K, ...). There may be no channels."""
-    channels, filters = w.shape[1], w.shape[0] // groups
-    for group in range(groups):
+    x, w, out = channels_first(op, *operands[:2], results[0])
+    bias = operands[2] if len(operands) > 2 else None
+    channels, filters = w.shape[1], w.shape[0] // op.groups
+    form = op.stride, op.padding, op.dilation
+    for group in range(op.groups):
         own, made = slice(group * channels, (group + 1) * channels), slice(group * filters, (group + 1) * filters)
-        _convolved(x[:, own], w[made], out[:, made], stride, borders, dilation, None if bias is None else bias[made], is_rectified)
+        _convolved(x[:, own], w[made], out[:, made], *form, None if bias is None else bias[made], op.activation == "relu")
+
+
+KERNELS: Mapping[str, Kernel] = dict.fromkeys(
+    ("conv1d", "conv2d", "conv3d"), kernel(_convolve, lambda op, *arrays: op.groups * 4e-6 + cost(op, *arrays))
+)
 
 
 def _convolved(
@@ -189,26 +174,26 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _sample(
     rng: np.random.Generator, dtype: DType, x_shape: tuple[int, ...], w_shape: tuple[int, ...], options: dict[str, Any], is_last: bool
 ) -> Sample:
-    kind, rank = f"conv{len(x_shape) - 2}d", len(x_shape) - 2
-    has_bias = options.pop("has_bias", False)
+    kind, has_bias = f"conv{len(x_shape) - 2}d", options.pop("has_bias", False)
     x, w = sampling.random(rng, x_shape, dtype), sampling.random(rng, w_shape, dtype)
-    bias = sampling.random(rng, w_shape[:1], dtype) if has_bias else None
+    bias = sampling.random(rng, w_shape[:1], dtype)
+    steps = forms(options, len(x_shape) - 2)
+    expected = expected_convolution(sampling.wide(x), sampling.wide(w), sampling.wide(bias) if has_bias else None, *steps)
+    if options.get("activation"):
+        expected = np.maximum(expected, 0)
+    if is_last:
+        x, w, expected = (np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (x, w, expected))
+    words = " ".join(f"{name}={value}" for name, value in {**options, "last": is_last, "bias": has_bias}.items() if value)
+    operands, error = (x, w, bias)[: 2 + has_bias], sampling.sums(dtype, math.prod(w_shape[1:]))
+    names = ("bias",)[: int(has_bias)]
+    return sampling.sample(kind, f"{dtype.value} {words}", operands, expected, error, names=names, channels_last=is_last, **options)
+
+
+def forms(options: dict[str, Any], rank: int) -> tuple[tuple[int, ...], Borders, tuple[int, ...], int]:
+    """Return strides, borders, dilations and groups of options of a convolution."""
 
     def each(value: Any) -> tuple[Any, ...]:
         return value if isinstance(value, tuple) else (value,) * rank
 
     borders = tuple([pair if isinstance(pair, tuple) else (pair, pair) for pair in each(options.get("padding", 0))])
-    steps = each(options.get("stride", 1)), borders, each(options.get("dilation", 1)), options.get("groups", 1)
-    expected = expected_convolution(sampling.wide(x), sampling.wide(w), None if bias is None else sampling.wide(bias), *steps)
-    if options.get("activation"):
-        expected = np.maximum(expected, 0)
-    if is_last:
-        x, w, expected = (np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (x, w, expected))
-    call = partial(_call, kind, {**options, "channels_last": is_last})
-    words = " ".join(f"{name}={value}" for name, value in {**options, "last": is_last, "bias": has_bias}.items() if value)
-    operands = (x, w) if bias is None else (x, w, bias)
-    return Sample(f"{kind} {dtype.value} {words}", call, operands, expected, sampling.sums(dtype, math.prod(w_shape[1:])))
-
-
-def _call(kind: str, options: dict[str, Any], dnn: Any, x: Any, w: Any, bias: Any = None) -> Any:
-    return getattr(dnn, kind)(x, w, bias=bias, **options)
+    return each(options.get("stride", 1)), borders, each(options.get("dilation", 1)), options.get("groups", 1)

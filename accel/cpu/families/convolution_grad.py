@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.families.convolution import Borders, channels_first, expected_convolution
+from accel.cpu.families.convolution import Borders, channels_first, cost, expected_convolution, forms
 from accel.cpu.families.precision import blocks, wider
-from accel.family import Sample
+from accel.cpu.kernels import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,28 +18,9 @@ if TYPE_CHECKING:
     from accel.backend import Kernel
     from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.family import Sample
 
 __all__ = ["KERNELS", "samples"]
-
-
-def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (x_shape, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
-    is_of_input = op.kind.endswith("input_grad")
-    # Operands and result have the shapes of the convolution's own in this order.
-    shapes = (y_shape, w_shape, x_shape) if is_of_input else (x_shape, y_shape, w_shape)
-    first, second, made = [
-        channels_first(address, shape, dtype, is_last=op.channels_last)
-        for address, shape in zip((*inputs, outputs[0]), shapes, strict=True)
-    ]
-    if not made.size:
-        return
-    compute = _of_input if is_of_input else _of_filter
-    work = partial(compute, first, second, made, op.stride, op.padding, op.dilation, op.groups)
-    cost = costs.convolution(y_shape[0] * math.prod(y_shape[2:]), y_shape[1], math.prod(w_shape[1:]), dtype)
-    lane.stream.submit(work, op.groups * math.prod(w_shape[2:]) * 10e-6 + cost)
-
-
-KERNELS: Mapping[str, Kernel] = {f"conv{rank}d_{of}_grad": _enqueue for rank in (1, 2, 3) for of in ("input", "filter")}
 
 
 def _met(
@@ -60,42 +39,54 @@ def _met(
     return tuple(pixels), tuple(results)
 
 
-@np.errstate(all="ignore")
-def _of_input(grad: Array, w: Array, out: Array, stride: Sequence[int], borders: Borders, dilation: Sequence[int], groups: int) -> None:
+def _of_input(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the gradient of the input, (N, C, ...), of that of the result, (N, K, ...), and the filter, (K, C / groups, ...)."""
-    wide, channels, filters = wider(out.dtype), w.shape[1], w.shape[0] // groups
-    for group in range(groups):
+    grad, w, out = channels_first(op, *operands, *results)
+    wide, channels, filters = wider(out.dtype), w.shape[1], w.shape[0] // op.groups
+    form = op.stride, op.padding, op.dilation
+    for group in range(op.groups):
         own, made = slice(group * channels, (group + 1) * channels), slice(group * filters, (group + 1) * filters)
         weights = w[made].astype(wide, copy=False)
         for some in blocks(len(out), (channels * math.prod(out.shape[2:]) + filters * math.prod(grad.shape[2:])) * wide.itemsize):
             part, total = grad[some, made].astype(wide, copy=False), np.zeros((some.stop - some.start, channels, *out.shape[2:]), wide)
             for place in np.ndindex(*w.shape[2:]):
-                met = _met(place, out.shape[2:], grad.shape[2:], stride, borders, dilation)
+                met = _met(place, out.shape[2:], grad.shape[2:], *form)
                 if met is None or not filters:
                     continue
-                (pixels, results), factors = met, weights[:, :, *place].T
-                values = part[:, :, *results]
+                (pixels, within), factors = met, weights[:, :, *place].T
+                values = part[:, :, *within]
                 product = np.matmul(factors, values.reshape(len(values), filters, -1))
                 total[:, :, *pixels] += product.reshape(len(values), channels, *values.shape[2:])
             out[some, own] = total
 
 
-@np.errstate(all="ignore")
-def _of_filter(x: Array, grad: Array, out: Array, stride: Sequence[int], borders: Borders, dilation: Sequence[int], groups: int) -> None:
+def _of_filter(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the gradient of the filter, (K, C / groups, ...), of the input, (N, C, ...), and that of the result, (N, K, ...)."""
-    wide, channels, filters = wider(out.dtype), out.shape[1], out.shape[0] // groups
-    total = np.zeros(out.shape, wide)
-    for group in range(groups):
+    x, grad, out = channels_first(op, *operands, *results)
+    wide, channels, filters = wider(out.dtype), out.shape[1], out.shape[0] // op.groups
+    total, form = np.zeros(out.shape, wide), (op.stride, op.padding, op.dilation)
+    for group in range(op.groups):
         own, made = slice(group * channels, (group + 1) * channels), slice(group * filters, (group + 1) * filters)
         for some in blocks(len(x), (channels * math.prod(x.shape[2:]) + filters * math.prod(grad.shape[2:])) * wide.itemsize):
             image, part = (each.astype(wide, copy=False) for each in (x[some, own], grad[some, made]))
             for place in np.ndindex(*out.shape[2:]):
-                met = _met(place, x.shape[2:], grad.shape[2:], stride, borders, dilation)
+                met = _met(place, x.shape[2:], grad.shape[2:], *form)
                 if met is not None:
-                    pixels, results = met
+                    pixels, within = met
                     axes = (0, *range(2, x.ndim))
-                    total[made, :, *place] += np.tensordot(part[:, :, *results], image[:, :, *pixels], (axes, axes))
+                    total[made, :, *place] += np.tensordot(part[:, :, *within], image[:, :, *pixels], (axes, axes))
     out[...] = total
+
+
+def _cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    products: int = op.groups * math.prod(op.sizes()[1][2:])
+    return products * 10e-6 + cost(op, operands, results)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **{f"conv{rank}d_input_grad": kernel(_of_input, _cost) for rank in (1, 2, 3)},
+    **{f"conv{rank}d_filter_grad": kernel(_of_filter, _cost) for rank in (1, 2, 3)},
+}
 
 
 def _adjoint(
@@ -143,27 +134,17 @@ def _samples(
     rng: np.random.Generator, dtype: DType, x_shape: tuple[int, ...], w_shape: tuple[int, ...], options: dict[str, Any], is_last: bool
 ) -> Iterator[Sample]:
     rank = len(x_shape) - 2
-
-    def each(value: Any) -> tuple[Any, ...]:
-        return value if isinstance(value, tuple) else (value,) * rank
-
-    borders = tuple([pair if isinstance(pair, tuple) else (pair, pair) for pair in each(options.get("padding", 0))])
-    steps = each(options.get("stride", 1)), borders, each(options.get("dilation", 1)), options.get("groups", 1)
+    steps = forms(options, rank)
     x, w = sampling.random(rng, x_shape, dtype), sampling.random(rng, w_shape, dtype)
     made = expected_convolution(sampling.wide(x), sampling.wide(w), None, *steps)
     grad = sampling.random(rng, made.shape, dtype)
     of_input, of_filter = _adjoint(sampling.wide(grad), sampling.wide(x), sampling.wide(w), *steps)
     if is_last:
         x, w, grad, of_input, of_filter = (np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in (x, w, grad, of_input, of_filter))
-    given = {**options, "channels_last": is_last}
     words = " ".join(f"{name}={value}" for name, value in {**options, "last": is_last}.items() if value)
     for kind, operands, shape, expected, terms in (
         (f"conv{rank}d_input_grad", (grad, w), x.shape, of_input, w.size),
         (f"conv{rank}d_filter_grad", (x, grad), w.shape, of_filter, grad.size // made.shape[1]),
     ):
-        call = partial(_call, kind, shape, given)
-        yield Sample(f"{kind} {dtype.value}{list(shape)} {words}", call, operands, expected, sampling.sums(dtype, terms))
-
-
-def _call(kind: str, shape: tuple[int, ...], options: dict[str, Any], dnn: Any, first: Any, second: Any) -> Any:
-    return getattr(dnn, kind)(first, second, shape, **options)
+        what, error = f"{dtype.value}{list(shape)} {words}", sampling.sums(dtype, terms)
+        yield sampling.sample(kind, what, operands, expected, error, arguments=(shape,), channels_last=is_last, **options)

@@ -12,12 +12,12 @@ import numpy as np
 from accel.cpu.families import sampling
 from accel.cpu.families.words import key_of, philox, wide
 from accel.dtype import DType
-from accel.family import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from accel.cpu.views import Array
+    from accel.family import Sample
 
 __all__ = ["NUMBERS", "inner", "samples", "sobol", "truncated_normal", "unit"]
 
@@ -46,10 +46,10 @@ def _exponential(op: Any, words: Array, blocks: Array) -> Array:
     return result
 
 
-def truncated_normal(op: Any, inverse: Callable[[], Any], words: Array, blocks: Array) -> Array:
-    """Return the numbers of an op; ``inverse()`` is the inverse of the normal distribution function, whose module may have to be imported first."""
+def truncated_normal(op: Any, inverse: Callable[[Array], Array], words: Array) -> Array:
+    """Return the numbers of an op, given the inverse of the normal distribution function."""
     first, width, a, b, mean, deviation, low, high = op.constants()
-    standard = np.clip(inverse()(first + unit(words) * width), a, b)
+    standard = np.clip(inverse(first + unit(words) * width), a, b)
     result: Array = np.clip(mean + deviation * standard, low, high).astype(op.dtype.numpy)
     return result
 
@@ -246,10 +246,6 @@ def _searched(probability: Callable[[int], float], key: int, index: int) -> int:
     return count
 
 
-def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
-    return getattr(rng, kind)(**options)
-
-
 def _floats(rng: np.random.Generator, dtype: DType, seed: int, offset: int, count: int) -> Iterator[Sample]:
     places = range(offset, offset + count)
     common: dict[str, Any] = {"shape": count, "dtype": dtype, "seed": seed, "offset": offset}
@@ -263,23 +259,16 @@ def _floats(rng: np.random.Generator, dtype: DType, seed: int, offset: int, coun
     else:
         pairs = wide(philox(key_of(seed, "exponential 2"), blocks)).reshape(-1)[offset % 2 :][:count]
         fractions = ((pairs >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    yield Sample(f"exponential {what}", partial(_drawn, "exponential", {**common, "scale": 2.0}), (), -2 * np.log(fractions), error)
+    yield sampling.sample("exponential", what, (), -2 * np.log(fractions), error, scale=2.0, **common)
     a = float(dtype.numpy.type(rng.uniform(0.2, 0.9)))
     for shape in (a, 2.5, 1000.0):
-        options = {**common, "a": shape, "scale": 0.5}
         expected = np.array([0.5 * math.prod(_gamma_number(key_of(seed, "gamma 1"), place, 0, shape)) for place in places])
-        yield Sample(f"gamma {what} a={shape}", partial(_drawn, "gamma", options), (), expected, error)
+        yield sampling.sample("gamma", f"{what} a={shape}", (), expected, error, a=shape, scale=0.5, **common)
     for first, second in ((a, 0.5), (2.0, 7.5)):
         key = key_of(seed, "beta 1")
         x, y = ([math.prod(_gamma_number(key, place, last, each)) for place in places] for last, each in ((0, first), (3, second)))
-        parts = np.array(x), np.array(y)
-        yield Sample(
-            f"beta {what} a={first} b={second}",
-            partial(_drawn, "beta", {**common, "a": first, "b": second}),
-            (),
-            parts[0] / (parts[0] + parts[1]),
-            error,
-        )
+        expected = np.array(x) / (np.array(x) + np.array(y))
+        yield sampling.sample("beta", f"{what} a={first} b={second}", (), expected, error, a=first, b=second, **common)
     inverse = NormalDist().inv_cdf
     pairs = wide(philox(key_of(seed, "truncated_normal 2"), blocks)).reshape(-1)[offset % 2 :][:count]
     for mean, low, high in ((0.0, -2.0, 1.0), (-1.0, 1.0, math.inf)):
@@ -291,7 +280,7 @@ def _floats(rng: np.random.Generator, dtype: DType, seed: int, offset: int, coun
         at = first + (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53 * (last - first)
         expected = np.array([mean + sign * inverse(each) for each in at])
         options = {**common, "mean": mean, "std": 2.0, "low": low, "high": high}
-        yield Sample(f"truncated_normal {what} low={low} high={high}", partial(_drawn, "truncated_normal", options), (), expected, error)
+        yield sampling.sample("truncated_normal", f"{what} low={low} high={high}", (), expected, error, **options)
 
 
 def _whole(seed: int, offset: int, count: int) -> Iterator[Sample]:
@@ -301,7 +290,7 @@ def _whole(seed: int, offset: int, count: int) -> Iterator[Sample]:
     blocks = np.arange((offset + count) // 4 + 1 - offset // 4, dtype=np.uint64) + np.uint64(offset // 4)
     words = philox(key_of(seed, "bernoulli"), blocks)
     expected = words.reshape(-1)[offset % 4 :][:count] < 0.3 * 2**32
-    yield Sample(f"bernoulli {what}", partial(_drawn, "bernoulli", {**common, "p": 0.3}), (), expected)
+    yield sampling.sample("bernoulli", what, (), expected, p=0.3, **common)
     counts: tuple[tuple[str, dict[str, Any], Callable[[int, int], int]], ...] = (
         ("poisson", {"lam": 0.0}, lambda key, place: 0),
         ("poisson", {"lam": 3.5}, partial(_searched, partial(_poisson, 3.5))),
@@ -315,7 +304,7 @@ def _whole(seed: int, offset: int, count: int) -> Iterator[Sample]:
     )
     for kind, options, number in counts:
         expected = np.array([number(key_of(seed, kind), place) for place in places], np.int64)
-        yield Sample(f"{kind} {what} {options}", partial(_drawn, kind, {**common, **options}), (), expected)
+        yield sampling.sample(kind, f"{what} {options}", (), expected, **common, **options)
 
 
 def _poisson(lam: float, k: int) -> float:
@@ -338,13 +327,7 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         words = np.array([np.bitwise_xor.reduce(directions[:, :32][:, (each >> np.arange(32) & 1) == 1], axis=1) for each in code])
         expected = (words ^ directions[:, 32]) * 2.0**-32
         for dtype in (DType.FLOAT32, DType.FLOAT64):
-            options = {"dtype": dtype, "offset": offset}
             # float32 has 24 of the bits.
             error = 2.0**-24 if dtype is DType.FLOAT32 else 0.0
-            yield Sample(
-                f"sobol {dtype.value} d={d} n={n} offset={offset}", partial(_points, n, options), (directions,), expected, error, terms=1.0
-            )
-
-
-def _points(n: int, options: dict[str, Any], rng: Any, directions: Any) -> Any:
-    return rng.sobol(directions, n, **options)
+            what = f"{dtype.value} d={d} n={n} offset={offset}"
+            yield sampling.sample("sobol", what, (directions,), expected, error, 1.0, arguments=(n,), dtype=dtype, offset=offset)

@@ -30,12 +30,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 PART = BackendPart(
     {
-        "conv1d": convolution.convolve,
-        "conv2d": convolution.convolve,
-        "conv3d": convolution.convolve,
-        "attention": attention.attend,
-        "ragged_attention": attention.attend_ragged,
-        "paged_attention": attention.attend_in_pages,
+        **convolution.KERNELS,
+        **attention.KERNELS,
         **normalization.KERNELS,
         **pooling.KERNELS,
         **attention_grad.KERNELS,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +10,38 @@ import numpy as np
 
 from accel.cpu.families import choices, distributions, sampling
 from accel.cpu.families.words import key_of, philox, philox_blocks, wide
-from accel.cpu.views import Array, array
+from accel.cpu.kernels import LateModule, kernel
 from accel.dtype import DType
-from accel.errors import BackendUnavailableError, UnsupportedError
-from accel.family import BackendPart, Sample
+from accel.errors import UnsupportedError
+from accel.family import BackendPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from accel.backend import Kernel
+    from accel.cpu.views import Array
+    from accel.family import Sample
 
-__all__ = ["PART", "draw"]
+__all__ = ["PART"]
 
 _WORDS = 1 << 18
 """Words of an array of points: they fit the second-level cache."""
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _TO_FRACTION = {np.dtype(np.float32): (8, 2.0**-24), np.dtype(np.float64): (11, 2.0**-53)}
-# Calls of numpy for one chunk of words, for one number among many, and for one that takes several functions; what sends the first one that needs scipy
-# to the stream's thread.
-_CALL, _NUMBER, _CHAIN, _IMPORT = 150e-6, 20e-9, 200e-9, 1.0
+# Calls of numpy for one chunk of words, for one number among many, and for one that takes several functions.
+_CALL, _NUMBER, _CHAIN = 150e-6, 20e-9, 200e-9
 
 
-def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> None:
-    """Write the numbers of ``op`` that ``numbers`` makes of blocks of words and their indices."""
+def _draw(numbers: Callable[[Any, Array, Array], Array], op: Any, out: Array) -> None:
+    """Write the numbers of ``op`` that ``numbers`` makes of it, of blocks of words and of their indices."""
     size, offset, per_block = op.size, op.offset, op.per_block()
-    out = array(address, (size,), op.dtype.numpy)
     first = offset // per_block
     count = -(-(offset + size) // per_block) - first
     done = 0
     skip = offset - first * per_block
     index = first
     for words in philox_blocks(op.key(), first, count):
-        made = numbers(words, np.arange(index, index + len(words), dtype=_U64)).reshape(-1)[skip:]
+        made = numbers(op, words, np.arange(index, index + len(words), dtype=_U64)).reshape(-1)[skip:]
         taken = min(len(made), size - done)
         out[done : done + taken] = made[:taken]
         done, skip, index = done + taken, 0, index + len(words)
@@ -132,50 +130,43 @@ def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
     return upper, pairs * np.uint64(span) < np.uint64(-span % 2**64 % span)
 
 
-def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER) -> Kernel:
-    def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+_special = LateModule("scipy.special")
+
+
+def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER, late: LateModule | None = None) -> Kernel:
+    """Return the kernel of a distribution: its numbers, the seconds of one, and the module that it needs."""
+
+    def compute(op: Any, operands: list[Array], results: list[Array]) -> None:
+        _draw(numbers, op, results[0].reshape(-1))
+
+    def seconds(op: Any, operands: list[Array], results: list[Array]) -> float:
         if op.generator != "philox":
             raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
-        if op.size:
-            lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * cost)
+        return _CALL + results[0].size * cost + (0.0 if late is None else late.seconds(op.kind))
 
-    return kernel
-
-
-@cache
-def _inverse() -> Any:
-    """Return the inverse of the normal distribution function."""
-    return importlib.import_module("scipy.special").ndtri
+    return kernel(compute, seconds)
 
 
-def _truncated_normal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    is_loaded = bool(_inverse.cache_info().currsize)
-    if not is_loaded and importlib.util.find_spec("scipy") is None:
-        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
-    if op.size:
-        numbers = partial(distributions.truncated_normal, op, _inverse)
-        lane.stream.submit(partial(draw, numbers, op, outputs[0]), _CALL + op.size * _CHAIN + (0.0 if is_loaded else _IMPORT))
+def _truncated_normal(op: Any, words: Array, blocks: Array) -> Array:
+    return distributions.truncated_normal(op, _special().ndtri, words)
 
 
-def _sobol(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    width = op.directions.shape[0]
-    directions, out = array(inputs[0], op.directions.shape, _U32), array(outputs[0], (op.n, width), op.dtype.numpy)
-
-    def work() -> None:
-        step = max(1, _WORDS // width)
-        for start in range(0, op.n, step):
-            words = distributions.sobol(directions, op.offset + start, min(step, op.n - start))
-            shift, unit = (8, 2.0**-24) if op.dtype is DType.FLOAT32 else (0, 2.0**-32)
-            np.multiply(words >> np.uint32(shift), op.dtype.numpy.type(unit), out=out[start : start + step])
-
-    if op.n * width:
-        lane.stream.submit(work, _CALL + op.n * width * _NUMBER)
+def _sobol(op: Any, operands: list[Array], results: list[Array]) -> None:
+    directions, out = operands[0], results[0]
+    step = max(1, _WORDS // len(directions))
+    for start in range(0, op.n, step):
+        words = distributions.sobol(directions, op.offset + start, min(step, op.n - start))
+        shift, unit = (8, 2.0**-24) if op.dtype is DType.FLOAT32 else (0, 2.0**-32)
+        np.multiply(words >> np.uint32(shift), op.dtype.numpy.type(unit), out=out[start : start + step])
 
 
-def _picked(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (length, count), (before, behind) = op.counts(), op.lines()
-    work = partial(choices.pick, op, _numbers, inputs, outputs)
-    lane.stream.submit(work, _CALL + (length + count) * _CHAIN + before * count * behind * _NUMBER)
+def _sobol_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    return _CALL + results[0].size * _NUMBER
+
+
+def _picked_cost(op: Any, operands: list[Array], results: list[Array]) -> float:
+    length, count = op.counts()
+    return _CALL + float(length + count) * _CHAIN + results[0].size * _NUMBER
 
 
 def _numbers(op: Any) -> Array:
@@ -191,8 +182,7 @@ def _numbers(op: Any) -> Array:
         more = {"dtype": DType.UINT64 if op.kind == "pairs" else DType.FLOAT64, "per_block": lambda: 2}
     stream = SimpleNamespace(**vars(op), **more)
     out = np.empty(op.size, stream.dtype.numpy)
-    if op.size:
-        draw(partial(_CHOOSING[op.kind], stream), stream, out.ctypes.data)
+    _draw(_CHOOSING[op.kind], stream, out)
     return out
 
 
@@ -202,10 +192,6 @@ _CHOOSING: dict[str, Callable[[Any, Array, Array], Array]] = {
     "fractions": lambda op, words, blocks: distributions.unit(words),
     "clocks": lambda op, words, blocks: distributions.inner(words),
 }
-
-
-def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
-    return getattr(rng, kind)(**options)
 
 
 def _blocks(key: int, offset: int, count: int, per_block: int) -> tuple[Array, slice]:
@@ -241,20 +227,18 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             what = f"{dtype.value} count={count} offset={offset} seed={seed}"
             whole = words >> np.uint32(8) if per_block == 4 else wide(words) >> np.uint64(11)
             fractions = whole.reshape(-1)[part].astype(np.longdouble) * np.longdouble(2.0) ** (-24 if per_block == 4 else -53)
-            uniform = partial(_drawn, "uniform", {**options, "low": -1.0, "high": 3.0})
-            yield Sample(f"uniform {what}", uniform, (), fractions * 4 - 1, sampling.sums(dtype))
+            yield sampling.sample("uniform", what, (), fractions * 4 - 1, sampling.sums(dtype), low=-1.0, high=3.0, **options)
             words, part = _blocks(key_of(seed, f"normal {per_block}"), offset, count, per_block)
             normal, error = _normals(words, dtype)[part], sampling.sums(dtype, 8)
-            shifted = partial(_drawn, "normal", {**options, "mean": 1.0, "std": 2.0})
             # One number may be close to 0: twice the standard deviation is what is usual.
-            yield Sample(f"normal {what}", shifted, (), normal * 2 + 1, error, terms=4.0)
-            yield Sample(f"lognormal {what}", partial(_drawn, "lognormal", {**options, "sigma": 0.5}), (), np.exp(normal / 2), error)
+            yield sampling.sample("normal", what, (), normal * 2 + 1, error, terms=4.0, mean=1.0, std=2.0, **options)
+            yield sampling.sample("lognormal", what, (), np.exp(normal / 2), error, sigma=0.5, **options)
     for whole_type in (DType.INT64, DType.UINT8):
         seed = int(rng.integers(1 << 63))
         words, part = _blocks(key_of(seed, "integers 4"), 5, 999, 4)
         options = {"shape": 999, "low": 3, "high": 3 + 64, "dtype": whole_type, "seed": seed, "offset": 5}
         values = (words.reshape(-1)[part].astype(_U64) * np.uint64(64) >> np.uint64(32)).astype(np.int64) + 3
-        yield Sample(f"integers {whole_type.value} seed={seed}", partial(_drawn, "integers", options), (), values)
+        yield sampling.sample("integers", f"{whole_type.value} seed={seed}", (), values, **options)
     yield from distributions.samples(rng)
     yield from choices.samples(rng)
 
@@ -266,10 +250,9 @@ PART = BackendPart(
         "lognormal": _kernel(_lognormal),
         "integers": _kernel(_integers),
         **{kind: _kernel(numbers, _CHAIN) for kind, numbers in distributions.NUMBERS.items()},
-        "truncated_normal": _truncated_normal,
-        "sobol": _sobol,
-        "permutation": _picked,
-        "choice": _picked,
+        "truncated_normal": _kernel(_truncated_normal, _CHAIN, _special),
+        "sobol": kernel(_sobol, _sobol_cost),
+        **dict.fromkeys(("permutation", "choice"), kernel(partial(choices.pick, _numbers), _picked_cost)),
     },
     samples=_samples,
     wheels=("scipy",),

@@ -63,10 +63,6 @@ def _einsum(subscripts: str, options: dict[str, Any], tensor: Any, *refs: Any) -
     return tensor.einsum(subscripts, *refs, **options)
 
 
-def _tensordot(axes: Any, tensor: Any, a: Any, b: Any) -> Any:
-    return tensor.tensordot(a, b, axes)
-
-
 def _into(subscripts: str, tensor: Any, *refs: Any) -> Any:
     *operands, out = refs
     return tensor.einsum(subscripts, *operands, out=out)
@@ -81,9 +77,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             a, b = (sampling.wide(each) for each in operands)
             terms = float(np.abs(a).max() * np.abs(b).max())
             expected = np.asarray(np.tensordot(a, b, axes))
-            yield Sample(
-                f"tensordot {dtype.value} {shapes} {axes}", partial(_tensordot, axes), operands, expected, sampling.sums(dtype, 20), terms
-            )
+            what, error = f"{dtype.value} {shapes} {axes}", sampling.sums(dtype, 20)
+            yield sampling.sample("tensordot", what, operands, expected, error, terms, axes=axes)
         operands = tuple([sampling.random(rng, shape, dtype) for shape in ((3, 5), (5, 4), (4, 6))])
         wide = [sampling.wide(each) for each in operands]
         expected = np.einsum("ij,jk,kl->li", *wide)
