@@ -44,6 +44,8 @@ Shape: TypeAlias = tuple[int | None, ...]
 Step: TypeAlias = Callable[..., Any]
 """``step(batch, *refs, *arguments)`` records ops, and returns the ref of the result."""
 
+Operator: TypeAlias = "Callable[[Array, Any], Array]"
+
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 SHOWN = 1000
@@ -78,6 +80,18 @@ class Cut:
 def is_number(value: object) -> bool:
     """Return whether ``value`` is one of Python's or numpy's numbers, which take the dtype of the arrays beside them."""
     return isinstance(value, _NUMBERS)
+
+
+def _operators(name: str) -> tuple[Operator, Operator]:
+    """Return what an operator calls, as in ``x + y``, and what it calls where its left operand is no array."""
+
+    def operator(self: Array, other: Any) -> Array:
+        return _operator(name, self, other)
+
+    def reflected(self: Array, other: Any) -> Array:
+        return _operator(name, other, self)
+
+    return operator, reflected
 
 
 class Array:
@@ -297,77 +311,18 @@ class Array:
 
     # -- operators
 
-    def __add__(self, other: Any) -> Array:
-        return _operator("add", self, other)
-
-    def __radd__(self, other: Any) -> Array:
-        return _operator("add", other, self)
-
-    def __sub__(self, other: Any) -> Array:
-        return _operator("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Array:
-        return _operator("sub", other, self)
-
-    def __mul__(self, other: Any) -> Array:
-        return _operator("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Array:
-        return _operator("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Array:
-        return _operator("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Array:
-        return _operator("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Array:
-        return floor_divide(self, other) if isinstance(other, _OPERANDS) else NotImplemented
-
-    def __rfloordiv__(self, other: Any) -> Array:
-        return floor_divide(other, self) if isinstance(other, _OPERANDS) else NotImplemented
-
-    def __mod__(self, other: Any) -> Array:
-        return _operator("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Array:
-        return _operator("remainder", other, self)
-
-    def __pow__(self, other: Any) -> Array:
-        return _operator("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Array:
-        return _operator("pow", other, self)
-
-    def __and__(self, other: Any) -> Array:
-        return _operator("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Array:
-        return _operator("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Array:
-        return _operator("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Array:
-        return _operator("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Array:
-        return _operator("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Array:
-        return _operator("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Array:
-        return _operator("left_shift", self, other)
-
-    def __rlshift__(self, other: Any) -> Array:
-        return _operator("left_shift", other, self)
-
-    def __rshift__(self, other: Any) -> Array:
-        return _operator("right_shift", self, other)
-
-    def __rrshift__(self, other: Any) -> Array:
-        return _operator("right_shift", other, self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+    __floordiv__, __rfloordiv__ = _operators("floor_divide")
+    __mod__, __rmod__ = _operators("remainder")
+    __pow__, __rpow__ = _operators("pow")
+    __and__, __rand__ = _operators("bitwise_and")
+    __or__, __ror__ = _operators("bitwise_or")
+    __xor__, __rxor__ = _operators("bitwise_xor")
+    __lshift__, __rlshift__ = _operators("left_shift")
+    __rshift__, __rrshift__ = _operators("right_shift")
 
     def __eq__(self, other: object) -> Array:  # type: ignore[override]  # the standard's
         return _operator("equal", self, other)
