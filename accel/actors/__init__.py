@@ -1,4 +1,7 @@
-"""Actors: state that one task owns, reached through a bounded mailbox, supervised when it fails. Nothing here depends on devices."""
+"""Actors: state that one task owns, reached through a bounded mailbox, supervised when it fails.
+
+Nothing here depends on devices.
+"""
 
 from __future__ import annotations
 

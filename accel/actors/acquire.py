@@ -1,4 +1,4 @@
-"""Making something on a worker thread that is given back if the task that waits for it is cancelled."""
+"""Creating a resource on a worker thread, which is disposed of if its waiter is cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class _Handover(Generic[T]):
-    """Stands between the thread that makes a thing and the task that waits for it: exactly one of them has it."""
+    """The hand-over of a resource from the thread that creates it to the task that waits for it.
+
+    Exactly one of them owns it.
+    """
 
     def __init__(self, make: Callable[[], T], dispose: Callable[[T], object]) -> None:
         self._make = make

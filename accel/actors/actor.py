@@ -1,4 +1,4 @@
-"""An actor from inside: the base class that users subclass, and the context that its methods get."""
+"""An actor from inside: the base class that users subclass, and the context of its methods."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ T = TypeVar("T")
 class Actor(abc.ABC, Generic[M_contra, R_co]):
     """Base of all actors: state that only one task touches, changed by one message at a time.
 
-    Subclass it with the types of the messages and of the answers; ``super().__init__()`` need not be called. The constructor runs on the
-    event loop and must not block. It runs again for every restart, with the arguments given to ``spawn``: acquire resources in :meth:`started`.
+    Subclass it with the types of the messages and of the answers; ``super().__init__()`` need not
+    be called. The constructor runs on the event loop and must not block. It runs again for every
+    restart, with the arguments given to ``spawn``: acquire resources in :meth:`started`.
 
     Attributes
     ----------
     carries_context : bool
-        Class attribute. ``True`` (default): :meth:`receive` runs inside a copy of the sender's context variables. ``False``: it runs in
-        the actor's own, which start empty; this is faster, for internal actors with much traffic.
+        Class attribute. ``True`` (default): :meth:`receive` runs inside a copy of the sender's
+        context variables. ``False``: it runs in the actor's own, which start empty; this is faster,
+        for internal actors with much traffic.
     """
 
     carries_context: ClassVar[bool] = True
@@ -58,42 +60,55 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
 
         Notes
         -----
-        If it raises, the sender's ``ask`` raises the exception, and the message is not delivered again. The restart strategy decides what happens to
-        the actor: by default a fresh instance replaces it, and the attributes of this one are lost (``RestartStrategy(on_exception=Directive.RESUME)``
-        keeps them). ``stop(drain=False)``, :meth:`ActorRef.fail` and the end of the system's ``close_timeout`` cancel it; a sender that stops
-        waiting does not.
+        If it raises, the sender's ``ask`` raises the exception, and the message is not delivered
+        again. The restart strategy decides what happens to the actor: by default a fresh instance
+        replaces it, and the attributes of this one are lost
+        (``RestartStrategy(on_exception=Directive.RESUME)`` keeps them). ``stop(drain=False)``,
+        :meth:`ActorRef.fail` and the end of the system's ``close_timeout`` cancel it; a sender that
+        stops waiting does not.
         """
 
     def receive_now(self, message: M_contra, context: ActorContext) -> bool:
         """Handle a message without waiting, or change nothing and return ``False``.
 
-        :meth:`ActorRef.hand_over` calls it in the sender's task, only while the actor is idle (no message in progress, none queued): messages keep
-        their order, and one message at a time touches the actor's state. If it raises, the actor fails as if :meth:`receive` had raised.
+        :meth:`ActorRef.hand_over` calls it in the sender's task, only while the actor is idle (no
+        message in progress, none queued): messages keep their order, and one message at a time
+        touches the actor's state. If it raises, the actor fails as if :meth:`receive` had raised.
         """
         return False
 
     def owned(self) -> tuple[ActorTree, ...]:
-        """Return what else :meth:`ActorSystem.tree` is to show below the actor, besides its children: objects that it owns. Must not raise."""
+        """Return what :meth:`ActorSystem.tree` shows below the actor besides its children.
+
+        These are objects that it owns. Must not raise.
+        """
         return ()
 
     def refused(self, message: M_contra) -> None:
-        """Dispose of a message without a waiting sender that will not be handled, because the actor stops. Must not raise."""
+        """Dispose of a message of ``tell`` or ``send`` that the actor will not handle: it stops.
+
+        Must not raise.
+        """
 
     async def started(self, context: ActorContext) -> None:
         """Run once for each instance, before its first message.
 
-        If it raises in the first start, ``spawn`` raises that. In a restart it counts as one more failure; a new instance is tried after a delay
-        while the budget lasts. :meth:`stopped` and :meth:`restarting` are not called for an instance that did not start.
+        If it raises in the first start, ``spawn`` raises that. In a restart it counts as one more
+        failure; a new instance is tried after a delay while the budget lasts. :meth:`stopped` and
+        :meth:`restarting` are not called for an instance that did not start.
         """
 
     async def stopped(self, context: ActorContext) -> None:
         """Run when the actor stops: its mailbox is closed, its children have stopped.
 
-        If it raises, that is logged, and the actor stops all the same. Not called when an instance is replaced; see :meth:`restarting`.
+        If it raises, that is logged, and the actor stops all the same. Not called when an instance
+        is replaced; see :meth:`restarting`.
         """
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Run on the failed instance before it is replaced, while its children still run: release its resources here.
+        """Run on the failed instance before it is replaced: release its resources here.
+
+        Its children still run.
 
         Parameters
         ----------
@@ -109,7 +124,10 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
 
 
 class ActorSystemLike(Protocol):
-    """What an actor's context offers of its system; :class:`~accel.actors.ActorSystem` documents each member."""
+    """The members of a system that an actor's context offers.
+
+    See :class:`~accel.actors.ActorSystem`.
+    """
 
     name: str
     clock: Callable[[], float]
@@ -147,7 +165,7 @@ class ActorSystemLike(Protocol):
 
 
 class ContextTarget(Protocol):
-    """What a context needs of its actor: :class:`accel.actors.cell.ActorCell`."""
+    """The members of an actor that its context uses: see :class:`accel.actors.cell.ActorCell`."""
 
     path: str
     ref: ActorRef[Any, Any]
@@ -171,7 +189,10 @@ class ContextTarget(Protocol):
 
 
 class ActorContext:
-    """An actor's access to itself and its system; an argument of ``receive`` and the hooks, valid over restarts."""
+    """An actor's access to itself and its system: an argument of ``receive`` and the hooks.
+
+    It stays the same over restarts.
+    """
 
     __slots__ = ("_cell",)
 
@@ -209,7 +230,7 @@ class ActorContext:
 
     @property
     def deadline(self) -> float | None:
-        """Loop time by which the sender needs the answer to the current message; ``None`` if it set no ``timeout``."""
+        """Loop time by which the sender needs the answer; ``None`` if it set no ``timeout``."""
         return self._cell.deadline
 
     async def spawn(
@@ -221,7 +242,9 @@ class ActorContext:
         restart: RestartStrategy | None = None,
         **kwargs: Any,
     ) -> ActorRef[M, R]:
-        """Start a child: like :meth:`ActorSystem.spawn`, but the child stops when this actor stops or restarts, and escalates to it.
+        """Start a child, as :meth:`ActorSystem.spawn` starts an actor.
+
+        The child stops when this actor stops or restarts, and escalates to it.
 
         Raises
         ------
@@ -231,7 +254,10 @@ class ActorContext:
         return await self._cell.spawn_child(actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
 
     def watch(self, ref: ActorRef[Any, Any]) -> None:
-        """Get a :class:`~accel.actors.Terminated` message when ``ref`` stops; at once if it already has. Watching twice sends one message."""
+        """Have a :class:`~accel.actors.Terminated` message queued when ``ref`` stops.
+
+        If it has stopped, at once. Watching twice sends one message.
+        """
         ref.watch(self._cell.ref)
 
     def unwatch(self, ref: ActorRef[Any, Any]) -> None:

@@ -1,8 +1,11 @@
-"""The part of an actor that outlives its instances. Users reach it only through its ref and its context.
+"""The part of an actor that outlives its instances.
 
-One task (:mod:`accel.actors.life`) runs everything that touches the actor's instance. Other code acts on it in three ways: the mailbox,
-:meth:`ActorCell.request_stop` and :meth:`ActorCell.fail`. The latter two may cancel what the task awaits; ``_interrupts`` counts these
-cancellations, so that the task can tell them from one that comes from outside.
+Users reach it only through its ref and its context.
+
+One task (:mod:`accel.actors.life`) runs everything that touches the actor's instance. Other code
+acts on it in three ways: the mailbox, :meth:`ActorCell.request_stop` and :meth:`ActorCell.fail`.
+The latter two may cancel what the task awaits; ``_interrupts`` counts these cancellations, so that
+the task can tell them from one that comes from outside.
 """
 
 from __future__ import annotations
@@ -129,7 +132,8 @@ class ActorCell:
         self.carries_context = Actor.carries_context  # until there is an instance
         self._actor: Actor[Any, Any] | None = None
         self._context = ActorContext(self)
-        # Of the newest instance, also after it failed: messages can be refused between two instances too.
+        # Of the newest instance, also after it failed: messages can be refused between two
+        # instances too.
         self.refuse: Callable[[Any], None] | None = None
         self._incarnation = 0
         self._stop = Stop.NO
@@ -233,7 +237,10 @@ class ActorCell:
         return await self._place.spawn(self, actor, args, kwargs, **options)
 
     async def wait_started(self) -> ActorRef[Any, Any]:
-        """Wait for the first start; if that fails, raise what it failed with; if the wait is cancelled, stop the actor."""
+        """Wait for the first start.
+
+        If it fails, its error is raised; cancelling the wait stops the actor.
+        """
         try:
             await self.started
         except asyncio.CancelledError:
@@ -244,7 +251,10 @@ class ActorCell:
     # -- the end
 
     def ended(self, task: asyncio.Task[Any]) -> None:
-        """Finish although the task never took its first step: a loop that ends cancels such tasks too. Called when the task is done."""
+        """Finish if the task never took its first step; called when the task is done.
+
+        A loop that ends cancels such tasks too.
+        """
         if self.state is not ActorState.STOPPED:
             self._finish(None)
 

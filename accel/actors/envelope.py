@@ -1,4 +1,4 @@
-"""The items of an actor's mailbox beside plain messages, and how a message runs in its sender's context variables."""
+"""The items of an actor's mailbox, and how a message runs in its sender's context variables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ __all__ = ["FAILED", "HANDLED", "Envelope", "Failure", "Stop", "own_instance", "
 
 
 class Envelope(tuple[Any, "asyncio.Future[Any] | None", "Context | None", "float | None"]):
-    """A message with the sender's data: ``(message, reply, context, deadline)``. A tuple, because one is made for each message.
+    """A message with the sender's data: ``(message, reply, context, deadline)``.
+
+    A tuple, because one is made for each message.
 
     message
         The message itself.
     reply
-        The future of the answer; ``None`` for a message without one. Once it is done, the message is not delivered.
+        The future of the answer; ``None`` for a message without one. Once it is done, the message
+        is not delivered.
     context
         The sender's context variables; ``None`` to run in the actor's own.
     deadline
@@ -62,12 +65,15 @@ FAILED: Final = object()
 
 @types.coroutine
 def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, Any]:
-    """Yield what a handler awaits to the event loop, and send the result to the handler, until the message is handled.
+    """Relay between a handler and the event loop until the handler is done with a message.
+
+    What the handler awaits is yielded, and the result is sent to the handler.
 
     Parameters
     ----------
     context
-        Entered for each step of the handler, so that ``receive`` reads and sets its variables there and not in the task's own context.
+        Entered for each step of the handler, so that ``receive`` reads and sets its variables there
+        and not in the task's own context.
     handler
         The handler, suspended in the middle of a message.
     waits_for
@@ -76,7 +82,8 @@ def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for
     Returns
     -------
     object
-        :data:`HANDLED` or :data:`FAILED`. Cancellation (and closing) is thrown into the handler like any other exception.
+        :data:`HANDLED` or :data:`FAILED`. Cancellation (and closing) is thrown into the handler
+        like any other exception.
     """
     step: Callable[[Any], Any]
     argument: Any
@@ -105,8 +112,9 @@ def own_instance(error: BaseException) -> BaseException:
     Parameters
     ----------
     error
-        As caught. An :class:`~accel.errors.AccelError` is always cloned, because the code that made it may keep it and raise it again. Any other
-        exception is copied if this function returned it before and its class can be copied.
+        As caught. An :class:`~accel.errors.AccelError` is always cloned, because the code that made
+        it may keep it and raise it again. Any other exception is copied if this function returned
+        it before and its class can be copied.
     """
     if isinstance(error, AccelError):
         own: BaseException = error.clone()

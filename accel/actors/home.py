@@ -23,7 +23,8 @@ class Home:
     Attributes
     ----------
     is_inherited : bool
-        Whether this process was forked from that one. The loop cannot show this: a fork that leaves through ``asyncio.run()`` runs its copy of the loop.
+        Whether this process was forked from that one. The loop cannot show this: a fork that leaves
+        through ``asyncio.run()`` runs its copy of the loop.
     """
 
     __slots__ = ("__weakref__", "is_inherited", "loop", "owner", "thread")
@@ -37,7 +38,10 @@ class Home:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is in the loop, thread and process. A thread runs one loop at a time, so that it needs no system call."""
+        """Whether the caller is in the loop, thread and process.
+
+        A thread runs one loop at a time, so that it needs no system call.
+        """
         return threading.get_ident() == self.thread and self.loop.is_running() and not self.is_inherited
 
     def close_inherited(self) -> None:

@@ -1,7 +1,8 @@
 """The task of an actor: start, handle messages, fail, restart, stop.
 
-Everything here runs in the actor's one task. Suspended frames hold no message, no result and no exception: an error's traceback keeps
-frames alive, and the objects that they name would live as long as the error.
+Everything here runs in the actor's one task. Suspended frames hold no message, no result and no
+exception: an error's traceback keeps frames alive, and the objects that they name would live as
+long as the error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["ActorLife"]
 logger = get_logger()
 
 _BURST: Final = 64
-"""Messages that the task handles before it yields to the event loop, if none of them has to wait."""
+"""Messages that the task handles at most before it yields to the event loop."""
 
 _NO: Final = Stop.NO  # looking a member up in its enum is slow, and these are set for every message
 _NOW: Final = Stop.NOW
@@ -54,7 +55,8 @@ class ActorLife(ActorCell):
             outcome = await self._live()
             await self._wind_down(outcome)
         except asyncio.CancelledError:
-            # Not by a stop or a failure: other code cancelled the task, such as asyncio.run at its end.
+            # Not by a stop or a failure: other code cancelled the task, such as asyncio.run at its
+            # end.
             if not self.home.is_inherited:
                 self.request_stop(Stop.NOW)
                 await self._wind_down(outcome)
@@ -79,7 +81,10 @@ class ActorLife(ActorCell):
         return None
 
     async def _start(self) -> BaseException | None:
-        """Make an instance and start it; return the error of that. Without an error and an instance, the actor was stopped meanwhile."""
+        """Make an instance and start it; return the error of that.
+
+        Without an error and an instance, the actor was stopped meanwhile.
+        """
         self.state = ActorState.STARTING
         if self._stop >= Stop.NOW:
             return None
@@ -109,7 +114,10 @@ class ActorLife(ActorCell):
         return None
 
     async def _serve(self) -> bool:
-        """Handle messages until one fails (return ``True``, with the error in ``_failure``), or the mailbox is closed and empty (``False``)."""
+        """Handle messages; return whether one failed, with the error in ``_failure``.
+
+        Otherwise the mailbox is closed and empty.
+        """
         mailbox, carries_context = self.mailbox, self.carries_context
         take, waiter = mailbox.take, mailbox.waiter
         handler = self._handle()
@@ -139,9 +147,10 @@ class ActorLife(ActorCell):
 
     @types.coroutine
     def _handle(self) -> Generator[Any, Any, None]:
-        """Handle each message that is sent in, and yield its outcome; in between, yield what ``receive`` awaits.
+        """Handle each message that is sent in, and yield its outcome; relay ``receive``'s awaits.
 
-        One generator for all messages is the cheapest way to run each in a context of its own: it saves a coroutine and a StopIteration a message.
+        One generator for all messages is the cheapest way to run each in a context of its own: it
+        saves a coroutine and a StopIteration a message.
         """
         outcome = HANDLED
         while True:
@@ -175,7 +184,10 @@ class ActorLife(ActorCell):
     # -- failures
 
     def _failed(self, caught: BaseException, reply: asyncio.Future[Any] | None) -> bool:
-        """Fail the sender's ``ask``, and store the error for :meth:`_recover`. Return whether the actor failed, and was not stopped."""
+        """Fail the sender's ``ask``, and store the error for :meth:`_recover`.
+
+        Return whether the actor failed, and was not stopped.
+        """
         try:
             error = self._sort(caught)
         except BaseException:
@@ -191,7 +203,10 @@ class ActorLife(ActorCell):
             reply.set_exception(self._stopped_error(None) if error is None else own_instance(error))
 
     def _sort(self, caught: BaseException) -> BaseException | None:
-        """Return the failure that an exception stands for; ``None`` for a stop. Raise what must end the task."""
+        """Return the failure that an exception stands for; ``None`` for a stop.
+
+        Raise what must end the task.
+        """
         if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise caught
         if self.home.is_inherited:  # in a forked child there is nothing to recover
@@ -211,7 +226,7 @@ class ActorLife(ActorCell):
         return error
 
     def _absorb(self) -> BaseException | None:
-        """Consume a cancellation made by ``_interrupt``; return the failure it stands for, or ``None`` for a stop."""
+        """Consume a cancellation by ``_interrupt``; return its failure, or ``None`` for a stop."""
         reason, self._reason = self._reason, None
         task = self.task
         while self._interrupts and task is not None:
@@ -286,7 +301,10 @@ class ActorLife(ActorCell):
             self._absorb()
 
     async def _hook(self, name: str, *args: Any) -> None:
-        """Run an instance's last hook, and drop the instance. An error of the hook is only logged."""
+        """Run an instance's last hook, and drop the instance.
+
+        An error of the hook is only logged.
+        """
         actor, self._actor = self._actor, None
         if actor is None:
             return

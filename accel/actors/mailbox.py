@@ -1,7 +1,8 @@
-"""A bounded queue from any number of tasks to one reader, on one event loop: first in, first out, with a place in line for each putter.
+"""A bounded FIFO queue from any number of tasks to one reader, on one event loop.
 
-It differs from :class:`asyncio.Queue` where actors need more: a newcomer never overtakes a waiting putter, a queued message can be taken
-back, system messages overtake, closing fails the waiting putters and ends the reader, and everything is counted.
+It differs from :class:`asyncio.Queue` where actors need more: a newcomer never overtakes a waiting
+putter, a queued message can be taken back, system messages overtake, closing fails the waiting
+putters and ends the reader, and everything is counted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["ENDED", "NOTHING", "Mailbox", "MailboxStatistics"]
 M = TypeVar("M")
 
 NOTHING: Final[Any] = object()
-"""What :meth:`Mailbox.take` returns when there is nothing: ``None`` may be a message."""
+"""Returned by :meth:`Mailbox.take` when nothing is queued: ``None`` may be a message."""
 
 ENDED: Final[Any] = object()
-"""What :meth:`Mailbox.take` returns when there is nothing, and the mailbox is closed."""
+"""Returned by :meth:`Mailbox.take` when nothing is queued and the mailbox is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,13 @@ class MailboxStatistics:
     Attributes
     ----------
     depth, capacity
-        Queued messages, and the most that may be queued. A message that was taken does not count, nor do system messages.
+        Queued messages, and the most that may be queued. A message that was taken does not count,
+        nor do system messages.
     waiting_putters
         Tasks that wait for room in :meth:`Mailbox.put`.
     accepted, rejected, discarded, high_water
-        Messages accepted, refused for lack of room, and removed with :meth:`Mailbox.discard`, and the largest depth, since the start.
+        Messages accepted, refused for lack of room, and removed with :meth:`Mailbox.discard`, and
+        the largest depth, since the start.
     oldest_age
         Seconds for which the message at the head has been waiting; 0 when there is none.
     """
@@ -145,7 +148,7 @@ class Mailbox(Generic[M]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the reader waits and there is nothing to take, nor will be without a further put."""
+        """Whether the reader waits, and nothing can be taken without a further put."""
         return self._getter is not None and not (self._items or self._system or self._ahead or self._closed)
 
     @property
@@ -172,7 +175,10 @@ class Mailbox(Generic[M]):
             raise MailboxFullError(f"the mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
 
     def offer(self, message: M) -> bool:
-        """Append a message if there is room now, and return whether there was; a refusal is not counted."""
+        """Append a message if there is room now; return whether there was.
+
+        A refusal is not counted.
+        """
         items = self._items
         depth = len(items)
         if depth >= self._limit or self._ahead:
@@ -188,7 +194,8 @@ class Mailbox(Generic[M]):
     async def put(self, message: M) -> None:
         """Append a message, once there is room and all earlier putters have appended theirs.
 
-        If the wait is cancelled, the message is not in the mailbox, and the next putter gets the place.
+        If the wait is cancelled, the message is not in the mailbox, and the next putter gets the
+        place.
 
         Raises
         ------
@@ -201,7 +208,9 @@ class Mailbox(Generic[M]):
             self._grant()  # after the append: a putter woken before it could run first
 
     def put_system(self, message: M) -> None:
-        """Queue a message that overtakes all ordinary ones and needs no room; system messages keep their order.
+        """Queue a system message: it overtakes all ordinary ones, and needs no room.
+
+        System messages keep their order.
 
         A closed mailbox accepts them too: its reader may still be draining it.
         """
@@ -264,7 +273,10 @@ class Mailbox(Generic[M]):
         return ENDED if self._closed else NOTHING
 
     def waiter(self) -> asyncio.Future[None]:
-        """Return a future for the next message or the close. Ask for it when :meth:`take` returned :data:`NOTHING`; the one before is forgotten."""
+        """Return a future for the next message or the close.
+
+        Ask for it when :meth:`take` returned :data:`NOTHING`; the one before is forgotten.
+        """
         self._getter = asyncio.Future(loop=self._loop)
         return self._getter
 
@@ -298,7 +310,9 @@ class Mailbox(Generic[M]):
         return False
 
     def close(self, cause: BaseException | None = None) -> None:
-        """Refuse all later puts, and fail those that wait for room. Queued messages can still be taken. Idempotent.
+        """Refuse all later puts, and fail those that wait for room.
+
+        Queued messages can still be taken. Idempotent.
 
         Parameters
         ----------

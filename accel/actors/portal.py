@@ -29,7 +29,9 @@ logger = get_logger()
 
 
 class Portal:
-    """Runs coroutine functions and callbacks on an event loop, from any thread but the loop's own. Thread-safe.
+    """Runs coroutine functions and callbacks on an event loop, from any thread but the loop's own.
+
+    Thread-safe.
 
     Parameters
     ----------
@@ -68,7 +70,8 @@ class Portal:
         Parameters
         ----------
         function, *args
-            The coroutine function and its arguments: ``portal.run(ref.ask, message)``. It runs in a copy of this thread's context variables.
+            The coroutine function and its arguments: ``portal.run(ref.ask, message)``. It runs in a
+            copy of this thread's context variables.
         timeout
             Seconds to wait; after that the coroutine is cancelled.
 
@@ -86,9 +89,11 @@ class Portal:
         concurrent.futures.CancelledError
             The coroutine was cancelled on the loop.
         InvalidArgumentError
-            ``function`` is not a coroutine function; a coroutine is none: its function and arguments are passed separately.
+            ``function`` is not a coroutine function; a coroutine is none: its function and
+            arguments are passed separately.
         ClosedError
-            The system is closed, or closed before the coroutine ended; or this is the loop's own thread, or another process.
+            The system is closed, or closed before the coroutine ended; or this is the loop's own
+            thread, or another process.
         MailboxFullError
             Too many calls are in flight.
         """
@@ -126,7 +131,9 @@ class Portal:
         return future
 
     def call_soon(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a plain function on the loop, soon, and return at once. An exception that it raises is logged.
+        """Call a plain function on the loop, soon, and return at once.
+
+        An exception that it raises is logged.
 
         Raises
         ------
@@ -220,7 +227,10 @@ class Portal:
             return self._calls.pop(future, None)
 
     def close(self) -> None:
-        """Admit no more calls, cancel the coroutines, and fail the waiting threads with :class:`~accel.errors.ClosedError`. Idempotent."""
+        """Admit no more calls, cancel the coroutines, and fail the waiting threads. Idempotent.
+
+        They get :class:`~accel.errors.ClosedError`.
+        """
         with self._lock:
             self._closed = True
             calls = dict(self._calls)

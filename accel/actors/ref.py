@@ -1,4 +1,7 @@
-"""The address of an actor: the only way to reach it. It is valid over restarts, and may be kept after the actor's end."""
+"""The address of an actor: the only way to reach it.
+
+It is valid over restarts, and may be kept after the actor's end.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class Terminated:
 
 
 class RefTarget(Protocol):
-    """What a ref needs of the actor that it leads to: :class:`accel.actors.cell.ActorCell`."""
+    """The members of an actor that its ref uses: see :class:`accel.actors.cell.ActorCell`."""
 
     name: str
     path: str
@@ -136,8 +139,8 @@ class RefTarget(Protocol):
 class ActorRef(Generic[M_contra, R_co]):
     """The address of an actor, made by ``spawn``.
 
-    All methods are for the system's loop and its thread. Elsewhere they raise :class:`~accel.errors.ClosedError`; other threads go
-    through ``system.portal``.
+    All methods are for the system's loop and its thread. Elsewhere they raise
+    :class:`~accel.errors.ClosedError`; other threads go through ``system.portal``.
     """
 
     __slots__ = ("__weakref__", "_cell")
@@ -179,7 +182,10 @@ class ActorRef(Generic[M_contra, R_co]):
 
     @property
     def mailbox(self) -> Mailbox[Any]:
-        """The actor's mailbox, for layers built upon actors. It takes plain messages, which run in an empty context, and envelopes."""
+        """The actor's mailbox, for layers built upon actors.
+
+        It takes plain messages, which run in an empty context, and envelopes.
+        """
         return self._cell.mailbox
 
     def statistics(self) -> ActorStatistics:
@@ -206,12 +212,15 @@ class ActorRef(Generic[M_contra, R_co]):
         cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     def hand_over(self, message: M_contra) -> bool:
-        """Deliver a message without an answer now, if the actor is idle and its :meth:`Actor.receive_now` accepts it.
+        """Deliver a message without an answer now, if the actor is idle and accepts it.
+
+        See :meth:`Actor.receive_now`.
 
         Returns
         -------
         bool
-            Whether it was handled. If not, the actor is unchanged, and the caller queues the message.
+            Whether it was handled. If not, the actor is unchanged, and the caller queues the
+            message.
 
         Raises
         ------
@@ -225,11 +234,11 @@ class ActorRef(Generic[M_contra, R_co]):
 
     @property
     def hand_over_here(self) -> Callable[[M_contra], bool]:
-        """:meth:`hand_over` without the check of the event loop, for layers built upon actors that have checked it."""
+        """:meth:`hand_over` without the check of the loop, for callers that have checked it."""
         return self._cell.hand_over
 
     async def send(self, message: M_contra) -> None:
-        """Queue a message without an answer, once there is room; senders that wait are served in order.
+        """Queue a message without an answer, once there is room; senders are served in order.
 
         If this is cancelled while it waits, the message is not sent.
 
@@ -253,7 +262,8 @@ class ActorRef(Generic[M_contra, R_co]):
         message
             The message.
         timeout
-            Seconds to wait, for room and answer together. The deadline travels with the message: after it, the message is not delivered.
+            Seconds to wait, for room and answer together. The deadline travels with the message:
+            after it, the message is not delivered.
 
         Returns
         -------
@@ -275,7 +285,8 @@ class ActorRef(Generic[M_contra, R_co]):
 
         Notes
         -----
-        Cancelling removes the message if it is still queued; a message that is being handled is handled to its end.
+        Cancelling removes the message if it is still queued; a message that is being handled is
+        handled to its end.
         """
         cell = self._cell
         loop = cell.loop
@@ -299,7 +310,8 @@ class ActorRef(Generic[M_contra, R_co]):
             reply.cancel()
             raise
         finally:
-            # An error's traceback keeps this frame, and the reply keeps the error: without this, only the collector frees them.
+            # An error's traceback keeps this frame, and the reply keeps the error: without this,
+            # only the collector frees them.
             del reply, envelope
 
     async def _ask_by(self, message: Any, timeout: float) -> Any:
@@ -333,13 +345,16 @@ class ActorRef(Generic[M_contra, R_co]):
     # -- life
 
     async def stop(self, drain: bool = True) -> None:
-        """Stop the actor, and wait until it has stopped. Idempotent; a stopped actor is left as it is.
+        """Stop the actor, and wait until it has stopped.
+
+        Idempotent; a stopped actor is left as it is.
 
         Parameters
         ----------
         drain
-            ``True``: accept no messages, handle those that are queued, then stop. ``False``: fail the queued ones with
-            :class:`~accel.errors.ActorStoppedError` at once, and cancel the ``receive`` in progress. A second call with ``False`` ends a drain.
+            ``True``: accept no messages, handle those that are queued, then stop. ``False``: fail
+            the queued ones with :class:`~accel.errors.ActorStoppedError` at once, and cancel the
+            ``receive`` in progress. A second call with ``False`` ends a drain.
 
         Raises
         ------
@@ -348,8 +363,8 @@ class ActorRef(Generic[M_contra, R_co]):
 
         Notes
         -----
-        Cancelling ends the wait, not the stop. Called by the actor itself, or by one of its descendants, it requests the stop and does not
-        wait for it.
+        Cancelling ends the wait, not the stop. Called by the actor itself, or by one of its
+        descendants, it requests the stop and does not wait for it.
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
@@ -364,16 +379,19 @@ class ActorRef(Generic[M_contra, R_co]):
         Returns
         -------
         BaseException or None
-            The error that stopped it; ``None`` after a request to stop. Cancelling only ends the wait.
+            The error that stopped it; ``None`` after a request to stop. Cancelling only ends the
+            wait.
         """
         await self._cell.stopped.wait()
         return self._cell.error
 
     def fail(self, error: Exception, verdict: Directive | None = None) -> bool:
-        """Fail the actor as if its ``receive`` had raised ``error`` now: for code on the loop that detects a failure first.
+        """Fail the actor as if its ``receive`` had raised ``error`` now.
 
-        The failure overtakes all messages, and cancels a ``receive`` (or ``started``) in progress; the sender's ``ask`` of that message raises
-        ``error``.
+        For code on the loop that detects a failure first.
+
+        The failure overtakes all messages, and cancels a ``receive`` (or ``started``) in progress;
+        the sender's ``ask`` of that message raises ``error``.
 
         Parameters
         ----------
@@ -406,11 +424,14 @@ class ActorRef(Generic[M_contra, R_co]):
         return self._cell.budget.left()
 
     def charge_restart(self) -> None:
-        """Count one restart that was free, as :attr:`Directive.RENEW` makes it, against the budget after all."""
+        """Charge the budget for one restart that :attr:`Directive.RENEW` made free."""
         self._cell.budget.charge()
 
     def watch(self, watcher: ActorRef[Any, Any]) -> None:
-        """Send ``watcher`` a :class:`Terminated` message when this actor stops; at once if it has stopped."""
+        """Send ``watcher`` a :class:`Terminated` message when this actor stops.
+
+        If it has stopped, at once.
+        """
         self._cell.add_watcher(self._cell_of(watcher))
 
     def unwatch(self, watcher: ActorRef[Any, Any]) -> None:

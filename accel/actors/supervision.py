@@ -1,6 +1,7 @@
-"""What happens when an actor fails: decided from the error's class and scope, within a budget.
+"""The policy for an actor's failures: by the error's class and scope, within a budget.
 
-A :class:`RestartStrategy` is the policy, which actors may share; a :class:`RestartBudget` counts one actor's restarts under it.
+A :class:`RestartStrategy` is the policy, which actors may share; a :class:`RestartBudget` counts
+one actor's restarts under it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ class Directive(enum.Enum):
     RESTART = "restart"
     """Replace the actor's state by a fresh instance; the mailbox survives."""
     RENEW = "renew"
-    """As RESTART, without a charge to the budget: the failure is not the actor's own. The first attempt is immediate, and further ones are delayed."""
+    """As RESTART, without a charge to the budget: the failure is not the actor's own.
+
+    The first attempt is immediate, and further ones are delayed.
+    """
     STOP = "stop"
-    """Stop the actor; waiting senders get :class:`~accel.errors.ActorStoppedError`, caused by the error."""
+    """Stop the actor; waiting senders get :class:`~accel.errors.ActorStoppedError`."""
     ESCALATE = "escalate"
-    """Stop the actor, and fail its parent with the same error. An actor without a parent is stopped, and the error is logged."""
+    """Stop the actor, and fail its parent with the same error.
+
+    An actor without a parent is stopped, and the error is logged.
+    """
 
 
 def default_decision(error: BaseException, on_exception: Directive = Directive.RESTART) -> Directive:
@@ -49,7 +56,8 @@ def default_decision(error: BaseException, on_exception: Directive = Directive.R
     Returns
     -------
     Directive
-        An :class:`~accel.errors.AccelError` of scope OP resumes, CONTEXT and PROCESS restart, DEVICE stops. Any other exception: ``on_exception``.
+        An :class:`~accel.errors.AccelError` of scope OP resumes, CONTEXT and PROCESS restart,
+        DEVICE stops. Any other exception: ``on_exception``.
     """
     if not isinstance(error, AccelError):
         return on_exception
@@ -65,20 +73,24 @@ class RestartStrategy:
     Parameters
     ----------
     max_restarts
-        Restarts allowed in any window of ``within`` seconds. One more failure opens the circuit: the actor stops with that error, and
-        every waiter gets :class:`~accel.errors.ActorStoppedError`, with the error as ``__cause__``.
+        Restarts allowed in any window of ``within`` seconds. One more failure opens the circuit:
+        the actor stops with that error, and every waiter gets
+        :class:`~accel.errors.ActorStoppedError`, with the error as ``__cause__``.
     within
         Length of the window, in seconds.
     backoff
-        Shortest and longest delay before a restart, in seconds. The first restart in a window is immediate; after that the delay is drawn
-        at random from a range that doubles each time, never leaving these bounds.
+        Shortest and longest delay before a restart, in seconds. The first restart in a window is
+        immediate; after that the delay is drawn at random from a range that doubles each time,
+        never leaving these bounds.
     decide
-        ``decide(error) -> Directive``, called on the loop for each failure; it must not block. If it raises, that is logged and
-        :func:`default_decision` decides. ``None``: :func:`default_decision`.
+        ``decide(error) -> Directive``, called on the loop for each failure; it must not block. If
+        it raises, that is logged and :func:`default_decision` decides. ``None``:
+        :func:`default_decision`.
     on_exception
-        The directive for an exception that is no :class:`~accel.errors.AccelError`, such as a ``ValueError`` from ``receive``.
-        ``Directive.RESTART``: a fresh instance replaces the actor's state, which costs one restart. ``Directive.RESUME``: the actor keeps its state,
-        and only the message has failed. For actors only: a device accepts only RESTART.
+        The directive for an exception that is no :class:`~accel.errors.AccelError`, such as a
+        ``ValueError`` from ``receive``. ``Directive.RESTART``: a fresh instance replaces the
+        actor's state, which costs one restart. ``Directive.RESUME``: the actor keeps its state, and
+        only the message has failed. For actors only: a device accepts only RESTART.
 
     Raises
     ------
@@ -174,7 +186,10 @@ class RestartBudget:
         self._recent.append(self._clock())
 
     def renew(self, failed: int) -> float:
-        """Count a restart that is free, and return the seconds to wait before it: ``failed`` attempts were in vain."""
+        """Count a free restart, and return the seconds to wait before it.
+
+        ``failed`` starts before it were in vain.
+        """
         self.restarts += 1
         return self.strategy.delay(failed, self._rng)
 

@@ -1,7 +1,7 @@
 """The root of all actors: owns their task group and their worker threads, and closes them.
 
-A root task holds the task group open. So a system may be entered in one task and left in another, as fixtures and lifespans do, and an
-actor's failure cannot cancel the code inside ``async with``.
+A root task holds the task group open. So a system may be entered in one task and left in another,
+as fixtures and lifespans do, and an actor's failure cannot cancel the code inside ``async with``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = get_logger()
 _NEW = "Make a new one: `async with accel.System() as system:`."
 
 _GRACE = 1.0
-"""Seconds that actors have to end after they were cancelled, before the system leaves them behind."""
+"""Seconds that a cancelled actor has to end before the system leaves it behind."""
 
 
 class ActorSystem(AsyncOnly):
@@ -63,11 +63,14 @@ class ActorSystem(AsyncOnly):
     name
         Shown in trees and logs.
     close_timeout
-        Seconds that closing waits for actors to handle their queued messages; after that they are cancelled.
+        Seconds that closing waits for actors to handle their queued messages; after that they are
+        cancelled.
     workers
-        The most threads for blocking functions; ``None``: four more than there are processors, at most 32.
+        The most threads for blocking functions; ``None``: four more than there are processors, at
+        most 32.
     clock
-        Seconds, monotonic: measures restart windows and the age of messages. A test can pass its own.
+        Seconds, monotonic: measures restart windows and the age of messages. A test can pass its
+        own.
     sleep
         ``await sleep(seconds)``: waits before restarts. A test can pass its own.
     rng
@@ -80,8 +83,9 @@ class ActorSystem(AsyncOnly):
 
     Notes
     -----
-    Everything but :attr:`portal` is for the loop, thread and process in which the system was entered; elsewhere it raises
-    :class:`~accel.errors.ClosedError`. ``KeyboardInterrupt`` and ``SystemExit`` raised by an actor leave through the loop, as asyncio has it.
+    Everything but :attr:`portal` is for the loop, thread and process in which the system was
+    entered; elsewhere it raises :class:`~accel.errors.ClosedError`. ``KeyboardInterrupt`` and
+    ``SystemExit`` raised by an actor leave through the loop, as asyncio has it.
     """
 
     def __init__(
@@ -153,10 +157,13 @@ class ActorSystem(AsyncOnly):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the system: accept no more work, drain, stop all actors, end all threads. Idempotent; all callers wait for the end.
+        """Close the system: accept no more work, drain, stop all actors, end all threads.
 
-        Actors stop newest first, each after its queued messages, so that they can still ask the actors that they depend on. After
-        ``close_timeout`` the others are cancelled. Actors that do not end even then are left behind, and logged.
+        Idempotent; all callers wait for the end.
+
+        Actors stop newest first, each after its queued messages, so that they can still ask the
+        actors that they depend on. After ``close_timeout`` the others are cancelled. Actors that do
+        not end even then are left behind, and logged.
 
         Raises
         ------
@@ -165,8 +172,9 @@ class ActorSystem(AsyncOnly):
 
         Notes
         -----
-        Failures while closing are logged, never raised, so they cannot mask the error of the body. Cancelling does not stop the close: actors
-        are cancelled at once, and the cancellation is raised when they have ended. In a forked child this does nothing.
+        Failures while closing are logged, never raised, so they cannot mask the error of the body.
+        Cancelling does not stop the close: actors are cancelled at once, and the cancellation is
+        raised when they have ended. In a forked child this does nothing.
         """
         if self._root is None or self.is_inherited:
             self._state = "closed"
@@ -269,10 +277,16 @@ class ActorSystem(AsyncOnly):
     # -- for subclasses
 
     async def _open_resources(self) -> None:
-        """Open what the subclass owns: called once the system can spawn, in the entering task. If it raises, the system closes."""
+        """Open what the subclass owns: called once the system can spawn, in the entering task.
+
+        If it raises, the system closes.
+        """
 
     async def _close_resources(self, deadline: float) -> None:
-        """Close what the subclass owns: called before the actors stop, in the root task, cancelled when ``deadline`` (loop time) has passed."""
+        """Close what the subclass owns: called in the root task, before the actors stop.
+
+        Cancelled when ``deadline`` (loop time) has passed.
+        """
 
     # -- actors and threads
 
@@ -285,7 +299,10 @@ class ActorSystem(AsyncOnly):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the system's. In a fork the tasks of actors end without running their hooks."""
+        """Whether this process was forked from the system's.
+
+        In a fork the tasks of actors end without running their hooks.
+        """
         return self._home is not None and self._home.is_inherited
 
     @property
@@ -314,15 +331,17 @@ class ActorSystem(AsyncOnly):
         Parameters
         ----------
         actor, *args, **kwargs
-            The class and its constructor's arguments, or a function that returns an instance, and its arguments; called
-            again for each restart.
+            The class and its constructor's arguments, or a function that returns an instance, and
+            its arguments; called again for each restart.
         name
-            Unique among the running actors at this level, without ``/``; ``None`` makes one from the class's name.
+            Unique among the running actors at this level, without ``/``; ``None`` makes one from
+            the class's name.
         mailbox_size
             The most messages that may be queued.
         restart
-            What happens when it fails; ``None``: ``RestartStrategy()``, with which an exception from ``receive`` replaces the actor by a fresh
-            instance, at most three times a minute. ``RestartStrategy(on_exception=Directive.RESUME)`` keeps its state instead.
+            What happens when it fails; ``None``: ``RestartStrategy()``, with which an exception
+            from ``receive`` replaces the actor by a fresh instance, at most three times a minute.
+            ``RestartStrategy(on_exception=Directive.RESUME)`` keeps its state instead.
 
         Raises
         ------
@@ -340,7 +359,7 @@ class ActorSystem(AsyncOnly):
         return await self._spawn_under(None, actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
 
     async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking function on one of the system's worker threads, in a copy of the caller's context variables.
+        """Run a blocking function on a worker thread, in a copy of the caller's context variables.
 
         Raises
         ------
@@ -351,7 +370,8 @@ class ActorSystem(AsyncOnly):
 
         Notes
         -----
-        Cancelling detaches the waiter at once; a function that has started runs to its end, and its outcome is discarded.
+        Cancelling detaches the waiter at once; a function that has started runs to its end, and its
+        outcome is discarded.
         """
         self._check_home()
         if self._state == "closed":
@@ -370,7 +390,10 @@ class ActorSystem(AsyncOnly):
 
     @property
     def spawner(self) -> WorkerPool:
-        """One thread that runs as long as the system. Child processes are started from it, because the kernel ends them with their thread."""
+        """One thread that runs as long as the system.
+
+        Child processes are started from it, because the kernel ends them with their thread.
+        """
         self._check_home()
         return self._spawner
 
@@ -409,7 +432,10 @@ class ActorSystem(AsyncOnly):
         return await cell.wait_started()
 
     def _wrong_place(self) -> ClosedError | NotInitializedError:
-        """Return the error for a call before the system was entered, or from another loop, thread or process."""
+        """Return the error for a call before the system was entered, or from another place.
+
+        That is another loop, thread or process.
+        """
         if self._home is None:
             return NotInitializedError(f"system {self.name!r} was not entered", remedy="Enter it: `async with accel.System() as system:`.")
         return self._home.not_here()
@@ -437,7 +463,7 @@ def _check_gil() -> None:
 
 
 def _check_factory(actor: object) -> None:
-    """Raise unless ``actor`` is an actor class, or a function: what that returns is checked when it is called."""
+    """Raise unless ``actor`` is an actor class or a function, whose result is checked later."""
     if isinstance(actor, Actor):
         name = type(actor).__name__
         raise InvalidArgumentError(

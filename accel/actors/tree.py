@@ -13,7 +13,9 @@ __all__ = ["ActorTree"]
 
 @dataclass(frozen=True, slots=True)
 class ActorTree:
-    """One actor, an object that it owns, or the system itself, with all below it. ``str()`` draws it.
+    """One actor, an object that it owns, or the system itself, with all below it.
+
+    ``str()`` draws it.
 
     Attributes
     ----------

@@ -16,7 +16,9 @@ _SECONDS: Final = 0.003
 
 
 class Turn:
-    """The turn of a coroutine that computes: work that is short ends in the first one, without a step of the loop.
+    """The turn of a coroutine that computes.
+
+    Work that is short ends in the first one, without a step of the loop.
 
     ::
 
@@ -44,10 +46,10 @@ class Turn:
 async def release(*collections: list[Any] | dict[Any, Any]) -> None:
     """Empty lists and dicts, from their ends, in turns: the end of many objects takes long too."""
     turn = Turn()
-    for each in collections:
-        take = each.popitem if isinstance(each, dict) else each.pop
-        while each:
-            for _ in range(min(EVERY, len(each))):
+    for collection in collections:
+        take = collection.popitem if isinstance(collection, dict) else collection.pop
+        while collection:
+            for _ in range(min(EVERY, len(collection))):
                 take()
             if turn.is_over:
                 await turn.next()

@@ -1,7 +1,8 @@
 """Worker threads for blocking functions: owned by one system, named and bounded.
 
-The standard library's thread pool is joined when the interpreter exits: one call that never returns (a hung device) would keep the process
-alive for ever. These threads are daemons, and closing waits for them until a deadline.
+The standard library's thread pool is joined when the interpreter exits: one call that never returns
+(a hung device) would keep the process alive for ever. These threads are daemons, and closing waits
+for them until a deadline.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _Job:
     function, arguments
         The function, with its positional and its keyword arguments.
     loop
-        Makes the future one of this event loop; ``None``: one for any thread. That one, wrapped in a future of the loop,
-        would cost tens of microseconds more.
+        Makes the future one of this event loop; ``None``: one for any thread. That one, wrapped in
+        a future of the loop, would cost tens of microseconds more.
     """
 
     __slots__ = ("arguments", "context", "error", "function", "future", "loop", "result")
@@ -60,8 +61,9 @@ class _Job:
     def run(self) -> None:
         """Run the function on this thread.
 
-        The thread has let go of what it was given before the outcome is reported: the waiter may count what is left. The
-        outcome is the job's, which lets go of it for the waiter: this thread may still be here when the waiter drops it.
+        The thread has let go of what it was given before the outcome is reported: the waiter may
+        count what is left. The outcome is the job's, which lets go of it for the waiter: this
+        thread may still be here when the waiter drops it.
         """
         if not self.starts():
             return
@@ -126,12 +128,15 @@ class WorkerPool:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Forget the threads, which a forked child does not have, and their work; see :class:`accel.fork.Inherited`."""
+        """Forget the threads and their jobs, which a forked child does not have.
+
+        See :class:`accel.fork.Inherited`.
+        """
         self._lock = threading.Lock()
         self._closed = True
         self._ended = None
-        for each in (self._jobs, self._threads, self._running, self._idle):
-            each.clear()
+        for inherited in (self._jobs, self._threads, self._running, self._idle):
+            inherited.clear()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
         """Queue a function, to run in a copy of the caller's context variables.
@@ -183,8 +188,9 @@ class WorkerPool:
 
         Notes
         -----
-        Cancelling detaches the waiter at once. A function that has not started is dropped. One that has started runs to its end, and its
-        outcome is discarded: it must own the objects that it works on.
+        Cancelling detaches the waiter at once. A function that has not started is dropped. One that
+        has started runs to its end, and its outcome is discarded: it must own the objects that it
+        works on.
         """
         job = _Job(function, (args, kwargs), asyncio.get_running_loop())
         future = job.future
@@ -200,7 +206,8 @@ class WorkerPool:
         try:
             self._run_jobs()
         finally:
-            # A join blocks, and there may be no thread to do it: so the last thread reports its end.
+            # A join blocks, and there may be no thread to do it: so the last thread reports its
+            # end.
             with self._lock:
                 self._running.discard(threading.current_thread())
                 ended = None if self._running else self._ended
@@ -227,7 +234,10 @@ class WorkerPool:
                 del job
 
     def close(self) -> None:
-        """Take no more work, and fail what did not start with :class:`~accel.errors.ClosedError`. Idempotent; does not wait."""
+        """Refuse further jobs, and fail those that did not start. Idempotent; does not wait.
+
+        They get :class:`~accel.errors.ClosedError`.
+        """
         with self._lock:
             self._closed = True
             dropped = list(self._jobs)
