@@ -119,8 +119,8 @@ def _refused(*arguments: object) -> int:
     return _CUDA_ERROR_NOT_INITIALIZED
 
 
-class _Relaxed(threading.local):
-    """What this thread is in.
+class _ThreadState:
+    """What a thread is in.
 
     Attributes
     ----------
@@ -134,11 +134,20 @@ class _Relaxed(threading.local):
         For each section that the thread is in, the one around it.
     """
 
+    __slots__ = ("depth", "mode", "outer", "section")
+
     def __init__(self) -> None:
         self.depth = 0
         self.mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
         self.section: Section | None = None
         self.outer: list[Section | None] = []
+
+
+class _Thread(threading.local):
+    """This thread. Its attributes cost several times those of the state, so each call reads one."""
+
+    def __init__(self) -> None:
+        self.state = _ThreadState()
 
 
 class Section:
@@ -148,59 +157,59 @@ class Section:
     called again.
     """
 
-    __slots__ = ("_context", "_driver", "_failure", "_popped", "_relaxed")
+    __slots__ = ("_context", "_failure", "_hot", "_popped", "_thread")
 
-    def __init__(self, driver: Driver, context: int, relaxed: _Relaxed, failure: Callable[[int, str], AccelError]) -> None:
-        self._driver = driver
+    def __init__(self, hot: HotCalls, context: int, thread: _Thread, failure: Callable[[int, str], AccelError]) -> None:
+        self._hot = hot
         self._failure = failure
         self._context = Handle(context)
-        self._relaxed = relaxed
+        self._thread = thread
         self._popped = ctypes.byref(Handle())
 
     def __enter__(self) -> None:
-        relaxed = self._relaxed
-        outer = relaxed.section
+        thread = self._thread.state
+        outer = thread.section
         if outer is not self:
-            status = self._driver.hot.push(self._context)
+            status = self._hot.push(self._context)
             if status:
                 raise self._failure(status, "cuCtxPushCurrent")
-            relaxed.section = self
-            if not relaxed.depth:
-                self._driver.hot.exchange_mode(relaxed.mode)
-        relaxed.outer.append(outer)
-        relaxed.depth += 1
+            thread.section = self
+            if not thread.depth:
+                self._hot.exchange_mode(thread.mode)
+        thread.outer.append(outer)
+        thread.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        relaxed = self._relaxed
-        relaxed.depth -= 1
-        outer = relaxed.outer.pop()
+        thread = self._thread.state
+        thread.depth -= 1
+        outer = thread.outer.pop()
         if outer is not self:
-            if not relaxed.depth:
-                self._driver.hot.exchange_mode(relaxed.mode)
-            self._driver.hot.pop(self._popped)
-            relaxed.section = outer
+            if not thread.depth:
+                self._hot.exchange_mode(thread.mode)
+            self._hot.pop(self._popped)
+            thread.section = outer
 
 
 class QuerySection:
     """``with driver.query_section:`` - queries of events disturb no capture. Sections nest."""
 
-    __slots__ = ("_hot", "_relaxed")
+    __slots__ = ("_hot", "_thread")
 
-    def __init__(self, hot: HotCalls, relaxed: _Relaxed) -> None:
+    def __init__(self, hot: HotCalls, thread: _Thread) -> None:
         self._hot = hot
-        self._relaxed = relaxed
+        self._thread = thread
 
     def __enter__(self) -> None:
-        relaxed = self._relaxed
-        if not relaxed.depth:
-            self._hot.exchange_mode(relaxed.mode)
-        relaxed.depth += 1
+        thread = self._thread.state
+        if not thread.depth:
+            self._hot.exchange_mode(thread.mode)
+        thread.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        relaxed = self._relaxed
-        relaxed.depth -= 1
-        if not relaxed.depth:
-            self._hot.exchange_mode(relaxed.mode)
+        thread = self._thread.state
+        thread.depth -= 1
+        if not thread.depth:
+            self._hot.exchange_mode(thread.mode)
 
 
 class Driver:
@@ -225,8 +234,8 @@ class Driver:
         self.fault: AccelError | None = None
         self.planned: AccelError | None = None
         self._bindings = bindings
-        self._relaxed = _Relaxed()
-        self.query_section = QuerySection(self.hot, self._relaxed)
+        self._thread = _Thread()
+        self.query_section = QuerySection(self.hot, self._thread)
         self._lock = threading.Lock()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_inherited = False
@@ -267,16 +276,8 @@ class Driver:
     def _undisturbing(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if self._is_inherited:
             return (_CUDA_ERROR_NOT_INITIALIZED,)
-        relaxed, exchange = self._relaxed, self.hot.exchange_mode
-        if relaxed.depth:
+        with self.query_section:
             return getattr(self._bindings, name)(*arguments)
-        exchange(relaxed.mode)
-        relaxed.depth = 1
-        try:
-            return getattr(self._bindings, name)(*arguments)
-        finally:
-            relaxed.depth = 0
-            exchange(relaxed.mode)
 
     def __getattr__(self, name: str) -> Any:
         """Return an enum or structure of the bindings, such as ``CUmemAllocationProp``."""
@@ -290,7 +291,7 @@ class Driver:
 
     def query(self, event: Handle) -> int:
         """Return the status of an event, keeping the GIL, and disturbing no capture."""
-        if self._relaxed.depth:
+        if self._thread.state.depth:
             return self.hot.event_query(event)
         with self.query_section:
             return self.hot.event_query(event)
@@ -300,7 +301,7 @@ class Driver:
 
         ``failure`` makes the error where that cannot be done: the context's own records that it was destroyed.
         """
-        return Section(self, context, self._relaxed, failure or self.failure)
+        return Section(self.hot, context, self._thread, failure or self.failure)
 
     def watch(self, context: Faultable) -> None:
         """Tell ``context`` when the process loses CUDA; at once if it has."""
