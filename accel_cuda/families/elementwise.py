@@ -18,12 +18,12 @@ from accel.ops.fused import types_of
 from accel.views import broadcast, steps_of, strides_of
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.fused import name_of, source_of
-from accel_cuda.families.kernels import CODES, instances
+from accel_cuda.families.kernels import CODES, instances, program_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.ops import Binary, Cast, Clip, Unary
+    from accel.ops import Unary
     from accel.ops.fused import Instruction
     from accel_cuda.core.driver import Handle
     from accel_cuda.core.stream import CudaStream
@@ -262,16 +262,8 @@ def _program_of_unary(op: Unary) -> str:
     return (_UNARY if op.is_plain() else _SPREAD).get(op.x.dtype, "")
 
 
-def _program_of_binary(op: Binary) -> str:
-    return (_BINARY if op.is_plain() else _BROADCAST).get(op.dtype, "")
-
-
-def _program_of_clip(op: Clip) -> str:
-    return _BROADCAST.get(op.x.dtype, "")
-
-
-def _program_of_cast(op: Cast) -> str:
-    return f"cast_{CODES.get(op.x.dtype, '')}"
+def _program_of_binary(op: Any) -> str:
+    return _BINARY.get(op.x.dtype, "") if op.is_plain() else _BROADCAST.get(op.dtype, "")
 
 
 def _casts(code: str) -> str:
@@ -311,7 +303,7 @@ PART = CudaPart(
         "unary": _program_of_unary,
         "binary": _program_of_binary,
         "where": "where",
-        "clip": _program_of_clip,
-        "cast": _program_of_cast,
+        "clip": program_for("broadcast"),
+        "cast": program_for("cast"),
     },
 )

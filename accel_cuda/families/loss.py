@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, program_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,12 +41,6 @@ def _enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     stream.launch(stream.functions[name], -(-rows // (threads // width)), threads, grad, x, labels, outputs[0], *sizes)
 
 
-def _program(op: Any) -> str:
-    return _PROGRAMS.get(op.logits.dtype, "")
-
-
-_PROGRAMS = {dtype: f"loss_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
-
 KERNELS: Mapping[str, Kernel] = {"cross_entropy": _enqueue, "cross_entropy_grad": _enqueue}
-PROGRAM = dict.fromkeys(KERNELS, _program)
+PROGRAM = dict.fromkeys(KERNELS, program_for("loss", "logits"))
 SOURCES = (Source("loss", lambda code: ("normalize.cu", "loss.cu", f"LOSS({code})"), "normalize", on_demand=True),)

@@ -10,13 +10,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel.enums import CAPABILITIES
 from accel.ops.normalization import NormRows
 from accel_cuda.core.family import Source
-from accel_cuda.families.kernels import CODES, bits
+from accel_cuda.families.kernels import CODES, bits, program_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from accel.backend import Kernel
 
@@ -139,11 +138,6 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 
-def _program(name: str) -> Callable[[Any], str]:
-    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
-    return lambda op: programs.get(op.x.dtype, "")
-
-
 def _source(name: str) -> Source:
     def text(code: str) -> tuple[str, ...]:
         dtype = next(dtype for dtype, each in CODES.items() if each == code)
@@ -152,5 +146,5 @@ def _source(name: str) -> Source:
     return Source(name, text, "normalize", on_demand=True)
 
 
-PROGRAM = {kind: _program("softmax" if kind.endswith("softmax") else "norm") for kind in KERNELS}
+PROGRAM = {kind: program_for("softmax" if kind.endswith("softmax") else "norm") for kind in KERNELS}
 SOURCES = (_source("softmax"), _source("norm"))

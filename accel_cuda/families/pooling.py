@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, program_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accel import DType
     from accel.backend import Kernel
 
 __all__ = ["KERNELS", "PROGRAM", "SOURCES"]
@@ -24,7 +22,7 @@ _AXES, _THREADS, _GRANULE = 3, 256, 16
 
 
 def _pool(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    windows, (before, behind), dtype = op.windows(), op.ends(), _dtype(op)
+    windows, (before, behind), dtype = op.windows(), op.ends(), plan.dtype
     if not math.prod(op.pooled()):
         return
     grad, x = (inputs[0], inputs[-1]) if op.kind in _GRADS else (0, inputs[0])
@@ -49,17 +47,6 @@ _GRADS = {"max_pool_grad": "largest_grad", "avg_pool_grad": "mean_grad"}
 _WHICH = {"max_pool": "largest", "avg_pool": "mean", **_GRADS}
 
 
-def _dtype(op: Any) -> DType:
-    dtype: DType = (op.grad if op.kind in _GRADS else op.x).dtype
-    return dtype
-
-
-def _program(op: Any) -> str:
-    return _PROGRAMS.get(_dtype(op), "")
-
-
-_PROGRAMS = {dtype: f"pool_{CODES[dtype]}" for dtype in CAPABILITIES["pool"]}
-
 KERNELS: Mapping[str, Kernel] = dict.fromkeys(_WHICH, _pool)
-PROGRAM = dict.fromkeys(KERNELS, _program)
+PROGRAM = {kind: program_for("pool", "grad" if kind in _GRADS else "x") for kind in KERNELS}
 SOURCES = (Source("pool", lambda code: ("pool.cu", f"POOL({code})"), "pool", on_demand=True),)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel.enums import CAPABILITIES
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
-from accel_cuda.families.kernels import CODES, bits
+from accel_cuda.families.kernels import CODES, bits, program_for
 from accel_cuda.families.normalization import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from accel import DType
     from accel.backend import Kernel
@@ -187,15 +186,10 @@ WORKING: Mapping[str, Kernel] = {
 KERNELS: Mapping[str, Kernel] = {**dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad), "dropout": _dropout}
 
 
-def _program(name: str, operand: str = "x") -> Callable[[Any], str]:
-    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in CAPABILITIES["normalize"]}
-    return lambda op: programs.get(getattr(op, operand).dtype, "")
-
-
 PROGRAM = {
-    **dict.fromkeys(WORKING, _program("training")),
-    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _program("training", "y")),
-    "dropout": _program("dropout"),
+    **dict.fromkeys(WORKING, program_for("training")),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), program_for("training", "y")),
+    "dropout": program_for("dropout"),
 }
 SOURCES = (
     Source("training", lambda code: ("normalize.cu", "training.cu", f"TRAINING({code})"), "normalize", on_demand=True),

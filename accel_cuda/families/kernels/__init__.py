@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel import DType
 from accel.enums import CAPABILITIES, result_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from accel import BinaryOp, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "aligned", "bits", "instances"]
+__all__ = ["CODES", "aligned", "bits", "instances", "program_for"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -46,6 +46,16 @@ def bits(value: float) -> int:
 def aligned(nbytes: int) -> int:
     """Return how many bytes a part of the memory that an op works in takes, so that the next one begins at a multiple of 256."""
     return -(-nbytes // 256) * 256
+
+
+def program_for(name: str, operand: str = "x") -> Callable[[Any], str]:
+    """Return what tells of an op which of the programs ``name`` has its kernel: the one for the element type of an operand."""
+    programs = {dtype: f"{name}_{code}" for dtype, code in CODES.items()}
+
+    def program(op: Any) -> str:
+        return programs.get(getattr(op, operand).dtype, "")
+
+    return program
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
