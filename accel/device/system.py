@@ -28,6 +28,7 @@ from accel.process.forks import ForkSource
 from accel.registry import find_device
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
+from accel.remote.filling import ModelStandbyActor
 from accel.remote.forkserver import ForkserverActor
 from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
@@ -231,7 +232,11 @@ class System(ActorSystem):
 
         async def start_spare(owner: ActorContext) -> None:
             for number in range(core.options.spares if standby != "none" else 0):
-                await owner.spawn(StandbyActor, core, children, standby, name="standby" if not number else f"standby-{number + 1}")
+                name = "standby" if not number else f"standby-{number + 1}"
+                if standby == "model":
+                    await owner.spawn(ModelStandbyActor, core, children, name=name)
+                else:
+                    await owner.spawn(StandbyActor, core, children, standby, name=name)
 
         host = Host(
             core,

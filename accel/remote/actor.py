@@ -85,7 +85,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         try:
             made, link, promoted = await self._bring_up(land)
         except BaseException:
-            await self._children.gone()
+            await self._children.wait_gone()
             raise
         self._owner.published(made)
         core.refs.sharing = made.sharing
@@ -107,7 +107,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         link = await Link.start(core, "imports", self, self._children.forkserver)
         try:
             # The next one does its imports while the last one ends, and is to find the memory of that.
-            await self._children.gone()
+            await self._children.wait_gone()
         except BaseException:
             ready.cancel()
             self._children.kill(link)
@@ -121,7 +121,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         watchdog.begin(answer, then=STARTUP_TIMEOUT)
         made = self._context = RemoteContext(core, self._owner, land, link)
         if link.child.exit is not None:
-            self.exited(link.child.exit)
+            self.on_exit(link.child.exit)
         link.ping()
         is_first = not core.lifecycle.generation
         try:
@@ -133,7 +133,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             watchdog.end()
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
-                await self._last_is_gone()
+                await self._check_last_gone()
             watchdog.begin(core.options.limits.busy_timeout)
             await made.bind()
             for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
@@ -150,7 +150,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             raise
         return made
 
-    async def _last_is_gone(self) -> None:
+    async def _check_last_gone(self) -> None:
         """See that no child of before can write to durable memory any more.
 
         Raises
@@ -159,7 +159,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             If one that was killed does not end.
         """
         core = self._core
-        if not await self._children.gone():
+        if not await self._children.wait_gone():
             raise HostDiedError(
                 f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
                 device=core.name,
@@ -192,7 +192,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
 
     # -- what the child says
 
-    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+    def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         made, ready = self._context, self._ready
         try:
@@ -200,14 +200,14 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
                 return
             if ready.done():
                 if made is not None:
-                    made.received(kind, data, fds)
+                    made.on_message(kind, data, fds)
             elif kind == Kind.READY:
                 offer, self._core.durable.is_offered, self._core.has_graphs = _offer(data)
                 ready.set_result(offer)
             elif kind in (Kind.REFUSED, Kind.FAULT):
                 ready.set_exception(decode_error(data))
             elif kind in (Kind.DONE, Kind.FAILED) and made is not None and self._link is not None and self._link.asked:
-                made.received(kind, data, fds)  # the answers to what it was asked as a spare
+                made.on_message(kind, data, fds)  # the answers to what it was asked as a spare
             elif kind not in (Kind.MEMORY, Kind.BUSY):
                 ready.set_exception(
                     HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
@@ -215,17 +215,17 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         except (ValueError, TypeError, KeyError, struct.error) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
-    def lost(self, error: AccelError | None) -> None:
+    def on_lost(self, error: AccelError | None) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         if isinstance(error, ProtocolError):
             self._fail(error)
 
-    def expired(self, why: str) -> None:
+    def on_expired(self, why: str) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         name = self._core.name
         self._fail(HostDiedError(f"the child of {name} {why}", hung=True, device=name, scope=FaultScope.CONTEXT))
 
-    def exited(self, status: ExitStatus) -> None:
+    def on_exit(self, status: ExitStatus) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         self._fail(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
@@ -255,7 +255,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             with contextlib.suppress(HostDiedError):  # said below
                 await link.child.aclose(grace=_GRACE)
         self._kill()
-        await self._children.gone()
+        await self._children.wait_gone()
 
     def _withdraw(self) -> None:
         if self._link is not None:

@@ -10,7 +10,6 @@ from accel.errors import HostDiedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.errors import AccelError
     from accel.process.exit_status import ExitStatus
     from accel.process.forks import ForkSource
     from accel.remote.link import Link
@@ -28,7 +27,8 @@ class Spare(Protocol):
     Attributes
     ----------
     state : str
-        What there is of the child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``: its budget is spent.
+        The state of the child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"`` once its
+        budget is spent.
     """
 
     state: str
@@ -42,14 +42,14 @@ class Spare(Protocol):
 
 
 class Children:
-    """What outlives a generation.
+    """The children of a device over all its generations, but for the one that serves.
 
     Parameters
     ----------
     device
         Its name.
     forkserver
-        What children are forked from, where there is such a process.
+        Has the forkserver, while there is one.
 
     Attributes
     ----------
@@ -61,11 +61,11 @@ class Children:
         self.forkserver = forkserver
         self._device = device
         self.spares: list[Spare] = []
-        self._ending: dict[DyingChild, None] = {}
+        self._ending: dict[Link, bool] = {}  # and whether the log says that it does not end
 
     @property
     def standby(self) -> str:
-        """What there is of the spare child that is promoted next; see :class:`Spare`."""
+        """The state of the spare child that is promoted next; see :class:`Spare`."""
         return min((spare.state for spare in self.spares), key=_STATES.index, default="none")
 
     @property
@@ -82,7 +82,7 @@ class Children:
         return next((spare.pid for spare in self._by_readiness()), None)
 
     def take_spare(self) -> Link | None:
-        """Return the spare child that is the closest to being ready, which is then the caller's; ``None`` if there is none."""
+        """Return the readiest spare child, which is then the caller's; ``None`` if there is none."""
         for spare in self._by_readiness():
             if (link := spare.take()) is not None:
                 return link
@@ -92,54 +92,34 @@ class Children:
         return sorted(self.spares, key=lambda spare: _STATES.index(spare.state))
 
     def kill(self, link: Link, then: Callable[[], object] | None = None) -> None:
-        """Kill a child, and call ``then`` once nothing of it is left. Returns at once."""
+        """Kill a child, and call ``then`` once it has ended. Returns at once."""
+
+        def on_exit(status: ExitStatus) -> None:
+            self._ending.pop(link, None)
+            if then is not None:
+                then()
+
         link.kill()
         link.channel.close()
-        link.listener = dying = DyingChild(self._ending, link, then)
         if link.child.exit is None:
-            self._ending[dying] = None
+            self._ending[link] = False
+            link.on_exit = on_exit
         else:
-            dying.exited(link.child.exit)
+            on_exit(link.child.exit)
 
-    async def gone(self) -> bool:
-        """Wait until nothing is left of the children that were killed, and return whether it is so.
+    async def wait_gone(self) -> bool:
+        """Wait until the children that were killed have ended, and return whether they have.
 
-        Ten seconds after a child was killed it is not waited for any more: the log says so, once (``child_not_ended``). What it uses is never given out
-        again before it has ended.
+        Ten seconds after a child was killed it is no longer waited for, and the log says so once
+        (``child_not_ended``). What it uses is never given out again before it has ended.
         """
-        for dying in tuple(self._ending):
+        for link in tuple(self._ending):
             left: HostDiedError | None = None
             try:
-                await dying.link.child.aclose(grace=0.0)
+                await link.child.aclose(grace=0.0)
             except HostDiedError as error:
                 left = error
-            if left is not None and not dying.is_given_up:
-                dying.is_given_up = True
-                logger.error("child_not_ended", device=self._device, pid=dying.link.pid, error=left)
+            if left is not None and not self._ending.get(link, True):
+                self._ending[link] = True
+                logger.error("child_not_ended", device=self._device, pid=link.pid, error=left)
         return not self._ending
-
-
-class DyingChild:
-    """Listens to a child that was killed, until it has ended."""
-
-    def __init__(self, ending: dict[DyingChild, None], link: Link, then: Callable[[], object] | None) -> None:
-        self.link = link
-        self.is_given_up = False
-        self._ending = ending
-        self._then = then
-
-    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Ignore what the child has sent before it was killed."""
-
-    def lost(self, error: AccelError | None) -> None:
-        """Ignore that the connection is lost."""
-
-    def expired(self, why: str) -> None:
-        """Never called: the watchdog has stopped."""
-
-    def exited(self, status: ExitStatus) -> None:
-        """See that nothing is left."""
-        self._ending.pop(self, None)
-        then, self._then = self._then, None
-        if then is not None:
-            then()

@@ -1,80 +1,88 @@
-"""Errors on the wire, without pickle: a service reads what its child sends, and must not be made to run code by it.
+"""Errors on the wire, without pickle: a child must not make its service run code.
 
-An error travels as JSON: the name of its class, and its fields where JSON has them. Only classes of :mod:`accel.errors` come out, only with fields that
-they have, and only with values of the right kinds. Texts are bounded when they are written, and again when they are read: a caller may keep many errors.
+An error travels as JSON: the name of its class, and its fields where JSON has such values. What
+comes out is of a class of :mod:`accel.errors`, and has only fields of that class with values of the
+right kinds. One table checks values at both ends. Texts are bounded when they are written and when
+they are read: a caller may keep many errors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel import errors
 from accel.errors import AccelError, FaultScope, LibraryError, said
 from accel.process.protocol import ProtocolError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 __all__ = ["MAX_LOG", "MAX_TEXT", "RemoteCause", "decode_error", "encode_error"]
 
 MAX_TEXT = 1 << 13
-"""Characters of a message, a remedy, a cause, and of an item as JSON; of a longer text the end is left out, and it says so."""
+"""Characters of a message, a remedy, a cause, and of an item as JSON; a longer text is cut."""
 MAX_LOG = 1 << 16
-"""Characters of what a compiler has said."""
+"""Characters of a compiler's log."""
 
-Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 _CAUSES = 3
 _MAX_NAME, _MAX_NAMES = 1 << 8, 1 << 7
-"""Characters of a name, such as that of an op, and how many suspects are named."""
+"""Characters of a name, such as that of an op, and the number of suspects that are sent."""
 _MAX_INFO = 1 << 12
-"""Number of values of a LinAlgError's ``info``; of a larger stack of matrices the first are sent."""
+"""Values of a LinAlgError's ``info``: of a larger stack of matrices the first are sent."""
 _CLASSES: dict[str, type[AccelError]] = {
     name: cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and issubclass(cls, AccelError)
 }
 
 
 class RemoteCause(Exception):  # noqa: N818 - it is no error of its own: it says what caused one
-    """What caused an error in another process, as text: the name of its class, what it said, and its notes, such as where it was raised."""
+    """The cause of an error in another process, as text: its class, its message and its notes."""
 
 
 def encode_error(error: AccelError) -> bytes:
-    """Return ``error`` as bytes for :func:`decode_error`.
+    """Return ``error`` as bytes for :func:`decode_error`. Never raises.
 
-    A class that is not of :mod:`accel.errors` is sent as the nearest one above it that is. A field with a value that does not belong there is left out, so
-    that it has its default at the other end; :attr:`~accel.PoisonedInputError.item` where JSON has no such value. Causes are sent as text, with their
-    notes, three of them at most. Never raises.
+    A class that is not of :mod:`accel.errors` is sent as its nearest base that is. A field whose
+    value is of a wrong kind is left out, and has its default at the other end. Causes are sent as
+    text, with their notes, three of them at most.
     """
     name = next(cls.__name__ for cls in type(error).__mro__ if _CLASSES.get(cls.__name__) is cls)
     fields = {}
     for key, value in error.__dict__.items():
         if key in _FIELDS:
-            try:
-                fields[key] = None if value is None else _FIELDS[key][0](value)
-            except Exception:  # left out, as the docstring says: telling of an error must not raise another
-                continue
-    causes = [_text("\n".join((f"{type(each).__name__}: {said(each)}", *_notes(each)))) for each in _causes(error)]
+            # Telling of an error must not raise another.
+            with contextlib.suppress(Exception):
+                fields[key] = None if value is None else _FIELDS[key](value)
+    causes = [_cut("\n".join((f"{type(cause).__name__}: {said(cause)}", *_notes(cause))), MAX_TEXT) for cause in _causes(error)]
     return json.dumps({"class": name, "fields": fields, "causes": causes}, separators=(",", ":")).encode()
 
 
 def decode_error(data: bytes) -> AccelError:
-    """Return the error that :func:`encode_error` wrote. A class that this version does not know becomes :class:`~accel.LibraryError`.
+    """Return the error that :func:`encode_error` wrote.
+
+    An unknown class becomes :class:`~accel.LibraryError`, and unknown fields are dropped.
 
     Raises
     ------
     ProtocolError
-        If it is no such thing.
+        If the bytes are no error.
     """
     try:
         content = json.loads(bytes(data).decode())
         name, fields, causes = content["class"], content["fields"], content["causes"]
         if not isinstance(name, str) or not isinstance(fields, dict) or not isinstance(causes, list) or len(causes) > _CAUSES:
             raise TypeError("class, fields and causes are a text, an object and a list")  # noqa: TRY301
-        error = _CLASSES.get(name, LibraryError)(_text(_str(fields.get("message") or "")))
+        error = _CLASSES.get(name, LibraryError)(_FIELDS["message"](fields.get("message") or ""))
         for key, value in fields.items():
             if key in error.__dict__ and (value is not None or key not in _REQUIRED):
-                setattr(error, key, None if value is None else _FIELDS[key][1](value))
-        _chain(error, causes)
+                setattr(error, key, None if value is None else _FIELDS[key](value))
+        end: BaseException = error
+        for cause in causes:
+            end.__cause__ = RemoteCause(_FIELDS["message"](cause))
+            end = end.__cause__
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as problem:
         raise ProtocolError(f"a message that should be an error is none: {type(problem).__name__}: {problem}") from None
     return error
@@ -89,47 +97,41 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Return what was noted of an error, such as where it was raised."""
+    """Return the notes of an error, such as where it was raised."""
     notes = getattr(error, "__notes__", None)
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
-def _chain(error: BaseException, causes: list[Any]) -> None:
-    for text in causes:
-        error.__cause__ = RemoteCause(_text(_str(text)))
-        error = error.__cause__
+# -- checks of values
 
 
-# -- values of fields: how each kind is written, and how it is checked when it is read
-
-
-def _text(value: object, limit: int = MAX_TEXT) -> str:
-    """Return a text of at most ``limit`` characters; one that was cut once is not cut again."""
-    text = str(value)
+def _cut(text: str, limit: int) -> str:
+    """Return a text of at most ``limit`` characters. One that was cut once is not cut again."""
     if len(text) <= limit:
-        return text
+        return str(text)
     end = f"\n... ({len(text) - limit} more characters)"
     return text[: limit - len(end)] + end
 
 
-def _name(value: object) -> str:
-    return _text(value, _MAX_NAME)
+def _text(limit: int) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r:.80} is not a text")
+        return _cut(value, limit)
+
+    return check
 
 
-def _log(value: object) -> str:
-    return _text(value, MAX_LOG)
+_name = _text(_MAX_NAME)
 
 
-def _str(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is not a text")
-    return value
-
-
-def _int(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r:.80} is not an integer")
-    return _to_int(value)
+def _int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    number = int(operator.index(value))
+    if number.bit_length() > 64:
+        raise ValueError("too large to be a status or a size")
+    return number
 
 
 def _bool(value: object) -> bool:
@@ -148,73 +150,60 @@ def _code(value: object) -> int | str:
     return _name(value) if isinstance(value, str) else _int(value)
 
 
-def _to_int(value: Any) -> int:
-    number = int(operator.index(value))
-    if number.bit_length() > 64:
-        raise ValueError("too large to be a status or a size")
-    return number
-
-
-def _to_code(value: Any) -> int | str:
-    return _to_int(value) if hasattr(value, "__index__") else _name(value)
-
-
-def _to_json(value: object) -> object:
+def _json(value: object) -> object:
     return value if len(json.dumps(value)) <= MAX_TEXT else None
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
         raise TypeError(f"{value!r:.80} is not a list")
-    return tuple([_name(_str(each)) for each in value[:_MAX_NAMES]])
+    return tuple([_name(name) for name in value[:_MAX_NAMES]])
 
 
 def _info(value: object) -> int | tuple[int, ...]:
-    return tuple([_int(each) for each in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _int(value)
+    return tuple([_int(number) for number in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _int(value)
 
 
-def _one_of(*words: str) -> Codec:
+def _one_of(*words: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if value not in words:
             raise TypeError(f"{value!r:.80} is none of {words}")
-        return _str(value)
+        return str(value)
 
-    return check, check
+    return check
 
 
-_TEXT: Codec = (_text, lambda value: _text(_str(value)))
-_NAME: Codec = (_name, lambda value: _name(_str(value)))
-_INTEGER: Codec = (_to_int, _int)
-_TRUTH: Codec = (bool, _bool)
-_FIELDS: dict[str, Codec] = {
-    "message": _TEXT,
-    "code": (_to_code, _code),
-    "library": _NAME,
-    "device": _NAME,
-    "generation": _INTEGER,
-    "scope": (lambda scope: FaultScope(scope).name, lambda name: FaultScope[_str(name)]),
-    "retryable": _TRUTH,
-    "op": _NAME,
-    "op_index": _INTEGER,
-    "remedy": _TEXT,
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "message": _text(MAX_TEXT),
+    "code": _code,
+    "library": _name,
+    "device": _name,
+    "generation": _int,
+    "scope": FaultScope,
+    "retryable": _bool,
+    "op": _name,
+    "op_index": _int,
+    "remedy": _text(MAX_TEXT),
     "executed": _one_of("no", "unknown"),
-    "suspects": (lambda names: [_name(name) for name in names[:_MAX_NAMES]], _texts),
-    "requested": _INTEGER,
-    "used": _INTEGER,
-    "reserved": _INTEGER,
-    "limit": _INTEGER,
+    "suspects": _names,
+    "requested": _int,
+    "used": _int,
+    "reserved": _int,
+    "limit": _int,
     "reason": _one_of("generation", "freed", "torn"),
-    "log": (_log, lambda value: _log(_str(value))),
-    "info": (_info, _info),
-    "exit_code": _INTEGER,
-    "signal": _INTEGER,
-    "hung": _TRUTH,
-    "item": (_to_json, _to_json),
+    "log": _text(MAX_LOG),
+    "info": _info,
+    "exit_code": _int,
+    "signal": _int,
+    "hung": _bool,
+    "item": _json,
     "kind": _one_of("fault", "hang"),
-    "remembered": _TRUTH,
-    "output": _NAME,
-    "argument": _NAME,
-    "retry_after": (_real, _real),
+    "remembered": _bool,
+    "output": _name,
+    "argument": _name,
+    "retry_after": _real,
 }
+"""Field -> the check of its values, which cuts long ones. FaultScope travels as a number."""
+
 _REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info", "hung", "kind", "remembered"}
-"""Fields that are never ``None``; where they come as that, they keep their default."""
+"""Fields that are never ``None``: if they come as that, they keep their default."""

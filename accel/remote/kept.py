@@ -1,4 +1,4 @@
-"""A helper process of a device, such as a spare child: started when it is wanted, and replaced when it has died."""
+"""A helper process of a device, such as a spare child, which is replaced when it dies."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["KeptProcess"]
 
 _BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
-"""How often a process that has died by itself is replaced without a longer pause."""
+"""How often a process that died is replaced without a longer pause."""
 _PAUSE = 30.0
-"""Seconds until the next attempt once that is spent: whatever ended them may be over then."""
+"""Seconds until the next attempt once that budget is spent."""
 
 
 class KeptProcess(Actor[None, None]):
-    """Keeps a helper process of a device. What becomes of the process is never the device's concern.
+    """Keeps a helper process of a device. No failure of the process is one of the device.
 
-    A message has the actor look whether the process is as it is to be. One is sent whenever the device's state or its
-    registered libraries have changed.
+    A message has the actor look whether the process is as it should be. One is sent whenever the
+    device's state or its registered libraries have changed.
 
     Parameters
     ----------
@@ -46,12 +46,12 @@ class KeptProcess(Actor[None, None]):
 
     @abstractmethod
     async def _keep(self) -> None:
-        """Start the process if there is to be one and there is none, and bring it up to what is registered.
+        """Start the process if it is wanted and there is none, and bring it up to what is registered.
 
         Raises
         ------
         AccelError
-            There is no process to be had; another attempt follows.
+            The process cannot be started; another attempt follows.
         """
 
     @abstractmethod
@@ -60,10 +60,10 @@ class KeptProcess(Actor[None, None]):
 
     @abstractmethod
     def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        """Log that the process has died by itself, or could not be started; another attempt follows after a pause."""
+        """Log that the process has died, or could not be started. Another follows after a pause."""
 
     def _listening(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
-        """Return the lists of listeners that this actor is in, each with what is called."""
+        """Return the lists of listeners that this actor joins, each with the function to call."""
         return [(self._core.lifecycle.listeners, self._look), (self._core.own_listeners, self._look)]
 
     async def started(self, context: ActorContext) -> None:
@@ -72,7 +72,7 @@ class KeptProcess(Actor[None, None]):
 
         def look() -> None:
             if not core.refs.is_closing:
-                with contextlib.suppress(AccelError):  # it has stopped, or has more than enough such messages
+                with contextlib.suppress(AccelError):  # stopped, or its mailbox is full of such messages
                     ref.tell(None)
 
         self._look = look
@@ -92,7 +92,7 @@ class KeptProcess(Actor[None, None]):
                 self._failed(error)
 
     def _failed(self, error: AccelError) -> None:
-        """Replace a process that has died by itself, after a while."""
+        """Replace a process that has died, after a pause."""
         if self._core.refs.is_closing or self._retry is not None:
             return
         delay = self._budget.request()
@@ -114,7 +114,7 @@ class KeptProcess(Actor[None, None]):
         await self.stopped(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """End the process: it outlives nothing."""
+        """End the process."""
         for listeners, listener in self._listening():
             if listener in listeners:
                 listeners.remove(listener)

@@ -1,4 +1,4 @@
-"""A child with its connection, its watchdog and its listener: one object, which is handed over when a spare child is promoted."""
+"""A child with its connection and watchdog: one object, which is handed over at a promotion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from accel.engine.core import DeviceCore
     from accel.engine.registration import Registration
@@ -37,34 +37,36 @@ __all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener", "backe
 logger = get_logger()
 
 TARGET = "accel.remote.service:serve"
-"""What children run."""
+"""The function that children run."""
 
 MAX_ANSWER = 2 << 20
-"""Bytes of the longest message of a child: an error with all its texts at their longest is a little shorter."""
+"""Bytes of the longest message of a child, a little more than the longest error has."""
 
 STARTUP_TIMEOUT = 120.0
-"""Seconds for a child's start: it imports the backend, and makes a context."""
+"""Seconds for the start of a child, which imports the backend and makes a context."""
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 _TAKEN = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
-"""Keys that a child's event cannot have: parameters of the call that logs it, and a generation, of which a child has only one."""
+"""Keys that an event of a child cannot have: parameters of the logging call, and a generation, which
+only the parent counts.
+"""
 
 
 class Listener(Protocol):
-    """The owner of a child: it receives what the child sends, and its end."""
+    """The owner of a child."""
 
-    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Take a message; see :class:`accel.process.channel.Channel`."""
+    def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Handle a message; see :class:`accel.process.channel.Channel`."""
 
-    def lost(self, error: AccelError | None) -> None:
-        """Take note that the connection is lost; the child is killed already."""
+    def on_lost(self, error: AccelError | None) -> None:
+        """Handle the loss of the connection; the child was killed."""
 
-    def expired(self, why: str) -> None:
-        """Take note that the child is given up by its watchdog, and why."""
+    def on_expired(self, why: str) -> None:
+        """Handle that the watchdog gives the child up, and why."""
 
-    def exited(self, status: ExitStatus) -> None:
-        """Take note of the child's end."""
+    def on_exit(self, status: ExitStatus) -> None:
+        """Handle the end of the child."""
 
 
 class Link:
@@ -76,15 +78,17 @@ class Link:
     channel : Channel
     watchdog : Watchdog
     listener : Listener
-        Receives what the child sends.
+        The owner, which handles what the child sends.
+    on_exit : callable
+        Called with the exit status of the child.
     is_warm : bool
-        Whether the child has prepared all that it is to have before a generation begins.
+        Whether the child has made ready all that it can before a generation begins.
     is_busy : bool
-        Whether the child says that it opens, loads or compiles something.
+        Whether the child opens, loads or compiles something, as its messages say.
     numbers : iterator of int
         Numbers of requests.
     asked : dict of int to Future
-        Questions that take no place in the order of ops, and are not answered.
+        Questions without an answer; they take no place in the order of ops.
     mapped : dict
         Of a spare child: number -> blocks, of the slabs of durable memory that it has mapped.
     libraries : dict
@@ -100,6 +104,7 @@ class Link:
     def __init__(self, core: DeviceCore, listener: Listener) -> None:
         self._core = core
         self.listener = listener
+        self.on_exit: Callable[[ExitStatus], object] = lambda status: self.listener.on_exit(status)
         self.is_warm = False
         self.is_busy = False
         self._busy_since = self._busy_before = 0.0
@@ -113,7 +118,9 @@ class Link:
     async def start(
         cls, core: DeviceCore, ahead: Literal["imports", "context", "model"], listener: Listener, forkserver: ForkSource
     ) -> Link:
-        """Start or fork a child, and have it make ready what can be before a generation begins. Does not wait for that.
+        """Start or fork a child, and have it make ready what can be before a generation begins.
+
+        Returns before the child is ready.
 
         Raises
         ------
@@ -123,7 +130,7 @@ class Link:
         link = cls(core, listener)
         try:
             config = pickle.dumps(_config(core, ahead))
-        except Exception as error:  # pickle raises what it likes
+        except Exception as error:  # pickle raises anything
             raise UnsupportedError(
                 f"an option of {core.name} cannot be sent to its process: {error}",
                 device=core.name,
@@ -131,12 +138,17 @@ class Link:
             ) from error
         uvloop = is_uvloop(core.loop)
         forks = forkserver.forks
-        child = None if forks is None else await forks.fork(TARGET, uvloop=uvloop, on_exit=link._exited)
-        link.child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
+        child = None if forks is None else await forks.fork(TARGET, uvloop=uvloop, on_exit=link._on_exit)
+        link.child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._on_exit)
         link.channel = Channel(
-            link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER, dispose=core.disposal.close
+            link.child.sock,
+            core.loop,
+            on_message=link._on_message,
+            on_lost=link._on_lost,
+            max_received=MAX_ANSWER,
+            dispose=core.disposal.close,
         )
-        link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.expired(why))
+        link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin(STARTUP_TIMEOUT)
         core.pinned.on_gone.add(link.withdraw)
         link.tell(Kind.CONFIG, config)
@@ -144,45 +156,51 @@ class Link:
 
     @property
     def pid(self) -> int:
-        """The child's process."""
+        """Process id of the child."""
         return self.child.pid
 
     def busy_seconds(self) -> float:
-        """Return for how long the child has said that it opens, loads or compiles something, all in all."""
+        """Return for how many seconds in all the child has opened, loaded or compiled something."""
         return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
 
     def rest(self) -> None:
-        """Count the child as not busy: it says so, or nothing is in flight, so that whatever it was busy with has led to its end."""
+        """Count the child as not busy, because it says so or nothing is in flight."""
         self._busy_before, self.is_busy = self.busy_seconds(), False
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
-        """Send a message, at the end of this turn of the loop or ``now``; to a child that is gone, nothing: its end is about to be told."""
+        """Send a message, at the end of this loop iteration or ``now``.
+
+        To a child that is gone nothing is sent; its end is reported to the listener.
+        """
         try:
             self.channel.send(kind, data, fds=fds, now=now)
         except ClosedError:
             return
 
     def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[Any]:
-        """Send a question, and return what ends with the answer, or the child's error. The listener ends the questions of a child that is gone."""
+        """Send a question, and return the future of the answer.
+
+        The listener ends the questions of a child that is gone.
+        """
         number = next(self.numbers)
         answer = self.asked[number] = self._core.loop.create_future()
         self.tell(kind, number.to_bytes(8, "little") + data, fds=fds)
-        return answer  # a cancelled caller leaves the entry: the answer still comes
+        return answer  # cancelling it leaves the entry, because the answer still comes
 
     def answered(self, number: int, error: AccelError | None, answer: object = None) -> bool:
-        """Take the answer to a question; return whether there was such a question."""
+        """Settle a question with its answer; return whether there was such a question."""
         asked = self.asked.pop(number, None)
         if asked is not None and not asked.done():
             asked.set_result(answer) if error is None else asked.set_exception(error)
         return asked is not None
 
     def give_up(self, error: AccelError) -> None:
-        """End the questions: the child will not answer."""
+        """Fail the questions: the child will not answer."""
         for number in tuple(self.asked):
             self.answered(number, error.clone())
 
     def unmap(self, numbers: Iterable[int]) -> None:
-        """Have a spare child let slabs go."""
+        """Have a spare child unmap slabs."""
         gone = [number for number in numbers if self.mapped.pop(number, None) is not None]
         if gone:
             self.tell(Kind.HELD_GONE, struct.pack(f"<{len(gone)}Q", *gone))
@@ -192,7 +210,7 @@ class Link:
         self.tell(Kind.PING)
 
     def announce(self, number: int, block: HostBlock) -> None:
-        """Tell the child of a block of host memory, unless it knows it, or the block is being given back."""
+        """Send the child a block of host memory, unless it has it, or the block is being released."""
         fd = None if number in self.known else block.duplicate()
         if fd is not None:
             try:
@@ -202,19 +220,19 @@ class Link:
             self.known.add(number)
 
     def withdraw(self, number: int) -> None:
-        """Tell the child that a block of host memory is gone, if it knows it. No op uses it any more: each has been answered."""
+        """Have the child release a block of host memory, if it has it. All ops on it are answered."""
         if number in self.known:
             self.known.discard(number)
             self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))
 
     def kill(self) -> None:
-        """Kill the child. Its listener is told when it has ended."""
+        """Kill the child. :attr:`on_exit` is called when it has ended."""
         self.watchdog.stop()
         self.child.kill()
 
     # -- called by the channel and the child
 
-    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+    def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         self.watchdog.is_heard = True
         if fds and kind != Kind.SLAB:
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
@@ -227,10 +245,10 @@ class Link:
             self.rest()
             if data != b"\0":
                 self.is_busy, self._busy_since = True, self._core.loop.time()
-        self.listener.received(kind, data, fds)
+        self.listener.on_message(kind, data, fds)
 
     def _log(self, data: bytes) -> None:
-        """Say what the child has said in its log, as this process's word, with where it is from."""
+        """Log an event of the child, with where it is from."""
         try:
             level, event, pairs = json.loads(data)
             number, event = _LEVELS[level], str(event)
@@ -240,19 +258,18 @@ class Link:
         pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
         logger.log(number, event, **pairs)
 
-    def _lost(self, error: AccelError | None) -> None:
-        # Of a connection that only broke, the end of the process says why; it comes at once, or is brought about.
-        self.child.kill()
-        self.listener.lost(error)
+    def _on_lost(self, error: AccelError | None) -> None:
+        self.child.kill()  # if the connection has merely broken, the exit status says why
+        self.listener.on_lost(error)
 
-    def _exited(self, status: ExitStatus) -> None:
+    def _on_exit(self, status: ExitStatus) -> None:
         self.watchdog.stop()
         self._core.pinned.on_gone.discard(self.withdraw)
-        self.listener.exited(status)
+        self.on_exit(status)
 
 
 def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether a child of this loop has a loop of uvloop's too."""
+    """Return whether a loop is uvloop's, so that children have such loops too."""
     return type(loop).__module__.startswith("uvloop")
 
 

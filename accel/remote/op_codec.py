@@ -1,8 +1,9 @@
-"""Ops on the wire, from the parent to its child: numbers and plain values for ``marshal``, and pickles only of what has no plain form.
+"""Ops on the wire, from a parent to its child: plain values for ``marshal``, and pickles of the rest.
 
-The form of an op is ``(number of its class, values of its fields, marks)``. A mark ``(index, how)`` says that a value stands for something else. With
-class number 0 the only value is the op itself, pickled. A class, a member of an enumeration and a compiled kernel have numbers, which the parent announces
-before it uses them. Only the child loads what its parent sent; nothing that a child sends is ever unpickled.
+An op travels as ``(number of its class, values of its fields, marks)``. A mark ``(index, how)``
+says that a value stands for something else. Classes, members of enumerations and compiled kernels
+have numbers, which the parent announces before it uses them. Only the child loads what its parent
+has sent; nothing that a child sends is unpickled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import enum
 import io
 import operator
 import pickle
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["OpReader", "OpWriter"]
 
 _REF, _NAMED, _TUPLE, _ARRAY, _PROGRAM, _PICKLED = range(6)
-"""What a value stands for: a ref, a named object, a tuple with marks of its own, an array in shared memory, a recorded graph, or anything else."""
+"""What a value stands for: a ref, a named object, a tuple with marks of its own, an array in shared
+memory, a recorded graph, or another object, pickled.
+"""
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _DTYPES = {member.value: member for member in DType}
@@ -40,7 +44,7 @@ _set = object.__setattr__
 
 
 class OpWriter:
-    """The parent's end, for one child.
+    """Encodes ops for one child.
 
     Parameters
     ----------
@@ -52,10 +56,10 @@ class OpWriter:
         self._announce = announce
         self._numbers: dict[Hashable, int] = {}
         self._members: dict[int, tuple[int, object]] = {}  # of enumerations, by id(): not all can be hashed
-        self._classes: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]] | None]] = {}
+        self._classes: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {}
 
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
-        """Return an op as :meth:`OpReader.read` takes it. Whether its refs are valid is not checked here.
+        """Return an op for :meth:`OpReader.read`. The caller has checked its refs.
 
         Parameters
         ----------
@@ -67,27 +71,24 @@ class OpWriter:
         Raises
         ------
         UnsupportedError
-            If the op holds an array, a ref outside its fields and their tuples, or something that cannot be pickled, such as an object of a class
-            that cannot be imported by name.
+            If the op holds an array, a ref outside its fields and their tuples, or an object that
+            cannot be pickled, such as one of a class that cannot be imported by name.
         """
         cls = type(op)
         try:
             if cls not in self._classes:
-                getter = _getter(cls)
-                self._classes[cls] = 0 if getter is None else self._number(cls, cls), getter
+                self._classes[cls] = self._number(cls, cls), _getter(cls)
             number, get = self._classes[cls]
-            if get is None:
-                return 0, [_pickled(op)], [(0, _PICKLED)]
             return number, *self._encode(list(get(op)), place)
         except AccelError as error:
             raise error.clone(op=op.kind) from None
-        except Exception as error:  # pickle raises anything, and so does a user's class
+        except Exception as error:  # pickle raises anything, and so does a class of a user's
             raise UnsupportedError(
                 f"{cls.__qualname__} cannot be sent to the device's process: {error}", op=op.kind, remedy=_IMPORTABLE
             ) from error
 
     def _encode(self, values: list[Any], place: ArenaSlice | None = None) -> tuple[list[Any], list[tuple[int, int]]]:
-        """Replace in ``values`` what is not plain; return them with the marks that say what is replaced."""
+        """Replace the values that are not plain, and return all with the marks of the replaced."""
         marks = []
         for i, value in enumerate(values):
             kind = type(value)
@@ -106,12 +107,12 @@ class OpWriter:
             elif isinstance(value, np.ndarray) and place is not None:
                 values[i], how = (place.block, place.offset, place.shape, place.dtype.value), _ARRAY
             elif isinstance(value, np.ndarray):
-                # Without a dimension it is one number, which users give where a number is taken.
+                # An array without dimensions is a number.
                 values[i], how = _pickled(value[()]) if value.ndim == 0 else _refuse_array(value), _PICKLED
             elif (key := _key_of(value)) is not None:
                 values[i], how = self._number(key, value), _NAMED
                 if isinstance(value, enum.Enum):
-                    self._members[id(value)] = values[i], value  # kept, so that no other object has its id
+                    self._members[id(value)] = values[i], value  # the reference keeps the id its own
             elif isinstance(value, Program):
                 values[i], how = value.handle.buffer, _PROGRAM
             else:
@@ -129,7 +130,7 @@ class OpWriter:
 
 
 class OpReader:
-    """The child's end.
+    """Decodes the ops of the parent.
 
     Parameters
     ----------
@@ -170,12 +171,10 @@ class OpReader:
         Raises
         ------
         UnsupportedError
-            If it cannot be loaded in this process.
+            If the op cannot be loaded in this process.
         """
         number, values, marks = wire
         self._decode(values, marks)
-        if not number:
-            return _checked(values[0])
         cls = self._find(number)
         op: KernelOp = cls.__new__(cls)
         names = self._fields[number]
@@ -183,7 +182,7 @@ class OpReader:
             _set(op, name, value)
         if len(values) > len(names):
             vars(op).update(values[-1])
-        return _checked(op)
+        return op
 
     def _decode(self, values: list[Any], marks: Sequence[tuple[int, int]]) -> None:
         for i, how in marks:
@@ -211,7 +210,7 @@ class OpReader:
 
 
 def _described(ref: AccelRef) -> tuple[Any, ...]:
-    """Return a ref's buffer with shape and dtype of the whole; after them, of a view, where it starts, its shape, its dtype and its strides."""
+    """Return a ref's buffer, shape and dtype; of a view, those of its base, then its own layout."""
     if isinstance(ref, RefView):
         base = ref.base
         return ref.buffer, base.shape, base.dtype.value, ref.offset, ref.shape, ref.dtype.value, ref.strides
@@ -219,28 +218,28 @@ def _described(ref: AccelRef) -> tuple[Any, ...]:
 
 
 def _key_of(value: object) -> Hashable | None:
-    """Return the key of an object that both ends name by a number, or ``None`` for any other. A member of an enumeration need not be hashable."""
-    if isinstance(value, enum.Enum):
-        # Flags that are combined are no members, and may be many.
+    """Return the key of an object that is named by a number; ``None`` for others."""
+    if isinstance(value, enum.Enum):  # a member need not be hashable
+        # Combined flags are no members, and may be many.
         return (type(value), value._name_) if value._name_ in type(value).__members__ else None
     return (value.key, value.layout, value.parameters) if type(value) is CompiledKernel else None
 
 
 def _names(cls: type) -> tuple[str, ...]:
-    return tuple([each.name for each in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
+    """Return the names of an op's fields, and of slots that are no fields."""
+    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    slots = [name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()) if name not in KernelOp.__slots__]
+    return tuple(dict.fromkeys((*fields, *slots)))
 
 
-def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]] | None:
-    """Return a function that returns the values of an op's fields, and a dict of its other attributes where it has some.
+def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the values of an op's fields and slots.
 
-    ``None``: the class itself says how its objects are pickled, or has slots that are no fields.
+    A dict of the op's other attributes follows them, if it has some.
     """
     names = _names(cls)
-    slots = {name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())} - {*KernelOp.__slots__}
-    if not _is_plain(cls) or not slots.issubset(names):
-        return None
     get: Callable[[Any], tuple[Any, ...]] = (
-        operator.attrgetter(*names) if len(names) > 1 else lambda op: tuple([getattr(op, n) for n in names])
+        operator.attrgetter(*names) if len(names) > 1 else lambda op: tuple([getattr(op, name) for name in names])
     )
     if not cls.__dictoffset__:
         return get
@@ -250,23 +249,6 @@ def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]] | None:
         return (*get(op), others) if others else get(op)
 
     return with_others
-
-
-def _is_plain(cls: Any) -> bool:
-    """Return whether objects of the class are what their attributes are: the class does not say itself how they are pickled."""
-    own = any(hasattr(cls, name) for name in ("__getnewargs__", "__getnewargs_ex__"))
-    reduced = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
-    getting, setting = cls.__getstate__, getattr(cls, "__setstate__", None)
-    # A dataclass with slots has functions of the standard library's own, which do nothing else.
-    ours = getting is object.__getstate__ or getting.__module__ == "dataclasses"
-    return ours and (setting is None or setting.__module__ == "dataclasses") and not own and not reduced
-
-
-class _Reducers(dict[Any, Any]):
-    """What is pickled otherwise than copyreg says, also than what it is told later."""
-
-    def __missing__(self, kind: type) -> Any:
-        return copyreg.dispatch_table[kind]
 
 
 def _refuse_array(array: object) -> NoReturn:
@@ -282,12 +264,14 @@ def _refuse_ref(ref: object) -> NoReturn:
     )
 
 
+_REFUSED = {np.ndarray: _refuse_array} | dict.fromkeys((AccelRef, RefView, StridedRef, ForeignRef, ManagedRef), _refuse_ref)
+_DISPATCH: Any = ChainMap[Any, Any](_REFUSED, copyreg.dispatch_table)
+
+
 class _Pickler(pickle.Pickler):
     """Refuses arrays, which it would copy, and refs, which are valid in their own process only."""
 
-    dispatch_table = _Reducers(
-        {np.ndarray: _refuse_array} | dict.fromkeys((AccelRef, RefView, StridedRef, ForeignRef, ManagedRef), _refuse_ref)
-    )
+    dispatch_table = _DISPATCH
 
 
 def _pickled(value: object) -> bytes:
@@ -304,9 +288,3 @@ def _loaded(data: bytes) -> Any:
         raise UnsupportedError(
             f"the op cannot be loaded in the device's process: {type(error).__name__}: {error}", remedy=_IMPORTABLE
         ) from error
-
-
-def _checked(op: object) -> KernelOp:
-    if not isinstance(op, KernelOp):
-        raise UnsupportedError(f"{op!r} is not a KernelOp", remedy="Send an op, such as accel.ops.Gemm(a, b).")
-    return op

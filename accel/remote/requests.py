@@ -226,9 +226,9 @@ class RequestContext(ContextBase):
         if last is not None:
             await self.until(lambda: last.is_answered)
 
-    async def until_over(self, request: PendingRequest | None) -> None:
-        """Wait until what has come back was copied too."""
-        await self.until(lambda: request is None or request.is_over)
+    async def until_over(self, request: PendingRequest) -> None:
+        """Wait until the child has answered a piece, and what has come back was copied."""
+        await self.until(lambda: request.is_over)
 
     async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
         """Send a question, which takes no place in the order of ops, and return its answer."""
@@ -294,8 +294,8 @@ class RequestContext(ContextBase):
 
     # -- answers
 
-    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Take a message of the child's."""
+    def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Handle a message of the child."""
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)

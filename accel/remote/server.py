@@ -178,12 +178,11 @@ class Server:
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle one message."""
-        if kind == Kind.BATCH:
-            submission = self._submission(data)
-            if submission is not None:
-                await self.dispatch(submission)
-        elif kind == Kind.FREE:
-            self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
+        rest = self.take_now(kind, data)
+        if isinstance(rest, (RemoteOp, RemoteBatch)):
+            await self.dispatch(rest)
+        elif rest:
+            return
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
@@ -200,31 +199,30 @@ class Server:
         elif kind == Kind.HELD_GONE:
             for (number,) in struct.iter_unpack("<Q", data):
                 await self.context.durables.unmap(number)
+
+    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
+        """Handle a message at once if it need not wait.
+
+        Else return the ops that have to wait, or ``False``, with nothing done.
+        """
+        if kind == Kind.BATCH:
+            submission = self._submission(data)
+            if submission is not None:
+                try:
+                    return self._send_now(submission) or submission
+                except BaseException as error:
+                    reject(submission, error, self._core.loop)
+        elif kind == Kind.FREE:
+            self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
         elif kind == Kind.NAMED:
             self._learn(data)
         elif kind == Kind.COMPILE:
             self._compile(data)
         elif kind == Kind.RELEASE:
             self._release.set()
-
-    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
-        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the ops that are to be waited for."""
-        if kind == Kind.FREE:
-            self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
-            return True
-        if kind == Kind.NAMED:
-            self._learn(data)
-            return True
-        if kind != Kind.BATCH:
+        else:
             return False
-        submission = self._submission(data)
-        if submission is None:
-            return True
-        try:
-            return self._send_now(submission) or submission
-        except BaseException as error:
-            reject(submission, error, self._core.loop)
-            return True
+        return True
 
     def _send_now(self, submission: RemoteOp | RemoteBatch) -> bool:
         """Send ops on their way if nothing has to be waited for."""

@@ -1,4 +1,4 @@
-"""The watchdog of a child: a child that does not start, does not answer or hangs is given up within a bound."""
+"""The watchdog of a child, which bounds its start, its answers and its silence."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 __all__ = ["Watchdog"]
 
 _PERIOD = 0.5
-"""Seconds between two ticks at most; a bound below 2 s has a shorter one, which is a quarter of it."""
+"""Seconds between two ticks at most; a quarter of the shortest bound if that is below 2 s."""
 
 _TO_READ = 0.05
-"""Seconds in which the loop reads what has arrived, between an expired bound and the verdict."""
+"""Seconds between an expired bound and the verdict, in which the loop reads what has arrived."""
 
 _BUSY = 6
-"""Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent: one call may hold the child's GIL for all of it."""
+"""Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent.
+
+One call may hold the GIL of the child all that time.
+"""
 
 
 class _Child(Protocol):
     """What the watchdog needs of a child."""
-
-    @property
-    def pid(self) -> int: ...
 
     @property
     def is_busy(self) -> bool: ...
@@ -51,9 +51,10 @@ class Watchdog:
     child
         Says whether it is busy, and is pinged each ``heartbeat_interval``.
     options
-        Of the device. ``hang_timeout``: for the answer of the oldest op, without up to ``busy_timeout`` of loading and compiling. ``busy_timeout``: for the
-        answer of the oldest question. ``heartbeat_timeout``: for the answer to a ping.
-    expired
+        Of the device. ``hang_timeout`` bounds the oldest op, without up to ``busy_timeout`` of
+        loading and compiling; ``busy_timeout`` the oldest question; ``heartbeat_timeout`` the
+        answer to a ping.
+    on_expired
         Called once, with what the child has not done in time. The watchdog has stopped then.
 
     Attributes
@@ -62,11 +63,11 @@ class Watchdog:
         Set when the child has sent something.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, options: DeviceOptions, expired: Callable[[str], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, options: DeviceOptions, on_expired: Callable[[str], object]) -> None:
         self._child = child
         limits, hang = options.limits, options.hang_timeout
         self._limits, self._hang_timeout = limits, hang
-        self._expired = expired
+        self._on_expired = on_expired
         shortest = min(4 * limits.heartbeat_interval, limits.busy_timeout, hang or limits.busy_timeout)
         self._period = min(shortest / 4, _PERIOD)
         self._clock = LoopClock(loop)
@@ -89,9 +90,10 @@ class Watchdog:
         Parameters
         ----------
         seconds
-            Within which the step must end.
+            Bound of the step.
         then
-            Seconds for the step from when the child has sent something; ``seconds`` is only for that.
+            If given, ``seconds`` bounds the time until the child sends something, and this the
+            step from there on.
         """
         self.is_heard = False
         self._step = _Step(seconds, then, self._clock.seconds)
@@ -102,7 +104,7 @@ class Watchdog:
         self._step = None
 
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
-        """Bound the answers to what is in flight, by number in the order of sending: ops, and questions that take no place in the order of ops."""
+        """Bound the answers to ops and to questions, both by number in the order of sending."""
         allowance, hang = self._limits.busy_timeout, self._hang_timeout
         asked = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
         what = f"hung: it has not compiled or opened for {allowance:g} s what it was asked to"
@@ -117,7 +119,7 @@ class Watchdog:
         self._handle.cancel()
 
     def silence(self) -> str:
-        """Return that the child does not answer pings, or nothing. Any thread may ask."""
+        """Return that the child does not answer pings, or ``""``. Any thread may ask."""
         asked = self._asked
         seconds = 0.0 if asked is None else self._clock.seconds - asked
         is_silent = seconds >= self._limits.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)
@@ -130,14 +132,14 @@ class Watchdog:
         reasons = [self._late_step(), self._silent(), *(self._hung(*watched) for watched in self._oldest)]
         reason = next(filter(None, reasons), "")
         if reason and reason == self._suspicion:
-            self._expired(reason)
+            self._on_expired(reason)
             return
         self._suspicion = reason
         self._ping()
         self._handle = self._clock.arm(_TO_READ if reason else self._period, self._tick)
 
     def _hung(self, oldest: OldestInFlight, limit: float, what: str) -> str:
-        """Return that the oldest request was not answered in time, or nothing."""
+        """Return that the oldest request was not answered in time, or ``""``."""
         now = self._clock.seconds
         return what if not oldest.look(now) and oldest.seconds(now) >= limit else ""
 
@@ -150,12 +152,10 @@ class Watchdog:
         return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
     def _silent(self) -> str:
-        """Return that the child is silent for too long. One that starts may be, unless a signal has stopped it; one that is busy, for longer."""
-        may_be_busy = self.is_starting or self._child.is_busy
-        is_stopped = may_be_busy and _is_stopped(self._child.pid)
-        if self.is_heard or (self.is_starting and not is_stopped):
+        """Return that the child is silent for too long. A starting one may be, a busy one for longer."""
+        if self.is_heard or self.is_starting:
             self._asked = None
-        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
+        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy else 1)
         is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
         return f"has not answered for {limit:g} s" if is_silent else ""
 
@@ -169,19 +169,8 @@ class Watchdog:
 
 
 class _Step(NamedTuple):
-    """A step of a child: what it may take, and when it began."""
+    """A step of a child: its bound, the bound after the first message, and when it began."""
 
     seconds: float
     then: float | None
     since: float
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may have any characters in it.
-            state = file.read().rpartition(b")")[2].split()[:1]
-    except OSError:
-        return False
-    return state in ([b"T"], [b"t"])

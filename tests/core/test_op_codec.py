@@ -72,7 +72,7 @@ class Mine(KernelOp):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Knows(KernelOp):
-    """An op that says itself how it is pickled."""
+    """An op that says itself how it is pickled: it travels by its fields all the same."""
 
     library: ClassVar[str] = "mine"
     kind: ClassVar[str] = "knows"
@@ -174,8 +174,9 @@ def test_a_launch_travels_with_its_kernel() -> None:
     assert back.plan() == op.plan()
 
 
-def test_an_op_that_says_how_it_is_pickled_is_heard() -> None:
-    assert there_and_back(Knows(5)).value == (5, "reduced")
+def test_an_op_travels_by_its_fields_however_it_is_pickled() -> None:
+    assert there_and_back(Knows(5)).value == 5
+    assert there_and_back(Knows(A)).value.buffer == A.buffer
 
 
 def test_an_array_without_a_dimension_is_a_number() -> None:
@@ -205,7 +206,7 @@ def test_arrays_are_refused(op: KernelOp) -> None:
     assert caught.value.op == op.kind
 
 
-@pytest.mark.parametrize("op", [Mine((), [A]), Mine((), {1: B[0]}), Knows(A)])
+@pytest.mark.parametrize("op", [Mine((), [A]), Mine((), {1: B[0]})])
 def test_refs_elsewhere_than_in_fields_are_refused(op: KernelOp) -> None:
     with pytest.raises(UnsupportedError, match="neither a field"):
         Wire().write(op)
@@ -222,7 +223,7 @@ def test_what_cannot_be_imported_is_refused_by_its_sender() -> None:
         assert caught.value.op == "mine"
 
 
-@pytest.mark.parametrize("op", [Mine(()), Mine((), Knows(1)), Knows(1)], ids=["its class", "a field", "its own pickle"])
+@pytest.mark.parametrize("op", [Mine(()), Mine((), Knows(1))], ids=["its class", "a field"])
 def test_what_cannot_be_loaded_is_an_error_of_the_op(op: KernelOp, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
     data = wire.write(op)

@@ -87,8 +87,11 @@ class Peer:
             while True:
                 readable.clear()
                 await readable.wait()
-                if not incoming.read(1 << 16):
-                    break
+                try:
+                    if not incoming.read(1 << 16):
+                        break
+                except BlockingIOError:
+                    continue
                 numbers = [number_of(message.payload) for message in incoming.messages if message.kind in (Kind.BATCH, Kind.GRAPH)]
                 incoming.close()
                 if is_first:

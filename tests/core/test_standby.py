@@ -166,12 +166,10 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(
         assert spare not in workers()
 
 
-@pytest.mark.parametrize("is_ready", [True, False])
-async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
+async def test_a_spare_that_is_stopped_is_found_out() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=0.6), standby="context")
-        if is_ready:
-            await spare_ready(device)
+        await spare_ready(device)
         await until_so(lambda: len(workers()) == 2)
         first = spare_of(device)
         os.kill(first, signal.SIGSTOP)

@@ -237,7 +237,7 @@ def _fail(wire: _Wire, *, nbytes: int) -> None:
     """Answer each op with an error, each of whose texts is that long."""
     text = "x" * nbytes
     names = dict.fromkeys(("message", "remedy", "code", "library", "device", "op"), text)
-    fields = {**names, "suspects": [text] * 3, "executed": "no", "scope": "OP"}
+    fields = {**names, "suspects": [text] * 3, "executed": "no", "scope": 1}
     error = json.dumps({"class": "ContextPoisonedError", "fields": fields, "causes": [text] * 3}).encode()
     for number, _ in _ops(wire):
         wire.say(_FAILED, struct.pack("<Qi", number, -1) + error)
