@@ -19,7 +19,20 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DType", "DTypeLike", "check_awaited", "flattened", "is_masked", "native", "placed", "rounded"]
+__all__ = [
+    "FLOATS",
+    "REAL_OF",
+    "WIDE",
+    "WIDE_FLOATS",
+    "DType",
+    "DTypeLike",
+    "check_awaited",
+    "flattened",
+    "is_masked",
+    "native",
+    "placed",
+    "rounded",
+]
 
 DTypeLike: TypeAlias = Any
 """Whatever :meth:`DType.of` takes: a :class:`DType`, a name, a numpy dtype, a scalar type."""
@@ -139,6 +152,17 @@ class DType(enum.Enum):
 
 
 _BY_NUMPY: dict[Any, DType] = {member.numpy: member for member in DType}
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+"""Floats that are computed with everywhere."""
+
+WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+REAL_OF = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
+"""Complex dtypes -> those of their parts."""
+
+WIDE = (*WIDE_FLOATS, *REAL_OF)
+"""The four dtypes of every BLAS and LAPACK."""
+
+
 _BY_NAME: dict[str, DType] = {member.value: member for member in DType}
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from accel.dtype import DType, DTypeLike
+from accel.dtype import FLOATS, DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, Spec, as_shape, element, op, operand, planned, same_dtype
 from accel.ops.family import Family
@@ -24,10 +24,6 @@ from accel.values import number
 from accel.views import steps_of
 
 __all__ = ["Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu", "Unfold"]
-
-
-_ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
-_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def _arrays(name: str, arrays: Any) -> tuple[AccelRef, ...]:
@@ -277,7 +273,7 @@ class Arange(_Ramp):
             )
         are_whole = all(isinstance(each, int) for each in (start, stop, step))
         dtype = (DType.INT64 if are_whole else DType.FLOAT32) if self.dtype is None else DType.of(self.dtype)
-        if dtype not in _FLOATS and not (dtype.is_integer and are_whole):
+        if dtype not in FLOATS and not (dtype.is_integer and are_whole):
             raise UnsupportedError(
                 f"a range of {start}, {stop} and {step} in {dtype.value}", remedy="Give whole numbers, or a float dtype."
             )
@@ -317,8 +313,8 @@ class Linspace(_Ramp):
         dtype, num = DType.of(self.dtype), to_int("num", self.num)
         if any(isinstance(each, complex) or (isinstance(each, int) and not _is_finite(each)) for each in (start, stop)) or num < 0:
             raise InvalidArgumentError(f"{num} numbers from {start} to {stop}", remedy="Give real numbers, and a count of 0 or more.")
-        if dtype not in _FLOATS:
-            raise UnsupportedError(f"linspace is not offered in {dtype.value}", remedy=_ONLY_FLOATS)
+        if dtype not in FLOATS:
+            raise UnsupportedError(f"linspace is not offered in {dtype.value}", remedy="Give float16, bfloat16, float32 or float64.")
         set_fields(self, start=float(start), stop=float(stop), num=num, dtype=dtype)
 
     def ramp(self) -> tuple[int, float, float, float | None]:

@@ -16,11 +16,11 @@ from accel.ops.blas_operands import (
     batch_of,
     check_factors,
     check_side,
-    check_vendor_dtype,
     count_of,
     is_stored,
     to_transpose,
     transpose_of,
+    wide_dtype,
 )
 from accel.ops.blas_triangular import Side
 from accel.ops.fields import to_flag
@@ -109,8 +109,7 @@ class Symmetric(OutOp):
 
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
-        dtype = same_dtype(a=a, b=b)
-        check_vendor_dtype(self, dtype)
+        dtype = wide_dtype(self, a=a, b=b)
         shape = check_side(self.side, a, b)
         check_factors(self, dtype)
         return planned(self.out, {"a": a, "b": b}, shape, dtype, updates=bool(self.beta))
@@ -175,8 +174,8 @@ class Update(OutOp):
 
     def plan(self) -> Plan:
         a = operand("a", self.a)
-        check_vendor_dtype(self, a.dtype)
-        if a.dtype.is_complex and transpose_of(self.trans) is self.refused:
+        dtype = wide_dtype(self, a=a)
+        if dtype.is_complex and transpose_of(self.trans) is self.refused:
             raise InvalidArgumentError(
                 f"trans={self.refused.value!r} is not offered for {self.kind} of complex matrices",
                 remedy="Use herk with trans='c', or syrk with trans='t'.",
@@ -184,7 +183,7 @@ class Update(OutOp):
         self.check_factors()
         batch = batch_of(a=a)
         n = applied(a.shape, transpose_of(self.trans))[0]
-        return planned(self.out, {"a": a}, (*batch, n, n), a.dtype, updates=True)
+        return planned(self.out, {"a": a}, (*batch, n, n), dtype, updates=True)
 
     def check_factors(self) -> None:
         """Raise if the factors do not fit the matrices."""
@@ -253,8 +252,7 @@ class Geam(OutOp):
 
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
-        dtype = same_dtype(a=a, b=b)
-        check_vendor_dtype(self, dtype)
+        dtype = wide_dtype(self, a=a, b=b)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             factor(name, value, dtype)
         shape = (*batch_of(a=a, b=b), *applied(a.shape, transpose_of(self.transpose_a)))

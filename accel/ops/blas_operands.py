@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from accel.dtype import DType
+from accel.dtype import WIDE, DType
 from accel.enums import Transpose, TransposeName
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Shape, factor, to_scalar
+from accel.ops.base import FamilyOp, Shape, factor, same_dtype, to_scalar
 from accel.ops.fields import Conversion, Convert
 from accel.values import check_choice
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FACTORS", "TRANSPOSES", "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_side", "check_square", "check_tf32",
-    "check_vendor_dtype", "count_of", "is_stored", "no_out", "no_product", "same_shape", "stored", "to_transpose", "transpose_of",
+    "count_of", "is_stored", "no_out", "no_product", "same_shape", "stored", "to_transpose", "transpose_of", "wide_dtype",
 ]  # fmt: skip
 
 TransposeField: TypeAlias = bool | TransposeName | Transpose
@@ -139,16 +139,15 @@ def same_shape(x: AccelRef, y: AccelRef) -> None:
         raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
-_VENDOR = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
-
-
-def check_vendor_dtype(op: FamilyOp[Any], dtype: DType) -> None:
-    """Raise :class:`UnsupportedError` unless ``dtype`` is one of the four that every BLAS has."""
-    if dtype not in _VENDOR:
+def wide_dtype(op: FamilyOp[Any], **refs: AccelRef) -> DType:
+    """Return the one dtype of operands; raise :class:`UnsupportedError` unless it is one of the four that every BLAS has."""
+    dtype = same_dtype(**refs)
+    if dtype not in WIDE:
         raise UnsupportedError(
             f"{op.kind} is not offered for {dtype.value}",
             remedy="Give float32, float64, complex64 or complex128; device.elementwise.cast converts.",
         )
+    return dtype
 
 
 def check_square(a: AccelRef) -> None:

@@ -7,16 +7,16 @@ from typing import Literal, TypeAlias
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype, to_scalar
+from accel.ops.base import OutOp, Plan, factor, op, operand, planned, to_scalar
 from accel.ops.blas_operands import (
     TransposeField,
     check_side,
     check_square,
-    check_vendor_dtype,
     count_of,
     is_stored,
     to_transpose,
     transpose_of,
+    wide_dtype,
 )
 from accel.ops.fields import Convert, to_flag
 from accel.ref import AccelRef
@@ -75,8 +75,7 @@ class TriangularVector(OutOp):
 
     def plan(self) -> Plan:
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
-        dtype = same_dtype(a=a, x=x)
-        check_vendor_dtype(self, dtype)
+        dtype = wide_dtype(self, a=a, x=x)
         check_square(a)
         if a.shape[0] != x.shape[0]:
             raise InvalidArgumentError(f"a has shape {a.shape} and x has {x.shape[0]} elements", remedy="Give as many elements as rows.")
@@ -143,8 +142,7 @@ class TriangularMatrix(OutOp):
 
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
-        dtype = same_dtype(a=a, b=b)
-        check_vendor_dtype(self, dtype)
+        dtype = wide_dtype(self, a=a, b=b)
         shape = check_side(self.side, a, b)
         factor("alpha", self.alpha, dtype)
         return planned(self.out, {"a": a, "b": b}, shape, dtype, in_place=("b",))

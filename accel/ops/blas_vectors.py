@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel.dtype import DType
+from accel.dtype import REAL_OF, DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, OutOp, Plan, factor, op, operand, planned, same_dtype, scalar
-from accel.ops.blas_operands import check_vendor_dtype, same_shape
+from accel.ops.base import FamilyOp, OutOp, Plan, factor, op, operand, planned, scalar
+from accel.ops.blas_operands import same_shape, wide_dtype
 from accel.ops.fields import set_fields
 from accel.ref import AccelRef, overlap
 from accel.values import number
 
 __all__ = ["Asum", "Iamax", "Iamin", "Rot", "Swap"]
-
-_REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
 @op("blas")
@@ -40,8 +38,8 @@ class Asum(OutOp):
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        check_vendor_dtype(self, x.dtype)
-        return planned(self.out, {"x": x}, (), _REAL.get(x.dtype, x.dtype), of=x.dtype)
+        wide_dtype(self, x=x)
+        return planned(self.out, {"x": x}, (), REAL_OF.get(x.dtype, x.dtype), of=x.dtype)
 
 
 @op("blas")
@@ -67,7 +65,7 @@ class Extreme(OutOp):
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        check_vendor_dtype(self, x.dtype)
+        wide_dtype(self, x=x)
         if not x.size:
             raise InvalidArgumentError(f"{self.kind} of no elements", remedy="Leave empty buffers out.")
         return planned(self.out, {"x": x}, (), DType.INT64, of=x.dtype)
@@ -85,8 +83,7 @@ class Iamin(Extreme):
 
 def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
     """Check two vectors that are both written, and return their dtype."""
-    dtype = same_dtype(x=operand("x", x), y=operand("y", y))
-    check_vendor_dtype(op, dtype)
+    dtype = wide_dtype(op, x=operand("x", x), y=operand("y", y))
     same_shape(x, y)
     if overlap(x, y):
         raise InvalidArgumentError("x and y overlap, and both are written", remedy="Give buffers, or parts of one, that do not overlap.")

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import WIDE_FLOATS, DType
 from accel.errors import AccelError, InvalidArgumentError
-from accel.ops.base import Plan, Shape, Spec, Status, as_shape, not_aliased, op, operand
+from accel.ops.base import Plan, Shape, Spec, Status, as_shape, op, operand, planned, to_shape
 from accel.ops.draws import Draw, whole
-from accel.ops.fields import flag, set_fields, to_axis
+from accel.ops.fields import to_axis, to_flag
 from accel.ops.pieces import axis_of
 from accel.ref import AccelRef
 
@@ -21,7 +21,6 @@ __all__ = ["Choice", "Permutation"]
 
 _MOST = 1 << 31
 """How many elements are brought into order at most, and one more."""
-_WEIGHTS = (DType.FLOAT32, DType.FLOAT64)
 _NO_WEIGHT, _TOO_FEW = 1, 2
 """What the status of weights says, as a sum: one is no weight; and there are fewer weights above 0 than elements to choose."""
 
@@ -67,15 +66,14 @@ class Picking(Draw):
         source = self.source()
         return source if isinstance(source, int) else operand(name, source).shape[axis_of(self.along(), source.ndim)]
 
-    def _checked(self, name: str) -> tuple[AccelRef, ...]:
+    def _checked(self, name: str) -> dict[str, AccelRef]:
         """Return the refs that are read, of the source."""
         source = self.source()
         if isinstance(source, int):
             if self.along():
                 raise InvalidArgumentError(f"axis is {self.along()}, and {name} is a number", remedy="Leave axis out.")
-            return ()
-        not_aliased(self.out, **{name: source})
-        return (source,)
+            return {}
+        return {name: source}
 
 
 def _source(name: str, value: Any) -> Any:
@@ -83,7 +81,7 @@ def _source(name: str, value: Any) -> Any:
     return whole(name, value, 0, 1 << 62) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
-@op()
+@op(convert={"x": _source, "axis": to_axis})
 class Permutation(Picking):
     """``x`` with its elements along an axis in random order; of an int, the integers below it, int64. All orders have the same probability.
 
@@ -100,10 +98,6 @@ class Permutation(Picking):
     x: int | AccelRef
     axis: int = 0
 
-    def __post_init__(self) -> None:
-        self._seeded()
-        set_fields(self, x=_source("x", self.x), axis=to_axis("axis", self.axis))
-
     def along(self) -> int:
         return self.axis
 
@@ -119,11 +113,11 @@ class Permutation(Picking):
     def plan(self) -> Plan:
         length = self._length("x")
         _orderable(length)
-        shape, dtype, _ = self._made((length,))
-        return self._planned(shape, dtype, self._checked("x"))
+        made = self._made((length,))
+        return planned(self.out, self._checked("x"), made.shape, made.dtype)
 
 
-@op()
+@op(convert={"shape": to_shape, "a": _source, "axis": to_axis, "replace": to_flag})
 class Choice(Picking):
     """Random elements of ``a`` along an axis, as numpy's ``Generator.choice``; of an int, of the integers below it, int64.
 
@@ -149,10 +143,6 @@ class Choice(Picking):
     replace: bool = True
     p: AccelRef | None = None
     axis: int = 0
-
-    def __post_init__(self) -> None:
-        self._shaped(self.shape)
-        set_fields(self, a=_source("a", self.a), axis=to_axis("axis", self.axis), replace=flag("replace", self.replace))
 
     def along(self) -> int:
         return self.axis
@@ -186,15 +176,14 @@ class Choice(Picking):
         shape, dtype, _ = self._made(as_shape(self.shape))
         reads = self._checked("a")
         if self.p is None:
-            return self._planned(shape, dtype, reads)
-        p = operand("p", self.p, ndim=1)
-        if p.dtype not in _WEIGHTS or p.shape != (length,):
+            return planned(self.out, reads, shape, dtype)
+        p = reads["p"] = operand("p", self.p, ndim=1)
+        if p.dtype not in WIDE_FLOATS or p.shape != (length,):
             raise InvalidArgumentError(
                 f"p is {p.dtype.value}{list(p.shape)}, for {length} elements",
                 remedy="Give float32 or float64, one number for each element.",
             )
-        not_aliased(self.out, p=p)
-        return self._planned(shape, dtype, (*reads, p), Status(Spec((), DType.INT32), _weights_are_wrong))
+        return planned(self.out, reads, shape, dtype, status=Status(Spec((), DType.INT32), _weights_are_wrong))
 
 
 def _orderable(length: int) -> None:

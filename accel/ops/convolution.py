@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype
-from accel.ops.fields import convert_fields, set_fields, to_int
+from accel.ops.fields import set_fields, to_int
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@op("dnn", convert={"groups": to_int})
+@op("dnn")
 class ConvolutionForm(OutOp):
     """What a convolution and its gradients share: how filters move over images."""
 
@@ -46,8 +46,7 @@ class ConvolutionForm(OutOp):
         """Convert ``stride``, ``padding``, ``dilation`` and ``groups``."""
         rank = self.rank
         stride, dilation = steps_of("stride", self.stride, rank), steps_of("dilation", self.dilation, rank)
-        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation)
-        convert_fields(self)
+        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation, groups=to_int("groups", self.groups))
 
     @abstractmethod
     def dtype(self) -> DType:

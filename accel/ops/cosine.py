@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, get_args
 
-from accel.dtype import DType
+from accel.dtype import WIDE_FLOATS
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, op, operand, planned
 from accel.ops.fields import integer, set_fields, to_axis
@@ -19,7 +19,6 @@ __all__ = ["Dct", "Dst", "Idct", "Idst"]
 Norm = Literal["backward", "ortho", "forward"]
 Kind = Literal[1, 2, 3, 4]
 _INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
-_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
 @op("fft")
@@ -75,7 +74,7 @@ class CosineTransform(OutOp):
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
-        if x.dtype not in _FLOATS:
+        if x.dtype not in WIDE_FLOATS:
             raise UnsupportedError(f"there is no {self.kind} of {x.dtype.value}", remedy="Use float32 or float64.")
         check_choice("norm", self.norm, *get_args(Norm))
         length = x.shape[axis_of(self.axis, x.ndim)]

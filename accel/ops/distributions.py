@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import Plan, as_shape, op
+from accel.ops.base import op
 from accel.ops.draws import Floats, Shaped, at_least_zero, real, whole
-from accel.ops.fields import set_fields
 from accel.values import number
 
 __all__ = ["Bernoulli", "Beta", "Binomial", "Exponential", "Gamma", "Poisson", "TruncatedNormal"]
@@ -52,8 +52,13 @@ def _positive(name: str, value: object, dtype: DType) -> float:
     return result
 
 
-def _probability(value: object) -> float:
-    result = real("p", value, DType.FLOAT64)
+def _bound(name: str, value: object, dtype: DType) -> float:
+    given = number(name, value)
+    return float(given) if isinstance(given, float) and math.isinf(given) else real(name, value, dtype)
+
+
+def _probability(name: str, value: object) -> float:
+    result = real(name, value, DType.FLOAT64)
     if not 0 <= result <= 1:
         raise InvalidArgumentError(f"p is {value!r}", remedy="Give a probability, from 0 to 1.")
     return result
@@ -63,13 +68,10 @@ def _probability(value: object) -> float:
 class Exponential(Floats):
     """Exponentially distributed numbers of mean ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
 
+    parameters: ClassVar = {"scale": at_least_zero}
+
     _: KW_ONLY
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Convert fields; ``scale`` is rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        set_fields(self, scale=at_least_zero("scale", self.scale, dtype))
 
 
 @op()
@@ -86,6 +88,8 @@ class TruncatedNormal(Floats):
         The range; infinity means no bound. Its probability before the cut is 1e-290 at least: it begins within 36 deviations of the mean.
     """
 
+    parameters: ClassVar = {"mean": real, "std": _positive, "low": _bound, "high": _bound}
+
     _: KW_ONLY
     mean: float = 0.0
     std: float = 1.0
@@ -94,9 +98,8 @@ class TruncatedNormal(Floats):
 
     def __post_init__(self) -> None:
         """Convert fields; finite ones are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        low, high = (_bound(name, value, dtype) for name, value in (("low", self.low), ("high", self.high)))
-        set_fields(self, mean=real("mean", self.mean, dtype), std=_positive("std", self.std, dtype), low=low, high=high)
+        Floats.__post_init__(self)
+        low, high, dtype = self.low, self.high, DType.of(self.dtype)
         if not low < high:
             raise InvalidArgumentError(f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low.")
         if self.constants()[1] < _LEAST:
@@ -120,11 +123,6 @@ class TruncatedNormal(Floats):
         return first, 0.5 * math.erfc(-b / math.sqrt(2)) - first, a, b, self.mean, deviation, self.low, self.high
 
 
-def _bound(name: str, value: object, dtype: DType) -> float:
-    given = number(name, value)
-    return float(given) if isinstance(given, float) and math.isinf(given) else real(name, value, dtype)
-
-
 def _squeeze(a: float) -> tuple[float, float, float]:
     """Return the numbers d and c of Marsaglia and Tsang, and 1 / a where a number of ``a + 1`` is made to one of ``a``, else 0."""
     d = (a if a >= 1 else a + 1) - 1 / 3
@@ -135,14 +133,11 @@ def _squeeze(a: float) -> tuple[float, float, float]:
 class Gamma(Floats):
     """Numbers of the gamma distribution with shape parameter ``a``, times ``scale``: float32 or float64. See :class:`Draw` for the other parameters."""
 
+    parameters: ClassVar = {"a": _positive, "scale": at_least_zero}
+
     _: KW_ONLY
     a: float
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Convert fields; ``a`` and ``scale`` are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        set_fields(self, a=_positive("a", self.a, dtype), scale=at_least_zero("scale", self.scale, dtype))
 
     def per_block(self) -> int:
         return 1
@@ -156,14 +151,11 @@ class Gamma(Floats):
 class Beta(Floats):
     """Numbers of the beta distribution with parameters ``a`` and ``b``, from 0 to 1: float32 or float64. See :class:`Draw` for the other parameters."""
 
+    parameters: ClassVar = {"a": _positive, "b": _positive}
+
     _: KW_ONLY
     a: float
     b: float
-
-    def __post_init__(self) -> None:
-        """Convert fields; ``a`` and ``b`` are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        set_fields(self, a=_positive("a", self.a, dtype), b=_positive("b", self.b, dtype))
 
     def per_block(self) -> int:
         return 1
@@ -173,17 +165,13 @@ class Beta(Floats):
         return *_squeeze(self.a), *_squeeze(self.b)
 
 
-@op()
+@op(convert={"p": _probability})
 class Bernoulli(Shaped):
     """``True`` with probability ``p``, rounded to a multiple of 2**-32, and else ``False``. See :class:`Draw` for the other parameters."""
 
     dtype: ClassVar[DType] = DType.BOOL
 
     p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self._shaped(self.shape)
-        set_fields(self, p=_probability(self.p))
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""
@@ -192,9 +180,6 @@ class Bernoulli(Shaped):
     def limit(self) -> int:
         """Return the word below which a number is true."""
         return round(self.p * 2**32)
-
-    def plan(self) -> Plan:
-        return self._planned(as_shape(self.shape), self.dtype)
 
 
 @op()
@@ -226,22 +211,19 @@ class Counts(Shaped):
         the largest count; the mean of what the largest one leaves; and what a count is subtracted from, or 0.
         """
 
-    def plan(self) -> Plan:
-        return self._planned(as_shape(self.shape), self.dtype)
+
+def _mean(name: str, value: object) -> float:
+    mean = at_least_zero(name, value, DType.FLOAT64)
+    if mean > _MOST:
+        raise InvalidArgumentError(f"{name} is {mean}", remedy="Give 2**52 at most.")
+    return mean
 
 
-@op()
+@op(convert={"lam": _mean})
 class Poisson(Counts):
     """Counts of the Poisson distribution with mean ``lam``, from 0 to 2**52: int64. See :class:`Draw` for the other parameters."""
 
     lam: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._shaped(self.shape)
-        lam = at_least_zero("lam", self.lam, DType.FLOAT64)
-        if lam > _MOST:
-            raise InvalidArgumentError(f"lam is {lam}", remedy="Give 2**52 at most.")
-        set_fields(self, lam=lam)
 
     def way(self) -> Literal["searched", "rejected"]:
         return "searched" if self.lam < _FEW else "rejected"
@@ -255,16 +237,12 @@ class Poisson(Counts):
         return -0.059 + 0.02483 * b, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2), bias, lam, math.inf, 0.0, 0.0
 
 
-@op()
+@op(convert={"n": partial(whole, low=0, high=_MOST + 1), "p": _probability})
 class Binomial(Counts):
     """How many of ``n`` trials, up to 2**52, succeed, each with probability ``p``: int64. See :class:`Draw` for the other parameters."""
 
     n: int
     p: float
-
-    def __post_init__(self) -> None:
-        self._shaped(self.shape)
-        set_fields(self, n=whole("n", self.n, 0, _MOST + 1), p=_probability(self.p))
 
     def _rarer(self) -> tuple[float, float]:
         """Return the probability of success or failure, whichever is less, and what their count is subtracted from, or 0."""

@@ -5,31 +5,27 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from accel.dtype import DType, DTypeLike
+from accel.dtype import WIDE_FLOATS, DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import OutOp, Plan, Shape, Status, as_shape, op, result_in
-from accel.ops.fields import integer, set_fields
+from accel.ops.base import OutOp, Plan, as_shape, op, planned, to_shape
+from accel.ops.fields import convert_fields, integer, set_fields, to_dtype
 from accel.values import number
-
-if TYPE_CHECKING:
-    from accel.ref import AccelRef
 
 __all__ = ["Draw", "Floats", "Generator", "Shaped", "VendorFloats", "at_least_zero", "key_of", "real", "whole"]
 
 Generator = Literal["philox", "curand_philox", "curand_mrg32k3a"]
 """Name of a generator: accel's own, see :mod:`accel.ops.rng`; or one of cuRAND's, for numbers that are cuRAND's bit by bit."""
 
-_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _END = 1 << 64
 _LONGEST = 1 << 62
-_LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
+_LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in WIDE_FLOATS}
 
 
 def key_of(seed: int, stream: str) -> int:
@@ -59,7 +55,15 @@ def real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@op("rng")
+def _seed(name: str, value: object) -> int:
+    return secrets.randbits(64) if value is None else whole(name, value, 0, _END)
+
+
+def _offset(name: str, value: object) -> int:
+    return whole(name, value, 0, _LONGEST)
+
+
+@op("rng", convert={"seed": _seed, "offset": _offset})
 class Draw(OutOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
@@ -91,45 +95,25 @@ class Draw(OutOp):
         assert self.seed is not None, "it is drawn when the op is made"
         return key_of(self.seed, self.stream())
 
-    def _seeded(self) -> None:
-        """Convert what all have, and draw the seed if there is none."""
+    def __post_init__(self) -> None:
+        """Convert fields, and draw the seed if there is none."""
         if not isinstance(self.generator, str) or self.generator not in self.generators:
             names = " or ".join(map(repr, self.generators))
             raise InvalidArgumentError(
                 f"{self.kind} has no generator {self.generator!r:.100}", op=self.kind, remedy=f"Use generator={names}."
             )
-        set_fields(
-            self,
-            seed=secrets.randbits(64) if self.seed is None else whole("seed", self.seed, 0, _END),
-            offset=whole("offset", self.offset, 0, _LONGEST),
-        )
-
-    def _shaped(self, shape: object) -> None:
-        """Convert what those with a shape have."""
-        self._seeded()
-        set_fields(self, shape=as_shape(shape))  # type: ignore[arg-type]  # which raises where it is none
-
-    def _drawn(self, shape: object, dtype: DTypeLike) -> DType:
-        """Convert what distributions with a choice of dtypes have, and return the dtype."""
-        self._shaped(shape)
-        set_fields(self, dtype=(found := DType.of(dtype)))
-        return found
-
-    def _drawn_floats(self, shape: object, dtype: DTypeLike) -> DType:
-        found = self._drawn(shape, dtype)
-        if found not in _FLOATS:
-            raise UnsupportedError(f"{self.kind} numbers are not offered in {found.value}", remedy="Use float32 or float64.")
-        return found
-
-    def _planned(self, shape: Shape, dtype: DType, reads: tuple[AccelRef, ...] = (), status: Status | None = None) -> Plan:
-        return Plan(reads, *result_in(self.out, shape, dtype), "", dtype, status=status)
+        convert_fields(self)
 
 
-@op()
+@op(convert={"shape": to_shape})
 class Shaped(Draw):
     """What the distributions share whose numbers are each drawn by itself."""
 
     shape: int | Iterable[int]
+
+    def plan(self) -> Plan:
+        mine: Any = self  # each has a dtype
+        return planned(self.out, {}, as_shape(self.shape), mine.dtype)
 
     @property
     def size(self) -> int:
@@ -137,11 +121,21 @@ class Shaped(Draw):
         return math.prod(as_shape(self.shape))
 
 
-@op()
+@op(convert={"dtype": to_dtype})
 class Floats(Shaped):
     """What the distributions of floats share."""
 
+    parameters: ClassVar[Mapping[str, Callable[[str, Any, DType], float]]]
+    """What converts parameters, given their names, what a caller wrote, and the elements' type, to which finite ones are rounded."""
+
     dtype: DTypeLike = DType.FLOAT32
+
+    def __post_init__(self) -> None:
+        """Convert fields; parameters are rounded to the elements' type."""
+        Draw.__post_init__(self)
+        if self.dtype not in WIDE_FLOATS:
+            raise UnsupportedError(f"{self.kind} numbers are not offered in {self.dtype.value}", remedy="Use float32 or float64.")
+        set_fields(self, **{name: convert(name, getattr(self, name), self.dtype) for name, convert in self.parameters.items()})
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream."""
@@ -149,9 +143,6 @@ class Floats(Shaped):
 
     def stream(self) -> str:
         return f"{self.kind} {self.per_block()}"
-
-    def plan(self) -> Plan:
-        return self._planned(as_shape(self.shape), DType.of(self.dtype))
 
 
 class VendorFloats(Floats):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, get_args
 
-from accel.dtype import DType, DTypeLike
+from accel.dtype import REAL_OF, DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, Spec, op, operand, planned, to_real
 from accel.ops.cosine import Dct, Dst, Idct, Idst
@@ -28,8 +28,7 @@ Norm = Literal["backward", "ortho", "forward"]
 
 _MOST_AXES = 3
 _LONGEST = 1 << 53
-_COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
-_REAL = {wide: narrow for narrow, wide in _COMPLEX.items()}
+_COMPLEX = {part: whole for whole, part in REAL_OF.items()}
 _AXES = "Give one to three different axes of x, counted from 0 or, from the end, from -1."
 
 
@@ -127,7 +126,7 @@ class _Whole(Transform):
 
     def plan(self) -> Plan:
         x = self._checked()
-        _require(x, _REAL, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
+        _require(x, REAL_OF, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
         return self._transformed()
 
 
@@ -156,7 +155,7 @@ class Rfft(Transform):
 
     def plan(self) -> Plan:
         x = self._checked()
-        _require(x, _COMPLEX, _REAL, "Use fft, which takes complex elements.")
+        _require(x, _COMPLEX, REAL_OF, "Use fft, which takes complex elements.")
         return self._transformed()
 
 
@@ -184,11 +183,11 @@ class Irfft(Transform):
 
     def spec(self) -> Spec:
         shape, last = self.x.shape, self.counted()[-1]
-        return Spec((*shape[:last], self.length(), *shape[last + 1 :]), _REAL[self.x.dtype])
+        return Spec((*shape[:last], self.length(), *shape[last + 1 :]), REAL_OF[self.x.dtype])
 
     def plan(self) -> Plan:
         x = self._checked()
-        _require(x, _REAL, _COMPLEX, "irfft takes what rfft gives.")
+        _require(x, REAL_OF, _COMPLEX, "irfft takes what rfft gives.")
         last = self.counted()[-1]
         if self.n is not None and (self.n < 1 or self.n // 2 + 1 != x.shape[last]):
             raise InvalidArgumentError(
@@ -227,12 +226,11 @@ class Fftshift(OfOne):
     axes: int | Iterable[int] | None = None
 
     def shape(self) -> Shape:
-        if self.axes is not None:
-            axes_of(self.axes, self.x.ndim)
+        axes_of(self.axes, self.x.ndim)
         return self.x.shape
 
     def pieces(self) -> list[Piece]:
-        axes = tuple(range(self.x.ndim)) if self.axes is None else axes_of(self.axes, self.x.ndim)
+        axes = axes_of(self.axes, self.x.ndim)
         halves = [self.x.shape[axis] // 2 for axis in axes]
         return Roll(self.x, [-half for half in halves] if self.is_back else halves, axes).pieces()
 

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple, get_args
 
-from accel.dtype import DType
+from accel.dtype import WIDE
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype
 from accel.ops.fields import unless_none
@@ -20,7 +20,6 @@ __all__ = ["Convolve", "Correlate"]
 
 Mode = Literal["full", "same", "valid"]
 _MOST_AXES = 3
-_DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
 _PRIMES = (7, 5, 3, 2)
 
 
@@ -97,7 +96,7 @@ class Convolve(OutOp):
         ndim = len(shape_a)
         if not ndim or len(shape_b) != ndim:
             raise InvalidArgumentError(f"a has {ndim} dimensions, and b {len(shape_b)}", remedy="Give as many, one at least.")
-        axes = tuple(range(ndim)) if self.axes is None else tuple(sorted(axes_of(self.axes, ndim)))
+        axes = tuple(sorted(axes_of(self.axes, ndim)))
         if not 1 <= len(axes) <= _MOST_AXES or axes != tuple(range(ndim - len(axes), ndim)):
             raise UnsupportedError(
                 f"axes is {self.axes} of {ndim} dimensions", remedy="Name the last one, two or three; transpose others first."
@@ -123,7 +122,7 @@ class Convolve(OutOp):
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
-        if dtype not in _DTYPES:
+        if dtype not in WIDE:
             raise UnsupportedError(f"there is no {self.kind} of {dtype.value}", remedy="Use float32, float64, complex64 or complex128.")
         check_choice("mode", self.mode, *get_args(Mode))
         extent = self.extent()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import FLOATS, DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, OutOp, Plan, SizedOp, Spec, op, operand, planned, status_of_places
 from accel.ops.fields import set_fields, to_int
@@ -17,7 +17,6 @@ from accel.values import number
 __all__ = ["Bincount", "Compress", "Histogram", "Nonzero", "Unique", "UniqueAll"]
 
 _MOST_EDGES = 1 << 16
-_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 _COUNT = Spec((), DType.INT64)
 _DIMENSIONS = 8
 
@@ -25,7 +24,7 @@ _DIMENSIONS = 8
 def ordered(op: FamilyOp[Any], name: str, value: object, *, ndim: int | None = None) -> AccelRef:
     """Return an operand whose elements have an order."""
     ref = operand(name, value, ndim=ndim)
-    if not ref.dtype.is_integer and ref.dtype not in _FLOATS and ref.dtype is not DType.BOOL:
+    if not ref.dtype.is_integer and ref.dtype not in FLOATS and ref.dtype is not DType.BOOL:
         raise UnsupportedError(
             f"{op.kind} is not offered for {ref.dtype.value}",
             remedy="Give integers, bool, float16, bfloat16, float32 or float64; device.elementwise.cast converts.",
@@ -93,10 +92,6 @@ class Compress(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
         """Return how many elements a part has."""
         return math.prod(self.x.shape[self.condition.ndim :])
 
-    @classmethod
-    def trimmed(cls, made: tuple[AccelRef, AccelRef], count: int) -> AccelRef:
-        return made[0][:count]
-
 
 @op("sort")
 class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
@@ -115,10 +110,6 @@ class Unique(SizedOp[AccelRef, tuple[AccelRef, AccelRef]]):
     def plan(self) -> Plan:
         x = ordered(self, "x", self.x)
         return Plan((x,), (), (Spec((self.room(x.size),), x.dtype), _COUNT))
-
-    @classmethod
-    def trimmed(cls, made: tuple[AccelRef, AccelRef], count: int) -> AccelRef:
-        return made[0][:count]
 
 
 @op("sort")

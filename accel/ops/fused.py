@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import FLOATS, REAL_OF, DType
 from accel.enums import CAPABILITIES, BinaryOp, UnaryOp, result_dtype
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, op, operand, planned
@@ -29,9 +29,8 @@ OPERANDS = 16
 CONVERSIONS: dict[str, DType] = {dtype.value: dtype for dtype in DType if not dtype.value.startswith(("float8", "float4"))}
 """Name of a dtype, as the name of a function -> what the function converts to."""
 
-_REAL_OF = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
-_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
-_COMPLEX = frozenset(_REAL_OF)
+_FLOATS = frozenset(FLOATS)
+_COMPLEX = frozenset(REAL_OF)
 _INTEGERS = frozenset(dtype for dtype in DType if dtype.is_integer)
 _BOOL = frozenset({DType.BOOL})
 
@@ -128,7 +127,7 @@ def _type_of(name: str, values: list[DType]) -> DType:
         raise InvalidArgumentError(f"{name} of {' and '.join(each.value for each in rest)}", remedy="Convert them to one dtype first.")
     if dtype not in function.dtypes:
         raise UnsupportedError(f"{name} of {dtype.value} is not offered", remedy="Convert to a dtype that is.")
-    return DType.BOOL if function.result == "bool" else _REAL_OF.get(dtype, dtype) if function.result == "real" else dtype
+    return DType.BOOL if function.result == "bool" else REAL_OF.get(dtype, dtype) if function.result == "real" else dtype
 
 
 @op("elementwise")

@@ -80,7 +80,9 @@ def axis_of(axis: int, ndim: int) -> int:
 
 
 def axes_of(value: Any, ndim: int) -> Shape:
-    """Return the numbers of different axes."""
+    """Return the numbers of different axes; of ``None``, those of all."""
+    if value is None:
+        return tuple(range(ndim))
     axes = tuple([axis_of(each, ndim) for each in integers("axis", value)])
     if len(set(axes)) < len(axes):
         raise InvalidArgumentError(f"axis {value} names a dimension twice", remedy=AXIS)

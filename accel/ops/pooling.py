@@ -76,9 +76,9 @@ class PoolForm(OutOp):
     def pooled(self) -> Shape:
         """Return the shape of what is pooled."""
 
-    @abstractmethod
     def counts_padding(self) -> bool:
         """Return whether elements of the padding count."""
+        return getattr(self, "count_include_pad", False)
 
     def windows(self) -> Windows:
         """Return the windows along the spatial dimensions."""
@@ -148,9 +148,6 @@ class MaxPool(Pool):
         As ``x``, with ``(size + before + after - window) // stride + 1`` elements along each spatial dimension; not ``x``.
     """
 
-    def counts_padding(self) -> bool:
-        return False
-
 
 @op(convert={"count_include_pad": to_flag})
 class AvgPool(Pool):
@@ -177,9 +174,6 @@ class AvgPool(Pool):
     _: KW_ONLY
     count_include_pad: bool = True
 
-    def counts_padding(self) -> bool:
-        return self.count_include_pad
-
 
 @op(convert=_OPTIONS)
 class MaxPoolGrad(PoolForm):
@@ -205,9 +199,6 @@ class MaxPoolGrad(PoolForm):
 
     def pooled(self) -> Shape:
         return self.x.shape
-
-    def counts_padding(self) -> bool:
-        return False
 
     def plan(self) -> Plan:
         x = operand("x", self.x)
@@ -241,9 +232,6 @@ class AvgPoolGrad(PoolForm):
 
     def pooled(self) -> Shape:
         return cast("Shape", self.shape)
-
-    def counts_padding(self) -> bool:
-        return self.count_include_pad
 
     def plan(self) -> Plan:
         grad = self._grad(self.grad)

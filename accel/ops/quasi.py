@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.dtype import DType, DTypeLike
+from accel.dtype import WIDE_FLOATS, DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, op, operand, planned
 from accel.ops.draws import whole
@@ -28,7 +28,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _BITS = 32
 _DIMENSIONS = 1024
-_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
 @cache
@@ -124,7 +123,7 @@ class Sobol(OutOp):
 
     def plan(self) -> Plan:
         directions, dtype = operand("directions", self.directions, ndim=2), DType.of(self.dtype)
-        if dtype not in _FLOATS:
+        if dtype not in WIDE_FLOATS:
             raise UnsupportedError(f"sobol points are not offered in {dtype.value}", remedy="Use float32 or float64.")
         if directions.dtype is not DType.UINT32 or directions.shape[1] != _BITS + 1:
             raise InvalidArgumentError(

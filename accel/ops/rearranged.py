@@ -52,15 +52,12 @@ class Flip(OfOne):
 
     axis: Axes = None
 
-    def _flipped(self) -> Shape:
-        return tuple(range(self.x.ndim)) if self.axis is None else axes_of(self.axis, self.x.ndim)
-
     def shape(self) -> Shape:
-        self._flipped()
+        axes_of(self.axis, self.x.ndim)
         return self.x.shape
 
     def pieces(self) -> list[Piece]:
-        shape, strides, flipped = self.x.shape, self.x.strides, self._flipped()
+        shape, strides, flipped = self.x.shape, self.x.strides, axes_of(self.axis, self.x.ndim)
         start = sum(strides[axis] * (shape[axis] - 1) for axis in flipped)
         return whole(shape, start, tuple([-step if axis in flipped else step for axis, step in enumerate(strides)]))
 

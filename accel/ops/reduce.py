@@ -75,6 +75,8 @@ class Reduce(OutOp):
         for axis in axes:
             if not -ndim <= axis < ndim:
                 raise InvalidArgumentError(f"axis {axis} is not one of the {ndim} dimension(s) of x", remedy=_REMEDY)
+        if len(axes) == 1:
+            return (axes[0] % ndim,)
         counted = sorted(axis % ndim for axis in axes)
         if len(set(counted)) < len(counted):
             raise InvalidArgumentError(f"axis {self.axis} names a dimension twice", remedy=_REMEDY)

@@ -45,12 +45,12 @@ import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import Plan, as_shape, op
+from accel.ops.base import op
 from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.draws import Floats, Shaped, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
-from accel.ops.fields import set_fields
+from accel.ops.fields import set_fields, to_dtype
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.quasi import Sobol
 
@@ -64,14 +64,16 @@ class Uniform(VendorFloats):
     Those of cuRAND's generators are from 0 to 1, without 0 and with 1.
     """
 
+    parameters: ClassVar = {"low": real, "high": real}
+
     _: KW_ONLY
     low: float = 0.0
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        """Convert fields; ``low`` and ``high`` are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        low, high = real("low", self.low, dtype), real("high", self.high, dtype)
+        """Convert fields; there is a number between ``low`` and ``high``."""
+        Floats.__post_init__(self)
+        low, high, dtype = self.low, self.high, DType.of(self.dtype)
         if not low < high:
             raise InvalidArgumentError(
                 f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low in this dtype."
@@ -79,7 +81,6 @@ class Uniform(VendorFloats):
         real("high - low", high - low, dtype)
         if self.generator != "philox" and (low, high) != (0.0, 1.0):
             raise InvalidArgumentError(f"{self.generator} has no numbers from {low} to {high}", remedy="Leave low and high out.")
-        set_fields(self, low=low, high=high)
 
 
 @op()
@@ -89,36 +90,34 @@ class Normal(VendorFloats):
     cuRAND's generators make an even number of them.
     """
 
+    parameters: ClassVar = {"mean": real, "std": at_least_zero}
+
     _: KW_ONLY
     mean: float = 0.0
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        """Convert fields; ``mean`` and ``std`` are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
+        """Convert fields; a generator of cuRAND's makes an even number of them."""
+        Floats.__post_init__(self)
         if self.generator != "philox" and self.size % 2:
             raise InvalidArgumentError(f"{self.generator} does not make {self.size} numbers", remedy="Give a shape of an even size.")
-        set_fields(self, mean=real("mean", self.mean, dtype), std=at_least_zero("std", self.std, dtype))
 
 
 @op()
 class Lognormal(Floats):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
 
-    def stream(self) -> str:
-        return f"normal {self.per_block()}"
+    parameters: ClassVar = {"mean": real, "sigma": at_least_zero}
 
     _: KW_ONLY
     mean: float = 0.0
     sigma: float = 1.0
 
-    def __post_init__(self) -> None:
-        """Convert fields; ``mean`` and ``sigma`` are rounded to the elements' type."""
-        dtype = self._drawn_floats(self.shape, self.dtype)
-        set_fields(self, mean=real("mean", self.mean, dtype), sigma=at_least_zero("sigma", self.sigma, dtype))
+    def stream(self) -> str:
+        return f"normal {self.per_block()}"
 
 
-@op()
+@op(convert={"dtype": to_dtype})
 class Integers(Shaped):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
 
@@ -127,7 +126,8 @@ class Integers(Shaped):
     dtype: DTypeLike = DType.INT64
 
     def __post_init__(self) -> None:
-        dtype = self._drawn(self.shape, self.dtype)
+        Shaped.__post_init__(self)
+        dtype = DType.of(self.dtype)
         if not dtype.is_integer:
             raise UnsupportedError(f"integers are not offered in {dtype.value}", remedy="Use an integer dtype, such as int64.")
         bounds = np.iinfo(dtype.numpy)
@@ -144,9 +144,6 @@ class Integers(Shaped):
 
     def stream(self) -> str:
         return f"integers {self.per_block()}"
-
-    def plan(self) -> Plan:
-        return self._planned(as_shape(self.shape), DType.of(self.dtype))
 
 
 class RngOps(OpNamespace[M]):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import FLOATS, REAL_OF, DType
 from accel.enums import ReduceName, ReduceOp
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, OutOp, Plan, Shape, op, operand, planned, status_of_places
@@ -20,8 +20,6 @@ from accel.ref import AccelRef
 __all__ = ["Cummax", "Cummin", "Cumprod", "Cumsum", "ScanOps", "SegmentReduce"]
 
 
-_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
-_PARTS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _CUMULATIVE = {ReduceOp.SUM: "cumsum", ReduceOp.PROD: "cumprod", ReduceOp.MAX: "cummax", ReduceOp.MIN: "cummin"}
 
 
@@ -36,7 +34,7 @@ def _neutral(kind: str, dtype: DType) -> bytes:
 
 
 def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
-    if not x.dtype.is_integer and x.dtype not in _FLOATS:
+    if not x.dtype.is_integer and x.dtype not in FLOATS:
         raise UnsupportedError(
             f"{op.kind} is not offered for {x.dtype.value}", remedy="Give integers or floats; device.elementwise.cast converts."
         )
@@ -65,12 +63,12 @@ class Scan(OutOp):
 
     def element(self) -> DType:
         """Return the dtype of what kernels scan: of complex numbers that of their parts, which are added each for itself."""
-        return _PARTS.get(self.x.dtype, self.x.dtype)
+        return REAL_OF.get(self.x.dtype, self.x.dtype)
 
     def lines(self) -> Shape:
         """Return the number of elements before, along and behind the axis."""
         before, length, behind = lines_of(self.x.shape, self.axis)
-        return before, length, 2 * behind if self.x.dtype in _PARTS else behind
+        return before, length, 2 * behind if self.x.dtype in REAL_OF else behind
 
     def neutral(self) -> bytes:
         """Return the element that changes nothing, of dtype :meth:`element`."""
@@ -79,7 +77,7 @@ class Scan(OutOp):
     def plan(self) -> Plan:
         x = operand("x", self.x)
         axis_of(self.axis, x.ndim)
-        if self.kind != "cumsum" or x.dtype not in _PARTS:
+        if self.kind != "cumsum" or x.dtype not in REAL_OF:
             _check_dtype(self, x)
         return planned(self.out, {"x": x}, x.shape, x.dtype, in_place=("x",))
 

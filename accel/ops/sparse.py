@@ -8,11 +8,11 @@ from typing import ClassVar
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, OutOp, Plan, Spec, factor, op, operand, planned, same_dtype
-from accel.ops.blas_operands import FACTORS, TRANSPOSES, TransposeField, applied, check_factors, to_transpose, transpose_of
+from accel.ops.blas_operands import FACTORS, TRANSPOSES, TransposeField, applied, check_factors, to_transpose, transpose_of, wide_dtype
 from accel.ops.family import Family
 from accel.ops.namespace import M, OpNamespace, method, sized_method
 from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
-from accel.ops.sparse_operands import STRUCTURE, check_wide, no_product, parts
+from accel.ops.sparse_operands import STRUCTURE, no_product, parts
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ref import AccelRef
@@ -124,8 +124,7 @@ class Sddmm(FamilyOp[SparseRef]):
 
     def plan(self) -> Plan:
         a, b, pattern = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2), sparse_of("pattern", self.pattern)
-        dtype = same_dtype(a=a, b=b, pattern=pattern.data)
-        check_wide(self, dtype)
+        dtype = wide_dtype(self, a=a, b=b, pattern=pattern.data)
         if pattern.format != "csr":
             raise InvalidArgumentError(f"pattern is {pattern.format}", remedy="Convert it first: await device.sparse.tocsr(pattern).")
         (m, k), (k_b, n) = applied(a.shape, transpose_of(self.transpose_a)), applied(b.shape, transpose_of(self.transpose_b))

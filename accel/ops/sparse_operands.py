@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel.dtype import DType
-from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Shape, Spec, Status
+from accel.errors import AccelError, InvalidArgumentError
+from accel.ops.base import Shape, Spec, Status
 from accel.sparse_ref import OUT_OF_RANGE, UNSORTED
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ __all__ = [
     "COUNT",
     "INT32",
     "STRUCTURE",
-    "check_wide",
     "index_out_of_range",
     "no_product",
     "not_of_blocks",
@@ -32,8 +31,6 @@ COUNT = Spec((), DType.INT64)
 
 INT32 = 2**31 - 1
 """The largest index of 32 bits."""
-
-_WIDE = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
 
 
 def index_out_of_range(index: int) -> InvalidArgumentError:
@@ -66,12 +63,6 @@ STRUCTURE = Status(Spec((2,), DType.INT64), structure_error)
 def parts(a: SparseRef) -> dict[str, AccelRef]:
     """Return what a matrix is made of, by the names that errors have for it."""
     return {"data": a.data, "indices": a.indices, "indptr": a.indptr}
-
-
-def check_wide(op: FamilyOp[Any], dtype: DType) -> None:
-    """Raise :class:`UnsupportedError` for dtypes of 16 bits."""
-    if dtype not in _WIDE:
-        raise UnsupportedError(f"{op.kind} is not offered for {dtype.value}", remedy="Convert the elements: device.elementwise.cast.")
 
 
 def no_product(a: tuple[int, int], b: Shape) -> InvalidArgumentError:

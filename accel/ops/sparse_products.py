@@ -7,10 +7,10 @@ from typing import Any
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, same_dtype, to_scalar
-from accel.ops.blas_operands import FACTORS
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, to_scalar
+from accel.ops.blas_operands import FACTORS, wide_dtype
 from accel.ops.sparse_conversions import SizedMatrix
-from accel.ops.sparse_operands import COUNT, STRUCTURE, check_wide, no_product
+from accel.ops.sparse_operands import COUNT, STRUCTURE, no_product
 from accel.sparse_ref import SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
 __all__ = ["Add", "Spgemm", "SpgemmSize"]
@@ -40,8 +40,7 @@ class Add(SizedMatrix):
 
     def plan(self) -> Plan:
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
-        dtype = same_dtype(a=a.data, b=b.data)
-        check_wide(self, dtype)
+        dtype = wide_dtype(self, a=a.data, b=b.data)
         if a.format != b.format or a.format not in ("csr", "csc") or a.shape != b.shape or a.indices.dtype is not b.indices.dtype:
             raise InvalidArgumentError(
                 f"a is {a.format} of shape {a.shape}, b is {b.format} of shape {b.shape}, indices are {a.indices.dtype.value} and "
@@ -62,7 +61,7 @@ class Add(SizedMatrix):
 def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
     """Return both matrices of a sparse product, if they have one."""
     a, b = sparse_of("a", op.a), sparse_of("b", op.b)
-    check_wide(op, same_dtype(a=a.data, b=b.data))
+    wide_dtype(op, a=a.data, b=b.data)
     if a.format != b.format or a.format not in ("csr", "csc") or a.indices.dtype is not b.indices.dtype:
         raise InvalidArgumentError(
             f"a is {a.format}, b is {b.format}, indices are {a.indices.dtype.value} and {b.indices.dtype.value}",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from accel.dtype import DType
 from accel.enums import Transpose
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError
-from accel.ops.base import OutOp, Plan, Spec, Status, op, operand, planned, same_dtype
-from accel.ops.blas_operands import TransposeField, to_transpose
+from accel.ops.base import OutOp, Plan, Spec, Status, op, operand, planned
+from accel.ops.blas_operands import TransposeField, to_transpose, wide_dtype
 from accel.ops.fields import to_flag
-from accel.ops.sparse_operands import STRUCTURE, check_wide, parts, structure_error
+from accel.ops.sparse_operands import STRUCTURE, parts, structure_error
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseFormat, parts_of, sparse_of
 
@@ -53,8 +53,7 @@ class _System(OutOp[Any]):
     def _solved(self, formats: tuple[SparseFormat, ...], remedy: str, why: Callable[[int], str]) -> Plan:
         """Return the plan for a matrix of one of these formats; ``why`` says of an info that is not 0 why there is no solution."""
         a, b = sparse_of("a", self.a), operand("b", self.b)
-        dtype = same_dtype(a=a.data, b=b)
-        check_wide(self, dtype)
+        dtype = wide_dtype(self, a=a.data, b=b)
         if a.format not in formats or a.shape[0] != a.shape[1]:
             raise InvalidArgumentError(f"a is {a.format} of shape {a.shape}", remedy=remedy)
         if b.ndim not in (1, 2) or b.shape[0] != a.shape[0]:
