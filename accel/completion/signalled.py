@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Lane, LaneWatcher, take_ended
+from accel.completion.strategy import Ended, Lane, LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SignalledWatcher(LaneWatcher[Lane]):
         if not self._is_signalled:
             self._is_signalled = True
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
-                self._loop.call_soon_threadsafe(self._on_signal)
+                self._loop.call_soon_threadsafe(self._poll)
 
     def _add_mark(self, lane: Lane, mark: Mark) -> None:
         lane.marks.append(mark)
@@ -62,16 +62,14 @@ class SignalledWatcher(LaneWatcher[Lane]):
         self._is_armed = False
         self._poll()
 
-    def _on_signal(self) -> None:
-        # Before the poll: a mark that ends from now on needs another signal.
-        self._is_signalled = False
-        self._poll()
-
     def _poll(self) -> None:
+        self._is_signalled = False  # first: a mark that ends from now on needs another signal
         if not self._pending:  # the timer or another signal came before
             return
         self._polls += 1
-        ended = [end for lane in self._lanes.values() for end in take_ended(lane.marks)]
+        ended: list[Ended] = []
+        for lane in self._lanes.values():
+            ended += take_ended(lane.marks)
         if self._pending > len(ended) and not self._is_armed:
             self._arm()
         self._settle(ended)

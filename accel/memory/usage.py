@@ -155,7 +155,7 @@ class Usage:
         """
         writer, reader = self._writer, self._reader
         if not ((writer is timeline or writer is None) and (reader is timeline or reader is None) and self._others is None):
-            dependencies.extend(pair for pair in self.pending() if pair[0] is not timeline)
+            dependencies += self.pending(timeline)
         self._writer = timeline
         self._written = seq
         self._reader = None
@@ -180,15 +180,15 @@ class Usage:
         others = self._others
         return others is None or all(other is timeline or seq <= other.completed for other, seq in others.items())
 
-    def pending(self) -> list[Dependency]:
-        """Return the recorded uses that are not over: the largest number of each timeline."""
+    def pending(self, own: Timeline | None = None) -> list[Dependency]:
+        """Return the recorded uses that are not over: the largest number of each timeline but ``own``."""
         latest = dict(self._others) if self._others else {}
         if self._reader is not None:
             latest[self._reader] = self._read
         writer = self._writer
         if writer is not None and self._written > latest.get(writer, 0):
             latest[writer] = self._written
-        return [pair for pair in latest.items() if pair[1] > pair[0].completed]
+        return [pair for pair in latest.items() if pair[0] is not own and pair[1] > pair[0].completed]
 
     def pending_write(self) -> Dependency | None:
         """Return the last write if it is not over: until then contents are half old, half new."""

@@ -221,7 +221,7 @@ class Sharing:
 
         Return whether there was anything.
         """
-        pending = [pair for pair in block.usage.pending() if pair[0] is not self._outside.timeline]
+        pending = block.usage.pending(self._outside.timeline)
         if any(lane.enqueued < seq for lane, seq in pending):
             raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
         events = self._context.events
