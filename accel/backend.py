@@ -405,12 +405,12 @@ class TakesScratch(Protocol):
     Attributes
     ----------
     scratch : mapping
-        Library -> what says how many bytes a kernel of its works in, at least, given the op. The kernel finds their address, a multiple of 256,
-        behind those of its results; it is 0 if they are 0. ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's thread,
-        perhaps several times for one op.
+        Library and kind of an op -> what says how many bytes its kernel works in, at least, given the op. The kernel finds their address, a multiple
+        of 256, behind those of its results; it is 0 if they are 0. ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's
+        thread, perhaps several times for one op.
     """
 
-    scratch: Mapping[str, Callable[[Any], int | None]]
+    scratch: Mapping[tuple[str, str], Callable[[Any], int | None]]
 
     def measure_scratch(self, op: Any) -> None:
         """See that :attr:`scratch` knows of an op. May block; called on any thread, several at once."""

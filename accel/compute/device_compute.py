@@ -296,7 +296,7 @@ class DeviceCompute(ComputeBackend):
         if kernel is None:
             raise UnsupportedError(f"{self.name} has no kernel for {op.kind}", device=self._spec, op=op.kind)
         scratch = 0
-        if isinstance(device, TakesScratch) and (size := device.scratch.get(op.library)) is not None:
+        if isinstance(device, TakesScratch) and (size := device.scratch.get((op.library, op.kind))) is not None:
             while (nbytes := size(op)) is None:
                 device.measure_scratch(op)
             scratch = self.alloc(nbytes)

@@ -161,7 +161,7 @@ class Context(ContextBase):
             lane = transfers or given or lanes.choose((library,), plan, buffers.blocks)
         refs = plan.writes
         scratch = self.scratch
-        if (plan.status is not None or library in scratch.sizes) and not scratch.reserve(op, plan, lane):
+        if (plan.status is not None or (library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
             return False
         if plan.creates:
             made = submission.made or self.core.refs.make(plan.creates, self.generation)
@@ -212,7 +212,7 @@ class Context(ContextBase):
             block = blocks[ref.buffer]
             block.usage.write(lane, seq, dependencies)
             outputs.append(block.address + ref.offset)
-        if plan.status is not None or op.library in self.scratch.sizes:
+        if plan.status is not None or (op.library, op.kind) in self.scratch.sizes:
             lent = self.scratch.lend(op, plan, lane, seq, dependencies)
             outputs += lent
             if status is not None:
@@ -397,7 +397,7 @@ class Context(ContextBase):
                 op.check()
             if op.library not in lane.provided:
                 return False
-            if (plan.status is not None or op.library in scratch.sizes) and not scratch.reserve(op, plan, lane):
+            if (plan.status is not None or (op.library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
                 return False
             if plan.creates:
                 made = outputs[index]

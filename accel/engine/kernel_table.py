@@ -74,10 +74,8 @@ class KernelTable:
         if family is not None and name not in self.parts and family not in FAMILIES:
             if name in LIBRARIES:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
-            brought = self.parts[name] = family.part(backend) or BackendPart({})
+            self.parts[name] = family.part(backend) or BackendPart({})
             self.may_block = self._may_block
-            if brought.scratch is not None:
-                self._scratch.add(name, brought.scratch)
         is_leaving = name in self.leaving
         part = None if is_leaving else self.parts.get(name)
         native = self._device.kernels(name) if part is None else part.kernels
@@ -91,6 +89,8 @@ class KernelTable:
             elif family is None and isinstance(op, FamilyOp):
                 remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
             raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self._core.name, remedy=remedy)
+        if part is not None and part.scratch is not None:
+            self._scratch.add(op, part.scratch)
         if isinstance(type(op).library, str):  # else it is a field: ops of one class are of several libraries
             self.found[type(op)] = kernel
         return kernel

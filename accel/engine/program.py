@@ -148,7 +148,7 @@ class Program:
         StaleRefError
             If a buffer is gone.
         """
-        turn, libraries = Turn(), context.scratch.sizes
+        turn, scratch = Turn(), context.scratch.sizes
         is_captured = bool(context.device.kernels(Capture.library))
         self.own = [context.own[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.own]
         address = context.buffers.address
@@ -162,7 +162,7 @@ class Program:
             if is_captured:
                 self._check_own(context, op)
             inputs = [address(ref) for ref in plan.reads]
-            outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if op.library in libraries else ())]
+            outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if (op.library, op.kind) in scratch else ())]
             self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:

@@ -41,7 +41,7 @@ class Scratch:
     Attributes
     ----------
     sizes : dict
-        Library -> what says how many bytes an op of its works in, of those whose ops need scratch memory.
+        Library and kind of an op -> what says how many bytes it works in, of those that need scratch memory.
     """
 
     __slots__ = ("_allocator", "_device", "_reserved", "_system", "sizes")
@@ -50,18 +50,18 @@ class Scratch:
         self._device: Any = device
         self._allocator = allocator
         self._system = system
-        self.sizes: dict[str, Callable[[Any], int | None]] = dict(device.scratch) if isinstance(device, TakesScratch) else {}
+        self.sizes: dict[tuple[str, str], Callable[[Any], int | None]] = dict(device.scratch) if isinstance(device, TakesScratch) else {}
         self._reserved: Block | None = None  # for the op that is about to be sent
 
-    def add(self, library: str, size: Callable[[Any], int]) -> None:
-        """Ask ``size`` how many bytes an op of a library works in, which is not the backend's."""
-        self.sizes[library] = partial(_checked, size)
+    def add(self, op: KernelOp, size: Callable[[Any], int]) -> None:
+        """Ask ``size`` how many bytes ops of a kind work in, whose library is not the backend's."""
+        self.sizes[op.library, op.kind] = partial(_checked, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: Lane) -> bool:
         """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
         if self._reserved is not None:
             self.give_up()  # of an op that could not even be sent
-        size = self.sizes.get(op.library)
+        size = self.sizes.get((op.library, op.kind))
         nbytes = 0 if size is None else size(op)
         if nbytes is None:
             return False
@@ -86,7 +86,7 @@ class Scratch:
         if block is None:
             return [0]
         addresses = [] if plan.status is None else [block.address]
-        if op.library in self.sizes:
+        if (op.library, op.kind) in self.sizes:
             addresses.append(block.address + _room(plan))
         block.usage.write(lane, seq, dependencies)
         self._allocator.free(block)
@@ -99,7 +99,7 @@ class Scratch:
         """
         most: list[int] = [] if plan is None or plan.status is None else [0]
         for op in ops:
-            size = self.sizes.get(op.library)
+            size = self.sizes.get((op.library, op.kind))
             if size is not None:
                 while (nbytes := size(op)) is None:
                     await self._system.run_blocking(self._device.measure_scratch, op)

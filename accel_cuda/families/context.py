@@ -60,9 +60,9 @@ class ContextFamilies:
             found |= {(name, kind): state.commands for kind in state.kernels}
         return found
 
-    def scratch(self) -> dict[str, Callable[[Any], int | None]]:
-        """Return what says how many bytes ops work in: library -> that of its ops; see :class:`accel.backend.TakesScratch`."""
-        return {name: state.scratch_nbytes for name, state in self.states.items()}
+    def scratch(self) -> dict[tuple[str, str], Callable[[Any], int | None]]:
+        """Return what says how many bytes ops work in: library and op kind -> that; see :class:`accel.backend.TakesScratch`."""
+        return {(name, kind): state.scratch_nbytes for name, state in self.states.items() for kind in state.kernels}
 
     def checks(self) -> dict[tuple[str, str], LaneCheck]:
         """Return whether ops may block because their program or something in their lane is not there: library and op kind -> check."""

@@ -72,8 +72,6 @@ class DnnLibrary(FamilyState[Cudnn]):
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its plan was not made yet; see :class:`accel.backend.TakesScratch`."""
-        if op.kind not in self.kernels:
-            return 0
         if op.kind in training.WORKING:
             return training.scratch_nbytes(op)
         work = derived(op, _work_of)

@@ -61,7 +61,7 @@ class FftLibrary(FamilyState[FftPlans]):
         return _UNKNOWN if needs is None else max(1, needs[1])
 
     def _needs_of(self, op: Any) -> tuple[int, int] | None:
-        if op.kind not in self.kernels or not _size(op):
+        if not _size(op):
             return 0, 0
         key = _signature(op)
         needs = self._needs.get(key)

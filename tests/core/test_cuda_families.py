@@ -157,7 +157,7 @@ def test_its_commands_are_counted(setup: Setup) -> None:
 
 
 def test_its_ops_work_in_memory_that_is_measured_first(setup: Setup) -> None:
-    size = setup.families.scratch()["fake"]
+    size = setup.families.scratch()["fake", "planned"]
     assert size(op("planned")) is None
     setup.families.measure_scratch(op("planned"))
     assert size(op("planned")) == 512

@@ -64,7 +64,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
         said.known[op.kind, op.x.shape] = op.x.nbytes if op.kind == "unary" else 0
 
     monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: kernels if library == "elementwise" else original(self, library))
-    scratch = {"elementwise": lambda op: said.known.get((op.kind, op.x.shape))}
+    scratch = {("elementwise", kind): lambda op: said.known.get((op.kind, op.x.shape)) for kind in kernels}
     monkeypatch.setattr(CpuDevice, "scratch", scratch, raising=False)
     monkeypatch.setattr(CpuDevice, "measure_scratch", measure, raising=False)
     return said
