@@ -22,7 +22,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_choice", "converted", "number"]
+__all__ = ["check_choice", "check_count", "check_flag", "converted", "number"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,6 +69,31 @@ def check_choice(name: str, value: object, *choices: str) -> None:
     if not isinstance(value, str) or value not in choices:
         *most, last = map(repr, choices)
         raise InvalidArgumentError(f"{name} is {_shown(value)}", remedy=f"Use {', '.join(most)} or {last}.")
+
+
+def check_count(name: str, value: int, least: int = 1, *, remedy: str | None = None) -> int:
+    """Return ``value`` if it is an int of at least ``least``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy=remedy or f"Give an int of at least {least}.")
+    return value
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless ``value`` is a bool.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not.
+    """
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy="Give True or False.")
 
 
 def converted(

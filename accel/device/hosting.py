@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
 from accel.engine.hosts import InlineHost, ProcessHost
-from accel.engine.options import positive
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.values import check_choice
+from accel.values import check_choice, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
             f"host is {host!r}", remedy=f"Use one of {', '.join(map(repr, _HOSTS))}, an accel.InlineHost or an accel.ProcessHost."
         )
     check_choice("standby", standby, "none", "imports", "context", "model")
-    positive("spares", spares, "Give how many spare children there are, from 1; standby='none' is for none.")
+    check_count("spares", spares, remedy="Give how many spare children there are, from 1; standby='none' is for none.")
     if standby == "none" and spares > 1:
         raise InvalidArgumentError(
             f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from accel.actors.checks import check_seconds
 from accel.errors import InvalidArgumentError
+from accel.values import check_flag
 
 __all__ = ["HostOption", "InlineHost", "ProcessHost"]
 
@@ -58,8 +59,7 @@ class ProcessHost:
     heartbeat_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        if type(self.after_fault) is not bool:
-            raise InvalidArgumentError(f"after_fault is {self.after_fault!r}", remedy="Give True or False.")
+        check_flag("after_fault", self.after_fault)
         _check_times(self)
         if self.heartbeat_timeout < self.heartbeat_interval:
             raise InvalidArgumentError(

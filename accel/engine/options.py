@@ -11,7 +11,7 @@ from accel.engine.hosts import ProcessHost
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
-from accel.values import check_choice
+from accel.values import check_choice, check_count, check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from accel.completion import CompletionName
     from accel.errors import AccelError
 
-__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options", "positive"]
+__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options"]
 
 Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
@@ -82,19 +82,19 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
-    if positive("streams", streams, _STREAMS) > _MOST_STREAMS:
+    if check_count("streams", streams, remedy=_STREAMS) > _MOST_STREAMS:
         raise InvalidArgumentError(f"streams is {streams}, and {_MOST_STREAMS} are the most", remedy=_STREAMS)
     check_choice("overload", overload, "wait", "reject")
-    _check_flag("debug", debug)
+    check_flag("debug", debug)
     return DeviceOptions(
         completion=resolve_strategy(completion),
         # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
         streams=1 if debug else streams,
         libraries=_libraries(libraries),
-        memory_limit=None if memory_limit is None else positive("memory_limit", memory_limit),
-        pinned_limit=None if pinned_limit is None else positive("pinned_limit", pinned_limit),
-        pending_limit=positive("pending_limit", pending_limit),
-        max_in_flight=positive("max_in_flight", max_in_flight),
+        memory_limit=None if memory_limit is None else check_count("memory_limit", memory_limit),
+        pinned_limit=None if pinned_limit is None else check_count("pinned_limit", pinned_limit),
+        pending_limit=check_count("pending_limit", pending_limit),
+        max_in_flight=check_count("max_in_flight", max_in_flight),
         overload=overload,
         restart=_restart(restart),
         faults=_faults(faults),
@@ -114,19 +114,6 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     return cast("tuple[Library, ...]", tuple(ready))
 
 
-def positive(name: str, value: int, remedy: str = "Give a positive int.") -> int:
-    """Return ``value`` if it is an int of at least 1.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not, with the remedy.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy)
-    return value
-
-
 def _restart(value: RestartStrategy | None) -> RestartStrategy:
     if value is None:
         return RestartStrategy()
@@ -144,8 +131,3 @@ def _faults(value: FaultSource | None) -> FaultSource | None:
     if isinstance(value, type) or (value is not None and not callable(getattr(value, "take", None))):
         raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an instance: accel.testing.FaultPlan().")
     return value
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")

@@ -14,6 +14,7 @@ from accel.libraries.kernel_library import Operand
 from accel.ops.base import FamilyOp, Plan, Spec, operand
 from accel.ops.user_plans import with_dtypes
 from accel.ref import AccelRef
+from accel.values import check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -198,8 +199,7 @@ def kernel_op(
         )
     if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not cost >= 0:
         raise InvalidArgumentError(f"cost is {cost!r}", remedy="Give the seconds that the function takes, such as 1e-3.")
-    if not isinstance(capturable, bool):
-        raise InvalidArgumentError(f"capturable is {capturable!r}", remedy="Give True or False.")
+    check_flag("capturable", capturable)
 
     def decorate(function: Any) -> Any:
         return _op_class(function, like, makes, cost, capturable=capturable)

@@ -9,6 +9,7 @@ from encodings.aliases import aliases
 from typing import Any
 
 from accel.errors import InvalidArgumentError
+from accel.values import check_count
 
 __all__ = ["LATE", "TOO_LONG", "UNKNOWN_CHARSET", "check_limits", "has_known_charset", "parsed"]
 
@@ -34,8 +35,8 @@ def check_limits(limit: int | None, timeout: float | None) -> None:
     InvalidArgumentError
         ``limit`` is neither ``None`` nor an int of at least 1, or ``timeout`` neither ``None`` nor seconds.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise InvalidArgumentError(f"body_limit is {limit!r}", remedy="Give the most bytes that a body may have, at least 1, or None.")
+    if limit is not None:
+        check_count("body_limit", limit, remedy="Give the most bytes that a body may have, at least 1, or None.")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf):
         raise InvalidArgumentError(f"body_timeout is {timeout!r}", remedy="Give the seconds in which a body must arrive, or None.")
 

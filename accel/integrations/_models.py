@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.errors import InvalidArgumentError, MailboxFullError, UnsupportedError
 from accel.integrations.encoding import dumps
+from accel.values import check_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +44,7 @@ class ModelRoute:
     def __init__(self, name: str, timeout: float | None, max_list: int) -> None:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None.")
-        if isinstance(max_list, bool) or not isinstance(max_list, int) or max_list < 0:
-            raise InvalidArgumentError(f"max_list is {max_list!r}", remedy="Give how many items a request may have; 0 for no route.")
+        check_count("max_list", max_list, 0, remedy="Give how many items a request may have; 0 for no route.")
         self.name = name
         self.timeout = timeout
         self.max_list = max_list

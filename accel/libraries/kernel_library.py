@@ -14,6 +14,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp
 from accel.ops.base import check_frozen
+from accel.values import check_count, check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,15 +259,10 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
     name = getattr(library, "name", None)
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"{library.__name__} has no name", remedy='Give it one: `name = "mine"`.')
-    launches = getattr(library, "launches", None)
-    if type(launches) is not int or launches < 1:
-        raise InvalidArgumentError(
-            f"{library.__name__}.launches is {launches!r}",
-            remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
-        )
+    remedy = "Give the most kernels and copies that a kernel method enqueues, such as 64."
+    check_count(f"{library.__name__}.launches", library.launches, remedy=remedy)
     for option in ("several_streams", "eager", "captures"):
-        if not isinstance(getattr(library, option), bool):
-            raise InvalidArgumentError(f"{library.__name__}.{option} is {getattr(library, option)!r}", remedy="Set it to True or False.")
+        check_flag(f"{library.__name__}.{option}", getattr(library, option))
     if library.captures and library.several_streams:
         raise InvalidArgumentError(
             f"{library.__name__} captures its stream, and has several", remedy="Set captures or several_streams to False."

@@ -21,6 +21,7 @@ from accel.models.tensor_spec import BATCH, Buckets, Item, TensorSpec
 from accel.models.version import VersionLoader
 from accel.models.versions import Coming, Versions
 from accel.models.weights import collect
+from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from accel.actors.system import ActorSystem
     from accel.models.outputs import OutputSpecs
     from accel.models.relations import BatchAxis
-    from accel.models.runner import ModelDevice
+    from accel.models.runner import ModelDevice, Operand
     from accel.models.tensor_spec import Inputs, Sizes
     from accel.models.version import Version
     from accel.models.weights import Progress
-    from accel.ref import AccelRef
 
 __all__ = ["Model"]
 
@@ -307,11 +307,27 @@ class Model:
         return together
 
     async def _part(self, version: Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
-        """Run inputs that fit a bucket, and return the outputs, cut to their size."""
-        bucket = self._buckets.bucket(sizes)
+        """Run inputs that fit a bucket, and return the outputs, cut to their size: on the host only the rows that are wanted are fetched."""
+        deadline, bucket, outputs = deadline_of(timeout), self._buckets.bucket(sizes), version.outputs
         self._count(version, bucket)
-        outputs = await version.forward(arrays, bucket, sizes, timeout, to_host=to_host)
-        return version.outputs.cut(outputs, sizes)
+        known = await version.relations.known(bucket, timeout)
+        operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
+        if not to_host:
+            return outputs.cut(await version.runner.run(operands, known.specs, left(deadline)), sizes)
+        found = await version.runner.fetch(operands, known.specs, outputs.leading(sizes.get(BATCH, 0)), left(deadline))
+        version.relations.check_common(found, known)
+        return outputs.cut(found, sizes)
+
+    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:
+        """Return an input of the size of a bucket."""
+        if not isinstance(value, AccelRef):
+            return self._buckets.padded(name, value, bucket)
+        spec = self._buckets.inputs[name]
+        widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
+        if not any(after for _, after in widths):
+            return value
+        padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
+        return padded
 
     def _count(self, version: Version, bucket: Sizes) -> None:
         self._forwards[tuple(map(bucket.__getitem__, self._buckets.lengths))] += 1

@@ -22,21 +22,18 @@ from accel.errors import (
 )
 from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
-from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
-from accel.models.tensor_spec import BATCH
+from accel.models.runner import FunctionRunner, LibraryRunner
 from accel.models.weights import Collected, collect, load_weights
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from accel.actors.system import ActorSystem
     from accel.models.adapters.base import ModelSource
     from accel.models.outputs import OutputSpecs
     from accel.models.relations import BatchAxis
-    from accel.models.runner import ModelDevice, Operand, Runner
-    from accel.models.tensor_spec import Buckets, Sizes
+    from accel.models.runner import ModelDevice, Runner
+    from accel.models.tensor_spec import Buckets
     from accel.models.weights import Progress
+    from accel.ref import AccelRef
 
 __all__ = ["Version", "VersionLoader"]
 
@@ -73,9 +70,8 @@ class Version:
         What its outputs have to do with its inputs.
     """
 
-    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, relations: Relations) -> None:
+    def __init__(self, device: ModelDevice, number: int, runner: Runner, relations: Relations) -> None:
         self._device = device
-        self._buckets = buckets
         self.number = number
         self.runner = runner
         self.weights: dict[str, AccelRef] = {}
@@ -107,36 +103,6 @@ class Version:
     def outputs(self) -> OutputSpecs:
         """What the model returns."""
         return self.relations.outputs
-
-    async def forward(
-        self, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
-    ) -> Sequence[Any]:
-        """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them.
-
-        Raises
-        ------
-        LibraryError
-            The outputs are not what was established when the model was loaded.
-        """
-        deadline = deadline_of(timeout)
-        known = await self.relations.known(bucket, timeout)
-        operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
-        if not to_host:
-            return await self.runner.run(operands, known.specs, left(deadline))
-        found = await self.runner.fetch(operands, known.specs, self.outputs.leading(sizes.get(BATCH, 0)), left(deadline))
-        self.relations.check_common(found, known)
-        return found
-
-    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:
-        """Return an input of the size of a bucket."""
-        spec = self._buckets.inputs[name]
-        if not isinstance(value, AccelRef):
-            return self._buckets.padded(name, value, bucket)
-        widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
-        if not any(after for _, after in widths):
-            return value
-        padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
-        return padded
 
     def _begin_to_compare(self) -> None:
         """Compare the weights with their checksums beside the calls, unless that is going on."""
@@ -221,7 +187,7 @@ class VersionLoader:
         make = LibraryRunner if self._source.function is None else FunctionRunner
         runner = make(self._device, self._source, self._buckets)
         relations = Relations(self._device, runner, self._buckets, self._system, self._batch_axis)
-        return Version(self._device, self._buckets, number, runner, relations)
+        return Version(self._device, number, runner, relations)
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights; reads no elements."""

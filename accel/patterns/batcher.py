@@ -29,7 +29,7 @@ from accel.patterns.recovering import until_ready
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
-from accel.values import check_choice
+from accel.values import check_choice, check_count, check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -126,15 +126,14 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         fingerprint: Callable[[T], Hashable] | None = None,
         close_timeout: float = 10.0,
     ) -> None:
-        _check_counts(max_items=max_items, max_in_flight=max_in_flight)
-        if max_pending is None:
-            max_pending = 8 * max_items * max_in_flight
-        _check_counts(max_pending=max_pending, least=max_items)
-        _check_counts(remember_poison=remember_poison, least=0)
+        most = check_count("max_items", max_items) * check_count("max_in_flight", max_in_flight)
+        max_pending = 8 * most if max_pending is None else check_count("max_pending", max_pending, max_items)
+        check_count("remember_poison", remember_poison, 0)
         _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
         if not (isinstance(quarantine_idle, float) and quarantine_idle == math.inf):
             _check_seconds(quarantine_idle=quarantine_idle)
-        _check_choices(overload, idempotent)
+        check_choice("overload", overload, "wait", "reject")
+        check_flag("idempotent", idempotent)
         _check_hooks(handler, size, device, quarantine, fingerprint)
         self._handler = handler
         self._max_items = max_items
@@ -451,20 +450,6 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if self._state == "open":
             return ActorStoppedError("the batch's handler was cancelled before it answered", remedy="Send the item again.")
         return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
-
-
-def _check_counts(*, least: int = 1, **values: int) -> None:
-    """Raise unless each of ``values`` is an int of at least ``least``."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
-
-
-def _check_choices(overload: object, idempotent: object) -> None:
-    """Raise unless these are one of their choices."""
-    check_choice("overload", overload, "wait", "reject")
-    if not isinstance(idempotent, bool):
-        raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
 
 
 def _check_hooks(handler: object, size: object, device: object, quarantine: object, fingerprint: object) -> None:

@@ -73,12 +73,8 @@ class PoisonMemory:
         if len(self.errors) > self.limit:
             self.errors.popitem(last=False)
 
-    def recall(self, item: Any) -> PoisonedInputError | None:
-        """Return an error for the caller of an item that is remembered, or ``None``."""
-        return self.recall_by(self.key(item), item) if self.errors else None
-
     def recall_by(self, key: Hashable, item: Any) -> PoisonedInputError | None:
-        """As :meth:`recall`, of an item whose fingerprint is known."""
+        """Return an error for the caller of an item with this fingerprint, if it is remembered, or ``None``."""
         found = None if key is None else self.errors.get(key)
         if found is None:
             return None

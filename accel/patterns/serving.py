@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from accel.errors import InvalidArgumentError
 from accel.models import Model
 from accel.patterns.batcher import DynamicBatcher
+from accel.values import check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,9 +48,8 @@ class ModelService(DynamicBatcher[Any, Any]):
                 f"max_items is {max_items}, and the largest batch of {model!r} {most}", remedy="Load the model with a larger bucket."
             )
         self.model = model
-        for name, flag in (("check_finite", check_finite), ("quarantine", quarantine)):
-            if not isinstance(flag, bool):
-                raise InvalidArgumentError(f"{name} is {flag!r:.80}", argument=name, remedy="Give True or False.")
+        check_flag("check_finite", check_finite)
+        check_flag("quarantine", quarantine)
         self._check_finite = check_finite
         self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
         self._apart_version = 0

@@ -205,18 +205,15 @@ class Residents:
     async def _load(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> None:
         """Load, and answer all waiters, also with an error; the next call tries again."""
         try:
-            value, refs, generation = await self._loaded(name, entry, loader)
-        except asyncio.CancelledError:
-            entry.tell(None, ClosedError(f"device {self._core.name} was closed while resident {name!r} was loaded", device=self._core.name))
-            raise
+            entry.value, entry.refs, entry.generation = await self._loaded(name, entry, loader)
         except Exception as error:
             entry.tell(None, error)
-        except BaseException as error:
-            entry.tell(None, ClosedError(f"the load of resident {name!r} ended with {type(error).__name__}", device=self._core.name))
+        except BaseException as error:  # the device is closed, or the program ends
+            text = f"the load of resident {name!r} on {self._core.name} ended with {type(error).__name__}"
+            entry.tell(None, ClosedError(text, device=self._core.name))
             raise
         else:
-            entry.value, entry.refs, entry.generation = value, refs, generation
-            entry.tell(value)
+            entry.tell(entry.value)
 
     async def _loaded(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> tuple[Any, tuple[AccelRef, ...], int]:
         core = self._core

@@ -19,7 +19,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import operand, same_dtype
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseRef, sparse_of
-from accel.values import number
+from accel.values import check_count, number
 
 if TYPE_CHECKING:
     from accel.solvers.device import Graph, Recorder, SolvingDevice
@@ -77,8 +77,8 @@ class Options:
             if isinstance(number(name, value), complex) or not value >= 0:
                 raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a number of 0 or more.")
         for name, count in (("maxiter", self.maxiter), (what, self.every)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise InvalidArgumentError(f"{name} is {count!r}", remedy="Give an int of 1 or more.")
+            if count is not None:
+                check_count(name, count)
         if self.timeout is not None:
             number("timeout", self.timeout)
 

@@ -9,6 +9,7 @@ from typing import Self
 from accel.backend import Injection
 from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError
 from accel.ops import Checksum, Free, KernelOp
+from accel.values import check_count
 
 __all__ = ["FaultPlan"]
 
@@ -95,8 +96,7 @@ class FaultPlan:
         self._released.wait()
 
     def _plan(self, n: int, op: str | None, action: Injection | AccelError) -> Self:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidArgumentError(f"n is {n!r}", remedy="Ops are counted from 1.")
+        check_count("n", n, remedy="Ops are counted from 1.")
         kinds = _kinds()
         if op is not None and (not isinstance(op, str) or op not in kinds):
             raise InvalidArgumentError(

@@ -197,17 +197,14 @@ def test_what_is_remembered_keeps_neither_the_item_nor_its_batch() -> None:
     gc.collect()
     assert [each() for each in gone] == [None, None]
     other = Thing()
-    found = memory.recall(other)
+    found = memory.recall_by(memory.key(other), other)
     assert found is not None
     assert (found.item, found.code, found.remembered) == (other, 700, True)
-    assert found is not memory.recall(other)
+    assert found is not memory.recall_by(memory.key(other), other)
 
 
-def test_an_empty_memory_makes_no_fingerprints() -> None:
+def test_a_memory_for_nothing_makes_no_fingerprints() -> None:
     asked: list[object] = []
-    memory = PoisonMemory(1, asked.append)
-    assert memory.recall("item") is None
-    assert asked == []
     nothing = PoisonMemory(0, asked.append)
     nothing.remember(accel.PoisonedInputError("poison", item="item"))
     assert (len(nothing.errors), asked) == (0, [])
