@@ -186,16 +186,11 @@ class Lanes:
                     newest, most = lane, seq - writer.completed
         if newest is not None and newest.provided.issuperset(libraries):
             return newest
-        least, fewest = self.pool[0], -1
-        lacking: Lane | None = None
         for lane in self.pool:
-            unfinished = lane.issued - lane.completed
-            if not lane.provided.issuperset(libraries):
-                lacking = lacking or lane
-            elif not unfinished:
+            if lane.completed == lane.issued and lane.provided.issuperset(libraries):
                 return lane
-            elif unfinished < fewest or fewest < 0:
-                least, fewest = lane, unfinished
+        able = [lane for lane in self.pool if lane.provided.issuperset(libraries)]
+        lacking = next((lane for lane in self.pool if lane not in able), None)
         if lacking is None and self.unused:
             lacking = self.grow()
             if lacking.provided.issuperset(libraries):
@@ -203,7 +198,7 @@ class Lanes:
         if lacking is not None and not self._is_asking:
             self._is_asking = True
             self._equip(lacking, next(library for library in libraries if library not in lacking.provided))
-        return least
+        return min(able, key=_unfinished) if able else self.pool[0]
 
     def choose_for(self, batch: BatchSubmission, own: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
         """Return where a batch goes, all of it.
@@ -241,6 +236,10 @@ class Lanes:
     def idle_lanes(self) -> list[Lane]:
         """Return the lanes whose workspaces can be given back now."""
         return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]
+
+
+def _unfinished(lane: Lane) -> int:
+    return lane.issued - lane.completed
 
 
 def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | None]:
