@@ -38,7 +38,7 @@ def install(session: nox.Session, *, extras: str = "", groups: tuple[str, ...] =
 @nox.session
 def demo(session: nox.Session) -> None:
     """Serve real digits while a request kills what computes it, beside a plain asyncio service; the fastest way to see what this is."""
-    session.install(".")
+    session.install(".[cli]")
     # The demo closes its system on Ctrl-C; nox would kill it after 0.3 s.
     session.run("python", "-m", "accel", "demo", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
@@ -46,7 +46,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU and no browser; with arguments, run pytest with these alone: ``-- -m quick -n 2`` takes 90 s at most."""
-    install(session, extras="cpu,web,metrics", groups=("tests", "search"))
+    install(session, extras="cpu,web,cli,metrics", groups=("tests", "search"))
     session.run("pytest", *(session.posargs or ("-m", WITHOUT_SYSTEM_PACKAGES, *TWO_AT_ONCE)), env=CHILDREN)
 
 
@@ -69,7 +69,7 @@ def pages(session: nox.Session) -> None:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Run the same tests, which take a third longer, and fail if they reach less than 95 % of the lines and branches."""
-    install(session, extras="cpu,web,metrics", groups=("tests", "search"))
+    install(session, extras="cpu,web,cli,metrics", groups=("tests", "search"))
     session.run("pytest", "-m", WITHOUT_SYSTEM_PACKAGES, *TWO_AT_ONCE, *COVERAGE, *session.posargs, env=CHILDREN)
 
 
@@ -101,7 +101,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Type-check the packages, the tests, the examples, the benchmarks and this file."""
-    install(session, extras="cpu,web,metrics", groups=("types",))
+    install(session, extras="cpu,web,cli,metrics", groups=("types",))
     # mypy refuses a folder without Python files.
     targets = [name for name in TYPED if Path(name).is_file() or any(Path(name).rglob("*.py"))]
     session.run("mypy", "--strict", *(session.posargs or targets))
@@ -126,7 +126,7 @@ def package(session: nox.Session) -> None:
         folders = {name.split("/")[1] for name in source.getnames()}
     if not {*TYPED, "docs", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"} <= folders:
         session.error("the sdist cannot be tested: it lacks folders")
-    session.install(str(wheel))
+    session.install(f"{wheel}[cli]")
     session.install("--force-reinstall", "--no-deps", str(wheel))  # an earlier one of this version
     with session.chdir(session.create_tmp()):
         environment = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
@@ -138,7 +138,7 @@ def package(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure every case that this machine can run beside its raw twin; ``-- --json FILE`` writes the numbers."""
-    install(session, extras="cpu,web")
+    install(session, extras="cpu,web,cli")
     session.run("python", "benchmarks/run.py", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
 
@@ -193,14 +193,14 @@ def gpu(session: nox.Session) -> None:
             "no NVIDIA driver here (libcuda.so.1 does not load), so no GPU test can run. Run this session on a machine with an NVIDIA GPU "
             "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU"
         )
-    install(session, extras="cpu,web,metrics,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
     session.run("pytest", "-m", "gpu", *(session.posargs or ("tests/gpu",)))
 
 
 @nox.session
 def hardware(session: nox.Session) -> None:
     """Make the record of a machine with a GPU: tests, budgets, service, demo, memcheck, kernels, in about 20 minutes; ``-- --list`` shows the parts."""
-    install(session, extras="cpu,web,metrics,bench,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,bench,cuda", groups=("tests",))
     session.install("cupy-cuda13x", "torch")  # what is measured beside
     session.run("python", "benchmarks/hardware.py", *session.posargs)
 
@@ -208,14 +208,14 @@ def hardware(session: nox.Session) -> None:
 @nox.session
 def memcheck(session: nox.Session) -> None:
     """Run every CUDA kernel of the backend under compute-sanitizer, which comes with the CUDA toolkit; takes minutes."""
-    install(session, extras="cpu,web,metrics,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
     session.run("python", "-m", "tests.gpu.memcheck", *session.posargs)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Break the code in 100 places a room, and count what its tests notice; takes hours. ``-- actors --sample 20 --seed 7`` does less."""
-    install(session, extras="cpu,web,metrics", groups=("mutants",))
+    install(session, extras="cpu,web,cli,metrics", groups=("mutants",))
     session.run("python", "-m", "tests.mutants", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
 

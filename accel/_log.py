@@ -53,7 +53,7 @@ def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tup
 class _Logger:
     """structlog's logger. A child process imports structlog with the first event that it logs, other processes at once.
 
-    Most children log nothing, and structlog is a sixth of what they would import. In a service the first event may
+    Most children log nothing, and structlog, with rich where that is installed, is a sixth of what they would import. In a service the first event may
     be of a fault, whose handling must not wait for an import on the loop.
     """
 

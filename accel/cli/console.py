@@ -1,20 +1,18 @@
-"""What commands print with: tables, and how far long work has come."""
+"""What commands print with: tables and progress, by rich where it is installed and plainly where it is not."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from accel._log import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LoadingProgress", "Progress", "print_table", "quiet_log"]
-
-_MIB = 1 << 20
+__all__ = ["Progress", "print_table", "progress", "quiet_log"]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
@@ -34,6 +32,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     out = sys.stdout if stream is None else stream
     rows = [[one_line(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(_is_number(row[index]) for row in rows) for index in range(len(columns))]
+    # A pipe or a file has no width: there, cutting cells to 80 columns would only lose what was to be read.
+    if out.isatty() and (made := _rich_table(title, columns, right)) is not None:
+        table, console = made
+        for row in rows:
+            table.add_row(*row)
+        console(out).print(table)
+        return
     widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
     if title:
         print(title, file=out)
@@ -47,47 +52,73 @@ def _is_number(text: str) -> bool:
     return not text or text[0].isdigit() or (text[0] in "-+<>" and text[1:2].isdigit()) or text in ("-", "n/a")
 
 
+def _rich_table(title: str, columns: Sequence[str], right: Sequence[bool]) -> tuple[Any, Any] | None:
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+    except ImportError:
+        return None
+    table = Table(title=escape(title) or None, title_justify="left")
+    for column, to_right in zip(columns, right, strict=True):
+        table.add_column(escape(column), justify="right" if to_right else "left", overflow="fold")
+    return table, lambda out: Console(file=out, markup=False, highlight=False)
+
+
 class Progress:
-    """Says on standard error which step of a long run begins: a line each.
+    """Says on standard error how far a long run has come. It draws only when told, so that it takes no time from what is measured.
 
     Parameters
     ----------
+    bar, task
+        rich's, or ``None`` to print a line per step.
     total
         Number of steps.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, bar: Any, task: Any, total: int) -> None:
+        self._bar = bar
+        self._task = task
         self._total = total
-        self._begun = 0
+        self._done = 0
 
     def begin(self, what: str) -> None:
         """Say what is next."""
-        self._begun += 1
-        print(f"[{self._begun}/{self._total}] {what}", file=sys.stderr, flush=True)
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+            self._bar.refresh()
+        else:
+            print(f"[{self._done + 1}/{self._total}] {what}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Count a step as done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+            self._bar.refresh()
 
 
-class LoadingProgress:
-    """Says how much of a model's weights is on the device: a line per tenth.
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Progress]:
+    """Show progress while the block runs: a bar on a terminal with rich, else a line per step."""
+    bar = _rich_bar() if sys.stderr.isatty() else None
+    if bar is None:
+        yield Progress(None, None, total)
+        return
+    with bar:
+        yield Progress(bar, bar.add_task("", total=total), total)
 
-    Parameters
-    ----------
-    what
-        What is loaded.
-    out
-        Where to write.
-    """
 
-    def __init__(self, what: str, out: TextIO) -> None:
-        self._what = what
-        self._out = out
-        self._tenths = -1
-
-    def update(self, done: int, total: int) -> None:
-        """Print a line if it is time: ``done`` of ``total`` bytes are there. A model without weights prints none."""
-        tenths = 10 * done // total if total else self._tenths
-        if tenths > self._tenths:
-            self._tenths = tenths
-            print(f"  loading {self._what}: {done / _MIB:,.1f} of {total / _MIB:,.1f} MiB", file=self._out, flush=True)
+def _rich_bar() -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    # Refreshing by itself means a thread that wakes ten times a second and takes the GIL.
+    return Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
 
 
 @contextlib.contextmanager

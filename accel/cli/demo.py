@@ -200,10 +200,10 @@ async def _serve(
             plain = await stack.enter_async_context(plain_service(model, beside))
             say(out, f"a plain asyncio service has the same model, in process {plain.pid}, and gets the same requests")
         say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
-        screen = DemoScreen((ours,) if plain is None else (ours, beside), arguments.requests, out)
-        witness = Witness(model, strike, middle, screen.note)
-        async with DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device) as batcher:
-            await traffic.run(batcher, arguments.clients, ours, screen, plain, middle if strike is not None else None)
+        with DemoScreen((ours,) if plain is None else (ours, beside), arguments.requests, out) as screen:
+            witness = Witness(model, strike, middle, screen.note)
+            async with DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device) as batcher:
+                await traffic.run(batcher, arguments.clients, ours, screen, plain, middle if strike is not None else None)
     # All of them at once, by the context that survived, so that the number does not depend on which were asked for.
     right = await model.predict(digits.held_out_images) == digits.held_out_labels
     is_intact = await model.is_intact()

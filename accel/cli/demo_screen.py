@@ -1,15 +1,22 @@
-"""What the demo shows while it serves: a line per tenth."""
+"""What the demo shows while it serves: a table by rich on a terminal, a line per tenth elsewhere.
+
+No thread: it draws when it is told of progress.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
 __all__ = ["DemoScreen", "Tally"]
+
+_REFRESH = 0.1
+"""Seconds between two drawings; each takes a millisecond or two from the loop."""
 
 
 @dataclass(slots=True)
@@ -50,9 +57,14 @@ class Tally:
         """Count a request that got no answer."""
         self.failed += 1
 
+    @property
+    def gap_text(self) -> str:
+        """The longest gap, for people."""
+        return "no answer any more" if self.is_over else f"{self.gap * 1e3:,.0f} ms"
+
 
 class DemoScreen:
-    """Shows the tallies.
+    """Shows the tallies: ``with DemoScreen(tallies, 20_000, out) as screen``.
 
     Parameters
     ----------
@@ -68,17 +80,67 @@ class DemoScreen:
         self._tallies = tallies
         self._total = total
         self._out = out
+        self._drawn = 0.0
         self._tenths = 0
+        self._live: Any = _rich_live(out) if out.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.update(_rich_tallies(self._tallies, self._total), refresh=True)
+            self._live.stop()
 
     def update(self) -> None:
-        """Print a line if it is time."""
-        done = self._tallies[0].answered + self._tallies[0].failed
-        tenths = 10 * done // self._total
-        if tenths > self._tenths:
-            self._tenths = tenths
-            counts = "; ".join(f"{tally.name}: {tally.answered:,} answered, {tally.failed:,} failed" for tally in self._tallies)
-            self.note(f"  {done:,} of {self._total:,}  {counts}")
+        """Draw if it is time."""
+        if self._live is None:
+            done = self._tallies[0].answered + self._tallies[0].failed
+            tenths = 10 * done // self._total
+            if tenths > self._tenths:
+                self._tenths = tenths
+                counts = "; ".join(f"{tally.name}: {tally.answered:,} answered, {tally.failed:,} failed" for tally in self._tallies)
+                self.note(f"  {done:,} of {self._total:,}  {counts}")
+            return
+        now = time.perf_counter()
+        if now - self._drawn >= _REFRESH:
+            self._drawn = now
+            self._live.update(_rich_tallies(self._tallies, self._total), refresh=True)
 
     def note(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._out, flush=True)
+        """Print a line, above what is drawn."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._out, flush=True)
+
+
+def _rich_live(out: TextIO) -> Any:
+    """Return what draws in place, or ``None`` where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ModuleNotFoundError:
+        return None
+    return Live(console=Console(file=out), auto_refresh=False)
+
+
+def _rich_tallies(tallies: Sequence[Tally], total: int) -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table("service", "requests", box=None, padding=(0, 2, 0, 0))
+    for heading in ("answered", "failed", "longest gap"):
+        table.add_column(heading, justify="right")
+    for tally in tallies:
+        bar = ProgressBar(total=total, completed=tally.answered, width=30)
+        color = "red" if tally.failed else "green"
+        counts = (
+            f"[green]{tally.answered:,}[/]",
+            f"[{color}]{tally.failed:,}[/]",
+            f"[red]{tally.gap_text}[/]" if tally.is_over else tally.gap_text,
+        )
+        table.add_row(tally.name, bar, *counts)
+    return table

@@ -19,6 +19,7 @@ CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
     "web": {"fastapi": "fastapi", "pydantic": "pydantic", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
+    "cli": {"rich": "rich"},
     "metrics": {"prometheus_client": "prometheus_client"},
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from accel import __version__
-from accel.cli.console import LoadingProgress
+from accel.cli.progress import LoadingProgress
 from accel.cli.targets import opened
 from accel.integrations.encoding import dumps
 from accel.integrations.fastapi import add_model, cancel_on_disconnect, get_device, install, lifespan
@@ -64,8 +64,8 @@ def make_app(
     async def setup(opened_device: Device) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for target in targets:
-                update = LoadingProgress(target.name, sys.stderr).update
-                served = await stack.enter_async_context(opened(target, opened_device, model_options, load_options, update))
+                with LoadingProgress(target.name, sys.stderr) as progress:
+                    served = await stack.enter_async_context(opened(target, opened_device, model_options, load_options, progress.update))
                 path = f"/{target.name}"
                 if isinstance(served, ModelService):
                     add_model(app, path, served, timeout=timeout, body_limit=body_limit)

@@ -115,7 +115,7 @@ def test_an_error_of_accel_is_a_message_and_1(command: Callable[[Any], None], ca
 @pytest.mark.parametrize(
     ("missing", "install"),
     [
-        ("prometheus_client", f"pip install -e '{ROOT}[metrics]'"),
+        ("rich.console", f"pip install -e '{ROOT}[cli]'"),
         ("starlette", f"pip install -e '{ROOT}[web]'"),
         ("aiohttp.web", f"pip install -e '{ROOT}[web]'"),
         ("uvloop", "pip install uvloop"),
@@ -361,6 +361,15 @@ async def test_self_test_ends_by_its_limit() -> None:
 # -- console
 
 
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    for part in ("rich.console", "rich.table", "rich.markup", "rich.progress"):
+        monkeypatch.setitem(sys.modules, part, None)
+
+
 ROWS = [("a", "1.5 us"), ("[b]", "10")]
 PLAIN = "title\nname   value\n----  ------\na     1.5 us\n[b]       10\n\n"
 
@@ -371,11 +380,48 @@ def test_a_table_for_a_pipe_is_plain_text() -> None:
     assert out.getvalue() == PLAIN
 
 
-def test_progress_is_a_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = console.Progress(2)
-    for step in ("one", "two"):
-        shown.begin(step)
+def test_a_table_for_a_terminal_keeps_every_cell() -> None:
+    pytest.importorskip("rich")
+    out = Terminal()
+    console.print_table("title", ("name", "value"), ROWS, stream=out)
+    assert out.getvalue() != PLAIN
+    assert all(cell in out.getvalue() for row in ROWS for cell in row)
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_a_terminal_without_rich_gets_plain_text() -> None:
+    out = Terminal()
+    console.print_table("title", ("name", "value"), ROWS, stream=out)
+    assert out.getvalue() == PLAIN
+
+
+def test_progress_into_a_pipe_is_a_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress(2) as shown:
+        for step in ("one", "two"):
+            shown.begin(step)
+            shown.end()
     assert capsys.readouterr() == ("", "[1/2] one\n[2/2] two\n")
+
+
+def test_progress_on_a_terminal_is_a_bar_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    with console.progress(2) as shown:
+        assert shown._bar.live.auto_refresh is False
+        shown.begin("one")
+        shown.end()
+    assert "1/2" in out.getvalue()
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_progress_on_a_terminal_without_rich_is_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    with console.progress(1) as shown:
+        shown.begin("one")
+        shown.end()
+    assert out.getvalue() == "[1/1] one\n"
 
 
 def test_quiet_log_takes_its_handler_back() -> None:

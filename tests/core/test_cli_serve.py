@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 
 import accel
 from accel.cli import serve
-from accel.cli.console import LoadingProgress
 from accel.cli.digits import Model, load_digits
+from accel.cli.progress import LoadingProgress
 from tests.device_support import bounded, until
 
 if TYPE_CHECKING:
@@ -456,20 +456,30 @@ async def slow(device):
     assert sys.modules[f"{app}_slow"].left[0].state is accel.DeviceState.CLOSED
 
 
-def test_the_loading_of_weights_is_shown() -> None:
-    shown = io.StringIO()
-    progress = LoadingProgress("embed", shown)
-    for mib in range(0, 201, 5):
-        progress.update(mib << 20, 200 << 20)
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_the_loading_of_weights_is_shown(out: type[io.StringIO]) -> None:
+    shown = out()
+    with LoadingProgress("embed", shown) as progress:
+        for mib in range(0, 201, 5):
+            progress.update(mib << 20, 200 << 20)
     text = shown.getvalue()
     assert "loading embed" in text
-    assert "200.0 of 200.0 MiB" in text
-    assert text.count("\n") == 11, "a line a tenth"
+    assert ("200.0 of 200.0 MiB" if out is io.StringIO else "200.0/200.0 MiB") in text
+    if out is io.StringIO:
+        assert text.count("\n") == 11, "a line a tenth"
 
 
 def test_a_model_without_weights_shows_no_loading() -> None:
-    shown = io.StringIO()
-    LoadingProgress("embed", shown).update(0, 0)
+    shown = Terminal()
+    with LoadingProgress("embed", shown) as progress:
+        progress.update(0, 0)
     assert shown.getvalue() == ""
 
 

@@ -197,13 +197,37 @@ def test_what_cannot_be_served_is_said_and_exits_with_2(words: list[str], capsys
     assert "Traceback" not in printed.err
 
 
-def test_there_is_a_line_per_tenth() -> None:
-    out, tally = io.StringIO(), Tally("accel")
-    screen = DemoScreen((tally, Tally("plain")), 20, out)
-    for _ in range(20):
-        tally.on_answer()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_both_services_in_a_table() -> None:
+    out = Terminal()
+    ours, beside = Tally("accel"), Tally("plain")
+    with DemoScreen((ours, beside), 100, out) as screen:
+        for _ in range(40):
+            ours.on_answer()
         screen.update()
-    screen.note("done")
+        screen.note("something [happened]")
+        beside.is_over = True
+        beside.on_failure()
+    drawn = out.getvalue()
+    assert "something [happened]" in drawn
+    assert re.search(r"accel .*40.* ms", drawn)
+    assert re.search(r"plain .*no answer any more", drawn)
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["no terminal", "no rich"])
+def test_elsewhere_there_is_a_line_per_tenth(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    if out.isatty():
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    tally = Tally("accel")
+    with DemoScreen((tally, Tally("plain")), 20, out) as screen:
+        for _ in range(20):
+            tally.on_answer()
+            screen.update()
+        screen.note("done")
     counts = (f"  {n} of 20  accel: {n} answered, 0 failed; plain: 0 answered, 0 failed" for n in range(2, 21, 2))
     assert out.getvalue().splitlines() == [*counts, "done"]
 

@@ -18,13 +18,14 @@ from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.cases import CASES, LAUNCH_CASES
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, BenchCase, Suite, choose
-from accel.cli.console import Progress, print_table, quiet_log
+from accel.cli.console import print_table, progress, quiet_log
 from accel.registry import backend_names, find_device, load_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.backend import AccelBackend, Diagnosis
+    from accel.cli.console import Progress
 
     Loops = dict[str, Callable[[], asyncio.AbstractEventLoop] | None]
 
@@ -142,8 +143,7 @@ def _run(bench: Bench, cases: Sequence[BenchCase], loops: Loops, suite: Suite, p
     first = next(iter(loops))
     turns = [(name, [case for case in cases if not case.once or (name, turn) == (first, 0)]) for turn in range(passes) for name in loops]
     began = time.perf_counter()
-    shown = Progress(sum(len(chosen) for _, chosen in turns))
-    with quiet_log(), contextlib.closing(suite):
+    with quiet_log(), contextlib.closing(suite), progress(sum(len(chosen) for _, chosen in turns)) as shown:
         for name, chosen in turns:
             bench.report.loop = "" if name == first else name
             with asyncio.Runner(loop_factory=loops[name]) as runner:
@@ -165,6 +165,7 @@ async def measure(bench: Bench, cases: Sequence[BenchCase], shown: Progress, pas
         except Exception as error:
             # The other cases' numbers are worth having all the same.
             report.failures[report.named(case.name)] = f"{type(error).__name__}: {error}"
+        shown.end()
 
 
 def _write(report: Report, target: str | None) -> None:
