@@ -378,7 +378,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         device is lost or closed. Cancelling ends the wait alone.
         """
         self._core.check_home()
-        return await self._host.spare_ready()
+        return await self._host.wait_spare_ready()
 
     def info(self) -> DeviceInfo:
         """Return a snapshot of the device.

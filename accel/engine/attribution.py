@@ -1,4 +1,4 @@
-"""What a context's death is charged to: the restart budget, or work that is examined afterwards and found to be the cause."""
+"""Charges the death of a context to the restart budget, or to work that is found to cause it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ class _Death:
 
 
 class Attribution:
-    """Work that will be examined if a context dies under it: ``with device.attribution() as attribution``, around its time on the device.
+    """Work that is examined if a context dies while it is on the device.
 
-    A context that dies meanwhile is rebuilt at once and free of charge. The death counts in the restart budget only when all that was in flight at it is
-    examined, and none of it was found to be the cause.
+    ``with device.attribution() as attribution`` is around its time there.
+
+    A context that dies meanwhile is rebuilt at once and free of charge. The death counts in the
+    restart budget only when all that was in flight at it is examined, and none of it was found to
+    be the cause.
 
     Attributes
     ----------
@@ -52,7 +55,7 @@ class Attribution:
             self.release()
 
     def hold(self) -> None:
-        """Have the deaths wait for one more :meth:`release`: a part of the work is examined after the block."""
+        """Require one more :meth:`release`: a part of the work is examined after the block."""
         self._held += 1
 
     def release(self, *, found: bool = False) -> None:
@@ -65,14 +68,14 @@ class Attribution:
                 if not (death.pending or death.is_found):
                     death.charge()
 
-    def died(self, death: _Death) -> None:
-        """Take the death of a context that the work was on."""
+    def on_death(self, death: _Death) -> None:
+        """Record the death of a context that the work was on."""
         self._deaths.append(death)
         self.deaths += 1
 
 
 def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:
-    """Attribute a context's death to what was in flight, if that is to be examined; return whether it is.
+    """Attribute a context's death to work in flight that is examined; return whether there is any.
 
     Parameters
     ----------
@@ -83,6 +86,6 @@ def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:
     """
     if in_flight:
         death = _Death(len(in_flight), charge)
-        for each in in_flight:
-            each.died(death)
+        for attribution in in_flight:
+            attribution.on_death(death)
     return bool(in_flight)

@@ -1,7 +1,8 @@
-"""Objects as bytes for another process: by name, as pickle does, and by value what only ``__main__`` has.
+"""Objects as bytes for another process: pickled by name, those of ``__main__`` by value.
 
-A notebook's cells and a script are ``__main__``, which a child has of its own. cloudpickle, of the extra
-``notebook``, writes their classes and functions out; pickle reads them where cloudpickle is installed.
+A notebook's cells and a script are ``__main__``, which a child has of its own. cloudpickle, of the
+extra ``notebook``, writes their classes and functions out; pickle reads them where cloudpickle is
+installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The captures into graphs that are going on in one device: while there is one, the work of other libraries cannot be marked."""
+"""The captures into graphs of one device: during one, no stream of other work is marked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class WaitsForCaptures(Protocol):
     """A lane whose work cannot be marked during a capture."""
 
     def go_on(self) -> None:
-        """Take note that no capture is going on any more."""
+        """Mark the work again: no capture is going on any more."""
 
 
 class Captures:
-    """The captures that are going on in one device, and the lanes that wait for their end: a mark of all streams would break them off.
+    """The captures of one device, and the lanes that wait for their end.
+
+    A mark that covers all streams would break a capture off.
 
     Attributes
     ----------
@@ -42,7 +44,10 @@ class Captures:
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
-        """Let no work of other libraries be marked inside the block. On the loop's thread; other tasks run meanwhile."""
+        """Let no work of other libraries be marked inside the block.
+
+        On the loop's thread; other tasks run meanwhile.
+        """
         self.count += 1
         try:
             yield
@@ -54,6 +59,10 @@ class Captures:
 
 
 def captures_of(core: DeviceCore) -> Captures:
-    """Return those of a device. All its contexts in a system have them in common: they may share what the driver calls a context."""
+    """Return those of a device.
+
+    All its contexts in a system have them in common: they may share what the driver calls a
+    context.
+    """
     found: Captures = core.shared.setdefault((Captures, core.name), Captures())
     return found

@@ -76,7 +76,7 @@ class Context(ContextBase):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     owner
         Decides what follows a fault.
     device

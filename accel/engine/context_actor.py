@@ -1,7 +1,8 @@
-"""The actor that makes contexts: one instance per generation, replaced by its supervisor when the context faults.
+"""The actor that makes contexts: one instance per generation, replaced after a fault.
 
-The supervision loop that runs this actor is what rebuilds the context: a fault fails the actor, ``restarting`` gives the dead context back, the
-fresh instance's ``started`` makes the next one, within the budget and after the delays of the device's :class:`~accel.RestartStrategy`.
+The supervision loop that runs this actor is what rebuilds the context: a fault fails the actor,
+``restarting`` gives the dead context back, the fresh instance's ``started`` makes the next one,
+within the budget and after the delays of the device's :class:`~accel.RestartStrategy`.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ logger = get_logger()
 
 
 class ContextActor(Actor[Never, None]):
-    """Owns one context, with its lanes. The kernel actors of the libraries are its children, and end with it.
+    """Owns one context, with its lanes.
+
+    The kernel actors of the libraries are its children, and end with it.
 
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     owner
         Told the context once it is ready, and ``None`` when it is not any more.
     share
@@ -63,7 +66,7 @@ class ContextActor(Actor[Never, None]):
         self._context: Context | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Make the context, warm the libraries that were asked for, and declare the generation ready."""
+        """Make the context, open the libraries of ``libraries=``, and begin the generation."""
         core = self._core
         began = time.perf_counter()
         kept = await core.durable.slabs_to_bind()
@@ -92,7 +95,7 @@ class ContextActor(Actor[Never, None]):
         self._context = made
         if isinstance(device, TellsFaults):
             device.on_fault = partial(_told, made)
-        self._owner.published(made)
+        self._owner.on_published(made)
         core.refs.sharing = made.sharing
         core.became_ready(began)
 
@@ -104,7 +107,10 @@ class ContextActor(Actor[Never, None]):
         return (*[_drawn(lane) for lane in lanes.all], *[ActorTree(name=name, state="idle", depth=0) for name, _ in lanes.unused])
 
     async def _open_eager(self, made: Context) -> None:
-        """Open the registered libraries that are to be open before the generation begins. It begins without those that cannot be."""
+        """Open the registered libraries that are to be open before the generation begins.
+
+        One that cannot be opened is logged, and does not keep the generation from beginning.
+        """
         core = self._core
         for registration in tuple(core.own.values()):
             if not registration.is_eager or registration.is_leaving:
@@ -119,28 +125,31 @@ class ContextActor(Actor[Never, None]):
                 logger.warning("library_not_opened", device=core.name, generation=made.generation, library=registration.name, error=error)
 
     async def receive(self, message: Never, context: ActorContext) -> None:
-        """Take no messages."""
+        """Never called: the actor gets no messages."""
 
     # -- the end
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Give the dead context back, waiting for nothing that runs in it."""
+        """Close the dead context, without waiting for work that runs in it."""
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Give the context back; with nothing left in its streams, their threads have ended when this returns."""
+        """Close the context.
+
+        If its streams are empty, their threads have ended when this returns.
+        """
         made = self._context
         await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0 or made.libraries.calls > 0)
 
     async def _close(self, *, abandon: bool) -> None:
         made, self._context = self._context, None
         if made is not None:
-            self._owner.published(None)
+            self._owner.on_published(None)
             await made.close(abandon=abandon)
 
 
 class _Opened(NamedTuple):
-    """What a context begins with: the backend's context, its streams, and by number the slabs of durable memory."""
+    """The backend's part of a new context: the device, its streams, and mapped slabs by number."""
 
     device: AccelDevice
     streams: Streams
@@ -186,6 +195,9 @@ def _abandon(opened: _Opened) -> None:
 
 
 def _told(context: Context, error: AccelError) -> None:
-    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process; this context may not have queried the driver since."""
+    """Report a fault that surfaced elsewhere in the process. Any thread may call it.
+
+    The context may not have queried the driver since.
+    """
     with contextlib.suppress(RuntimeError):  # its loop has ended
         context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))

@@ -1,4 +1,4 @@
-"""Ops that are sent as several: those on strided views that their kernels do not take, with the copies before and after, and those that others compute."""
+"""Ops that are sent as several: composed ops, and ops that run on copies of strided views."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class OnCopies(Plan):
 
 
 def on_copies(op: KernelOp, plan: Plan) -> Plan:
-    """Return the plan of an op that has strided operands; an :class:`OnCopies` if its kernel does not take all of them."""
+    """Return the plan of an op with strided operands.
+
+    It is an :class:`OnCopies` if the op's kernel does not take all of them.
+    """
     strided = {id(ref): ref for ref in plan.reads + plan.writes if ref.is_strided and not op.takes_strided(ref)}
     if not strided:
         return plan
@@ -52,7 +55,9 @@ def on_copies(op: KernelOp, plan: Plan) -> Plan:
 
 
 class OpList:
-    """Ops in the order in which they are sent, with the refs that they make; those that copy operands are between them, and others stand for composed ones.
+    """Ops in the order in which they are sent, with the refs of their results.
+
+    An op may be sent as several: with copies of its operands, or as the ops that compute it.
 
     Parameters
     ----------
@@ -85,11 +90,11 @@ class OpList:
         return self._count
 
     def clear(self) -> None:
-        """Let go of the ops and what they make."""
+        """Forget the ops and their results."""
         self.ops, self.plans, self.outputs, self._count = [], [], [], 0
 
     def number(self, index: int | None) -> int | None:
-        """Return which of the ops that were given op ``index`` is, copies operands for, or is a part of; ``None`` if a child named none of them."""
+        """Return which of the given ops op ``index`` belongs to; ``None`` if a child named none."""
         return None if index is None or not 0 <= index < len(self._given) else self._given[index]
 
     def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None, shown: tuple[AccelRef, ...] | None = None) -> Any:
@@ -138,7 +143,7 @@ class OpList:
         copies: dict[int, AccelRef] = {}
         for ref in plan.copied:
             # What a user's kernel leaves out of a result stays as it is.
-            is_read = plan.updates or op.library not in LIBRARIES or any(ref is each for each in plan.reads)
+            is_read = plan.updates or op.library not in LIBRARIES or any(ref is read for read in plan.reads)
             copies[id(ref)] = copied(Part(ref, ...) if is_read else Empty(ref.shape, ref.dtype))
         dense = _with_copies(op, copies)
         found = self._check(dense, recording)
@@ -146,7 +151,7 @@ class OpList:
             raise InvalidArgumentError(f"{found.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
         result = self.add(dense, found, recording, plan.writes)
         for ref in plan.copied:
-            if any(ref is each for each in plan.writes):
+            if any(ref is written for written in plan.writes):
                 copied(Part(copies[id(ref)], ..., out=ref))
         return result
 
@@ -160,6 +165,6 @@ def _with_copies(op: Any, copies: Mapping[int, AccelRef]) -> KernelOp[Any]:
         value = getattr(op, field.name)
         if id(value) in copies:
             changed[field.name] = copies[id(value)]
-        elif type(value) is tuple and any(id(each) in copies for each in value):
-            changed[field.name] = tuple([copies.get(id(each), each) for each in value])
+        elif type(value) is tuple and any(id(item) in copies for item in value):
+            changed[field.name] = tuple([copies.get(id(item), item) for item in value])
     return cast("KernelOp[Any]", dataclasses.replace(op, **changed))

@@ -1,4 +1,4 @@
-"""What one opened device keeps over all its generations, and its changes of state."""
+"""The state of one opened device that outlives its contexts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class DeviceCore:
     Parameters
     ----------
     system, backend, description, options, shared
-        Where it was opened, what it is, how it was opened, and what it has in common with other devices of the system.
+        Where it was opened, what it is, how it was opened, and what it has in common with other
+        devices of the system.
     name
         Such as ``"cpu:0"``; ``None``: as described.
     numbers
@@ -135,7 +136,8 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        # As `Home.is_here`, without a call. asyncio's own query of the running loop calls getpid() each time.
+        # As `Home.is_here`, without a call. asyncio's own query of the running loop calls getpid()
+        # each time.
         refs, home = self.refs, self.home
         if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not refs.is_closing and not home.is_inherited:
             return
@@ -146,7 +148,7 @@ class DeviceCore:
             raise ClosedError(f"device {self.name} is closing", device=self.name)
 
     def check_home(self) -> None:
-        """Raise unless this is the loop, thread and process that own the device, whatever its state.
+        """Raise unless this is the device's loop, thread and process, whatever its state.
 
         Raises
         ------
@@ -159,7 +161,10 @@ class DeviceCore:
 
     @property
     def is_poisoned(self) -> bool:
-        """Whether a fault of scope PROCESS or DEVICE has surfaced: where its context was in this process, no other one can be made here."""
+        """Whether a fault of scope PROCESS or DEVICE has surfaced.
+
+        If its context was in this process, no other one can be made here.
+        """
         return self._had_process_fault or getattr(self.backend, "fault", None) is not None
 
     @property
@@ -181,7 +186,7 @@ class DeviceCore:
             listener()
 
     def became_ready(self, began: float, **pairs: object) -> None:
-        """Enter the next generation, whose context has been made since ``began``, and log that: the fault before it was the warning."""
+        """Enter the next generation, whose context has been made since ``began``, and log it."""
         if self.lifecycle.generation:
             self.restarts += 1
             self.rebuild_seconds = time.perf_counter() - self._faulted_at
@@ -192,7 +197,10 @@ class DeviceCore:
         logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
 
     def lost_context(self, error: AccelError, follows: Callable[[AccelError], bool]) -> None:
-        """Make ordinary refs stale at once, and enter REBUILDING or LOST: ``follows`` decides whether there will be another context."""
+        """Make ordinary refs stale, and enter REBUILDING or LOST.
+
+        ``follows`` decides whether there will be another context.
+        """
         self.refs.live_generation = 0
         self._had_process_fault |= error.scope >= FaultScope.PROCESS
         self._faulted_at = time.perf_counter()
@@ -205,7 +213,10 @@ class DeviceCore:
             self.lost(error)
 
     def lost(self, error: BaseException | None) -> None:
-        """Give the device up. Durable memory is kept, as it is now, until the device is reopened or closed."""
+        """Give the device up: it is LOST.
+
+        Durable memory is kept until the device is reopened or closed.
+        """
         self.refs.live_generation = 0
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)

@@ -30,7 +30,7 @@ class DeviceActor(Actor[Submission, None]):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     host
         Where its contexts live.
     """

@@ -1,4 +1,4 @@
-"""The sequence numbers of work that was dropped: nothing runs there, and they are over when what comes before them is."""
+"""The sequence numbers of dropped work: they end when the work before them has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["pass_over"]
 
 
 def pass_over(context: LaunchContext, group: Sendable) -> None:
-    """See that the lane's clock passes the numbers of a group that was dropped, also if nothing comes after it.
+    """Move the lane's clock past the numbers of a dropped group, also if nothing comes after it.
 
     Its lane waits, in its stream, for what the group depends on: the recorded uses stand for that.
     """

@@ -1,8 +1,10 @@
-"""Work that fails in a stream without a fault of the context: whose error it is, and which memory must not be read because of it.
+"""Work that fails in a stream without a fault: whose error it is, and what must not be read.
 
-Streams that run Python report what their work raises (see :class:`accel.backend.ReportsFailures`). On any device a kernel may write a status that says so
-(see :class:`accel.ops.Status`). The op whose work failed ends with its error; so do the ops behind it that read what it was to write, or what such an op
-made of it. Memory is tracked by whole buffers: one is sound again once all of it is written anew.
+Streams that run Python report what their work raises (see :class:`accel.backend.ReportsFailures`).
+On any device a kernel may write a status that says so (see :class:`accel.ops.Status`). The op whose
+work failed ends with its error; so do the ops behind it that read what it was to write, or what
+such an op made of it. Memory is tracked by whole buffers: one is sound again once all of it is
+written anew.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ __all__ = ["Failures"]
 
 
 class _FailingContext(Protocol):
-    """What is needed of the context: see :class:`~accel.engine.context.Context`."""
+    """The members of a context used here: see :class:`~accel.engine.context.Context`."""
 
     core: DeviceCore
     generation: int
@@ -45,22 +47,22 @@ class _FailingContext(Protocol):
     durables: DurableSlabs
 
     def report_fault(self, error: AccelError) -> None:
-        """Take a fault that has surfaced."""
+        """Handle a fault that has surfaced."""
 
 
 class _Uses:
-    """What an op on its way does to memory, as far as a failure before it matters.
+    """The uses of memory by an op in flight that a failure before it affects.
 
     Attributes
     ----------
     reads : list of Dependency
-        Writes whose results it reads, or keeps in part, and which were not known to be over at its dispatch.
+        Writes, pending at the op's dispatch, whose results it reads, or keeps in part.
     replaces : list of Dependency
-        Such writes whose results it overwrites: they stay if it never runs.
+        Pending writes whose results it overwrites: their results stay if the op never runs.
     replaced : AccelError or None
-        What is wrong with results that it overwrites.
+        The error of the write whose result it overwrites.
     error : AccelError or None
-        What it ends with.
+        The op's own error.
     """
 
     __slots__ = ("error", "reads", "replaced", "replaces")
@@ -83,11 +85,12 @@ class Failures:
     Attributes
     ----------
     is_tracking : bool
-        Whether work can fail: a stream of the context reports failures, or a status is not known yet. Else there is nothing to do.
+        Whether work can fail: a stream of the context reports failures, or a status is pending.
     raised : deque
-        What streams have reported and the loop has not looked at: the number of an op, and what its work raised.
+        Failures that streams have reported, and the loop has not handled: the number of an op, and
+        the exception of its work.
     uses : dict
-        By number, in the order of dispatch: what ops that have not ended do to memory.
+        Number -> uses of an op that has not ended, in the order of dispatch.
     has_unsound : bool
         Whether there may be memory that must not be read.
     """
@@ -99,16 +102,18 @@ class Failures:
         self.uses: dict[Dependency, _Uses] = {}
         self.has_unsound = False
         self._is_listening = False
-        self._statuses: dict[Lane, deque[tuple[int, PendingStatus]]] = {}  # those not known yet, oldest first
+        self._statuses: dict[Lane, deque[tuple[int, PendingStatus]]] = {}  # not known yet, oldest first
         self._dropped: list[Dependency] = []
-        # By buffer: the failed write, and its error. It is unsound as long as that is the last write.
+        # Buffer -> the failed write, and its error. The buffer is unsound while that is its last
+        # write.
         self._unsound: dict[int, tuple[Dependency, AccelError]] = {}
 
     def listen(self, lane: Lane) -> None:
         """Have a lane's stream report what its work raises, if it can."""
         stream, raised = lane.stream, self.raised
         if isinstance(stream, ReportsFailures):
-            # Ops are enqueued in the order of their numbers: this is the number of the one that enqueues.
+            # Ops are enqueued in the order of their numbers: the op that is being enqueued has the
+            # next.
             stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: raised.append(((lane, seq), error)))
             self.is_tracking = self._is_listening = True
 
@@ -125,7 +130,7 @@ class Failures:
                 raise self._unsound[ref.buffer][1].clone()
 
     def enlist(self, lane: Lane, seq: int, plan: Plan) -> None:
-        """Take note of what an op reads and overwrites. Called before its uses are recorded.
+        """Record what an op reads and overwrites. Called before its uses are recorded.
 
         Where nothing is in flight and all memory is sound, there is nothing to take note of.
         """
@@ -147,7 +152,10 @@ class Failures:
             self.uses[lane, seq] = uses
 
     def expect(self, lane: Lane, seq: int, status: PendingStatus) -> None:
-        """Take note that an op's status will say whether it has succeeded. Called after :meth:`enlist`."""
+        """Expect an op's status, which will say whether it has succeeded.
+
+        Called after :meth:`enlist`.
+        """
         self.uses.setdefault((lane, seq), _Uses())  # so that the end of any op looks at it
         self._statuses.setdefault(lane, deque()).append((seq, status))
         self.is_tracking = True
@@ -155,7 +163,10 @@ class Failures:
     # -- at the end of an op
 
     def settle(self, group: Sendable) -> None:
-        """Answer the first op of a group whose work has failed, or that has read what such an op was to write. The group's mark is passed."""
+        """Answer the first op of a group that failed, or that read the result of a failed op.
+
+        The group's mark is passed.
+        """
         if self._statuses:
             self._read_statuses()
         self._collect()
@@ -172,7 +183,10 @@ class Failures:
             self.is_tracking = self.has_unsound
 
     def _read_statuses(self) -> None:
-        """Check the statuses that are on the host by now. That of an op is, once the op, or one that reads its results, has ended."""
+        """Check the statuses that have been copied to the host.
+
+        The status of an op has been, once the op, or one that reads its results, has ended.
+        """
         for lane, waiting in tuple(self._statuses.items()):
             try:
                 while waiting and waiting[0][1].is_known():
@@ -187,7 +201,7 @@ class Failures:
                 del self._statuses[lane]
 
     def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
-        """Take note that an op failed after its work began to be enqueued.
+        """Record that an op failed after its work began to be enqueued.
 
         The durable buffers that it writes hold neither the old nor the new contents.
         """
@@ -199,7 +213,7 @@ class Failures:
             self.raised.append(((lane, seq), error))
 
     def dropped(self, lane: Lane, seq: int) -> None:
-        """Take note that an op will never run: what it was to overwrite stays."""
+        """Record that an op will never run: the contents that it was to overwrite stay."""
         self._skip_status(lane, seq)
         self._forget_dropped()
         uses = self.uses.get((lane, seq))
@@ -210,9 +224,9 @@ class Failures:
                 self._spread({(lane, seq)}, uses.replaced)
 
     def _skip_status(self, lane: Lane, seq: int) -> None:
-        """Take note that the kernel of an op has raised, or is not called: it may never write a status."""
-        for each, status in self._statuses.get(lane, ()):
-            if each == seq:
+        """Skip the status of an op whose kernel raised, or is not called: it may not be written."""
+        for number, status in self._statuses.get(lane, ()):
+            if number == seq:
                 status.skip()
 
     def _forget_dropped(self) -> None:
@@ -222,7 +236,10 @@ class Failures:
             self.uses.pop(key, None)
 
     def _collect(self) -> None:
-        """Look at what streams have reported. An op's work has done so before the op's mark, or that of an op behind it, is passed."""
+        """Handle the failures that streams have reported.
+
+        An op's failure is reported before its mark, or that of an op behind it, is passed.
+        """
         while self.raised:
             key, raised = self.raised.popleft()
             uses = self.uses.setdefault(key, _Uses())
@@ -231,9 +248,12 @@ class Failures:
                 self._spread(self._with_batch(key), uses.error.clone(op_index=None))
 
     def _spread(self, failed: set[Dependency], error: AccelError) -> None:
-        """Give the error of failed ops to those that read their results, and so on, and let nothing else read what they were to write.
+        """Pass the error of failed ops on to the ops that read their results, and so on.
 
-        No op was dispatched before one whose results it reads. What was written anew behind a failed op is sound.
+        Nothing else may read what they were to write.
+
+        No op was dispatched before one whose results it reads. What was written anew behind a
+        failed op is sound.
         """
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
@@ -248,13 +268,16 @@ class Failures:
         self._tear(found, error.op)
 
     def _tear(self, written: Iterable[int], kind: str | None) -> None:
-        """Let nothing read the durable ones of buffers that a failed op was to write, also in the generations that follow."""
+        """Tear the durable buffers among those that a failed op was to write."""
         torn = self._context.durables.buffers.intersection(written)
         if torn:
             self._context.core.keeper.tear(torn, f"the {kind} op that wrote it failed")
 
     def _with_batch(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""
+        """Return an op's number, and those of the launched ops behind it in its batch.
+
+        They count as failed, whatever they read.
+        """
         submission, index = self.owner(*key)
         places = submission.places if isinstance(submission, BatchSubmission) else []
         launched = 0 if submission is None else submission.launched
@@ -266,7 +289,7 @@ class Failures:
         return {key, *behind}
 
     def _forget_sound(self) -> None:
-        """Forget buffers that are gone, or were written anew."""
+        """Forget unsound buffers that are gone, or were written anew."""
         blocks = self._context.buffers.blocks
         self._unsound = {
             buffer: found for buffer, found in self._unsound.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
@@ -282,7 +305,10 @@ class Failures:
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
     def owner(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
-        """Return the submission of the op with a number, and which of its ops that is. One whose work was just reported has not retired."""
+        """Return the submission of the op with a number, and the op's index in it.
+
+        One whose work was just reported has not retired.
+        """
         for submission in self._context.submissions:
             if isinstance(submission, BatchSubmission):
                 for other, first, start, count in submission.places:

@@ -1,4 +1,4 @@
-"""The host of a device's contexts: where the next one is made, whether there is a next one after a fault, and how a lost device is reopened."""
+"""The host of a device: makes its contexts, decides what follows a fault, reopens it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     MakeContextActor: TypeAlias = "Callable[[DeviceCore, ContextOwner], Actor[Any, Any]]"
     """Makes the actor that keeps one context, here or in a child."""
 
-__all__ = ["KEEPER", "ChildProcesses", "Host"]
+__all__ = ["ChildProcesses", "Host"]
 
 logger = get_logger()
 
-KEEPER = "context"
-"""Name of the actor that keeps a device's context up, a child of the device's own."""
+_CONTEXT = "context"
+"""Name of the actor that owns a device's context, a child of the device's actor."""
 
 
 class ChildProcesses(Protocol):
@@ -53,29 +53,36 @@ class ChildProcesses(Protocol):
 
 
 class Host:
-    """Keeps the contexts of one device over all generations. The only place that decides whether another context follows a fault.
+    """Makes the contexts of one device over all generations.
 
-    A context is kept in this process until a fault of scope PROCESS: no other context can be made here after that. Then the device moves to a child, if
-    it may. A child that faults, dies or hangs is replaced. After a fault of scope DEVICE nothing follows.
+    The only place that decides whether another context follows a fault.
+
+    A context is kept in this process until a fault of scope PROCESS: no other context can be made
+    here after that. Then the device moves to a child, if it may. A child that faults, dies or hangs
+    is replaced. After a fault of scope DEVICE nothing follows.
 
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     inline
-        Makes the actor that keeps a context in this process; ``None`` where contexts are kept in children from the beginning.
+        Makes the actor that keeps a context in this process; ``None`` where contexts are kept in
+        children from the beginning.
     remote
-        Makes the actor that keeps a context in a child; ``None`` where the device never moves to one.
+        Makes the actor that keeps a context in a child; ``None`` where the device never moves to
+        one.
     children
         The other child processes of the device.
     start_forkserver, start_spare
-        Start the actors that keep a forkserver and a spare child, under the device's actor; ``None`` without them. The first one is stopped last, because
-        the forkserver collects children.
+        Start the actors that keep a forkserver and a spare child, under the device's actor;
+        ``None`` without them. The first one is stopped last, because the forkserver collects
+        children.
 
     Attributes
     ----------
     kind : str
-        ``"inline"`` while contexts are made in this process, ``"process"`` while they are made in children.
+        ``"inline"`` while contexts are made in this process, ``"process"`` while they are made in
+        children.
     context : object or None
         The context of the present generation; ``None`` while there is none.
     children : ChildProcesses
@@ -101,20 +108,20 @@ class Host:
         self._user_decides = core.options.restart.decide
         self._restart = dataclasses.replace(core.options.restart, decide=self._decide)
         self._owner: ActorContext | None = None
-        self._keeper: ActorRef[Any, Any] | None = None
+        self._context_actor: ActorRef[Any, Any] | None = None
         self._monitor: ActorRef[Terminated | _Reopen, None] | None = None
         self._reopening: asyncio.Future[AccelError | None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The child that holds the context; ``None`` while there is none, while it is being ended, and where the context is in this process."""
+        """Process id of the child with the context; ``None`` inline, and without a context."""
         context = self.context
         return None if context is None or context.fault is not None else getattr(context, "pid", None)
 
     # -- place
 
     async def open(self, owner: ActorContext) -> None:
-        """Bring up the first context under the device's actor, and have the actor that keeps it watched.
+        """Make the first context under the device's actor, and watch the actor that owns it.
 
         Raises
         ------
@@ -124,16 +131,16 @@ class Host:
         self._owner = owner
         if self._start_forkserver is not None:
             await self._start_forkserver(owner)
-        keeper = await self._start(owner)
+        actor = await self._start(owner)
         self._monitor = await owner.spawn(_Monitor, self, name="monitor")
-        keeper.watch(self._monitor)
+        actor.watch(self._monitor)
         if self._start_spare is not None:
             await self._start_spare(owner)
 
     async def _start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
-        self._keeper = keeper = await owner.spawn(self._make, name=KEEPER, mailbox_size=room, restart=self._restart)
-        return keeper
+        self._context_actor = actor = await owner.spawn(self._make, name=_CONTEXT, mailbox_size=room, restart=self._restart)
+        return actor
 
     def _make(self) -> Actor[Any, Any]:
         """Make the actor that keeps the next context, where that is to be."""
@@ -146,7 +153,7 @@ class Host:
         """The generation of the newest context that was ready."""
         return self._core.lifecycle.generation
 
-    def published(self, context: object) -> None:
+    def on_published(self, context: object) -> None:
         """See :class:`~accel.engine.in_flight.ContextOwner`."""
         self.context = context
 
@@ -157,14 +164,14 @@ class Host:
 
     # -- decision
 
-    def faulted(self, error: AccelError) -> bool:
-        """Decide whether another context follows a fault that has just surfaced, and have the supervisor act on that.
+    def on_fault(self, error: AccelError) -> bool:
+        """Decide what follows a fault, and fail the context's actor with that verdict.
 
-        If nothing follows, the device is lost at once: no waiter is told to try again. A death under work that is examined costs nothing until nothing was
-        found there.
+        If nothing follows, the device is lost at once: no waiter is told to try again. A death
+        under work that is examined costs nothing until nothing was found there.
         """
-        keeper = self._keeper
-        if keeper is None or self.context is None:  # a start fails with it, and the supervisor decides on that
+        actor = self._context_actor
+        if actor is None or self.context is None:  # a start fails with it, and the supervisor decides on that
             return True
         try:
             directive = self._decide(error)
@@ -172,11 +179,11 @@ class Host:
             directive = default_decision(error)
             logger.exception("actor_decision_failed", device=self._core.name, directive=directive.value, error=broken)
         if directive is Directive.RESTART:
-            if attribute(self._core.attributions, keeper.charge_restart):
+            if attribute(self._core.attributions, actor.charge_restart):
                 directive = Directive.RENEW
-            elif keeper.restarts_left() <= 0:
+            elif actor.restarts_left() <= 0:
                 directive = Directive.STOP
-        keeper.fail(error, directive)
+        actor.fail(error, directive)
         return directive in (Directive.RESTART, Directive.RENEW)
 
     def _decide(self, error: BaseException) -> Directive:
@@ -198,31 +205,34 @@ class Host:
             self._move(error)
         return directive
 
-    def given_up(self, error: BaseException | None) -> None:
-        """Take note that the supervisor restarts the keeper no more."""
+    def on_given_up(self, error: BaseException | None) -> None:
+        """Declare the device LOST: the context's actor is restarted no more."""
         if (
-            self._reopening is None and self._keeper is not None and not self._keeper.is_alive
+            self._reopening is None and self._context_actor is not None and not self._context_actor.is_alive
         ):  # else it was the one before the device was reopened
             self._core.lost(error)
 
-    async def spare_ready(self) -> bool:
+    async def wait_spare_ready(self) -> bool:
         """Wait until a spare child is ready; return whether there is one."""
         core = self._core
         while not (core.lifecycle.is_final or core.refs.is_closing):
             if (is_ready := self.children.is_spare_ready) is not None:
                 return is_ready
-            await core.lifecycle.changed()
+            await core.lifecycle.wait_changed()
         return False
 
     # -- reopening
 
     def reopen(self) -> asyncio.Future[AccelError | None]:
-        """Begin to bring a lost device up again, or join the attempt that has begun; it ends with what kept it from that, or ``None``.
+        """Begin to reopen a lost device, or join the attempt that has begun.
+
+        The future ends with the error that keeps the device LOST, or ``None``.
 
         Raises
         ------
         ClosedError, DeviceLostError, InvalidArgumentError, UnsupportedError
-            It is closed; its actor has ended; it is not lost; or its process cannot have a context any more.
+            It is closed; its actor has ended; it is not lost; or its process cannot have a context
+            any more.
         """
         core, lifecycle = self._core, self._core.lifecycle
         core.check_home()
@@ -247,7 +257,7 @@ class Host:
         return self._reopening
 
     def _choose_place(self) -> None:
-        """Choose where a lost device gets its next context: never this process once a fault has poisoned it."""
+        """Choose the place of a lost device's next context: a poisoned process has no other one."""
         core = self._core
         if self.kind == "inline" and core.is_poisoned:
             if self._makers["process"] is None:
@@ -258,32 +268,32 @@ class Host:
                 )
             self._move(core.lifecycle.cause)
 
-    async def bring_up_again(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
-        """Start another keeper, with a restart budget of its own, once the last one has given everything back."""
+    async def start_again(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
+        """Start another context actor, with a new restart budget, once the last has ended."""
         core, owner = self._core, self._owner
         assert owner is not None, "it was opened"
         try:
-            if self._keeper is not None:
-                await self._keeper.wait_stopped()
-            keeper = await self._start(owner)
+            if self._context_actor is not None:
+                await self._context_actor.wait_stopped()
+            actor = await self._start(owner)
         except Exception as error:
-            self.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
+            self.end_reopening(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
         else:
-            keeper.watch(monitor)
-            self.reopened(None)
+            actor.watch(monitor)
+            self.end_reopening(None)
 
-    def reopened(self, error: BaseException | None) -> None:
-        """End what :meth:`reopen` has begun, if it has: the device is ready, or lost again because of ``error``."""
+    def end_reopening(self, error: BaseException | None) -> None:
+        """End the attempt of :meth:`reopen`, if any: READY, or LOST because of ``error``."""
         attempt, self._reopening = self._reopening, None
         if attempt is not None:
             if error is not None:
                 self._core.lost(error)
             attempt.set_result(None if error is None else self._core.lifecycle.final_error())
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """Reopen the device no more: its actor ends."""
         self._monitor = None
-        self.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))
+        self.end_reopening(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))
 
 
 class _Reopen:
@@ -291,7 +301,10 @@ class _Reopen:
 
 
 class _Monitor(Actor["Terminated | _Reopen", None]):
-    """Watches the keeper, and starts another one when the device is reopened. An actor of its own, because the device's may be waiting for a context."""
+    """Watches the context's actor, and starts another one when the device is reopened.
+
+    It is an actor of its own, because the device's may be waiting for a context.
+    """
 
     carries_context: ClassVar[bool] = False
 
@@ -299,16 +312,16 @@ class _Monitor(Actor["Terminated | _Reopen", None]):
         self._host = host
 
     async def receive(self, message: Terminated | _Reopen, context: ActorContext) -> None:
-        """Take note that the keeper has stopped for good, or bring up another one."""
+        """Declare the device LOST when the context's actor has stopped, or start another one."""
         if isinstance(message, _Reopen):
-            await self._host.bring_up_again(context.self_ref)
+            await self._host.start_again(context.self_ref)
         else:
-            self._host.given_up(message.error)
+            self._host.on_given_up(message.error)
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Answer everything that waits."""
-        self._host.reopened(error)
+        self._host.end_reopening(error)
 
     async def stopped(self, context: ActorContext) -> None:
         """Reopen the device no more."""
-        self._host.ended()
+        self._host.on_end()

@@ -26,10 +26,10 @@ MANY_FREES = 1024
 class ContextOwner(Protocol):
     """Owns the contexts of all generations: the host of a device, or the server of a child."""
 
-    def published(self, context: Any) -> None:
+    def on_published(self, context: Any) -> None:
         """Note the context of this generation once it is ready, and ``None`` after its end."""
 
-    def faulted(self, error: AccelError) -> bool:
+    def on_fault(self, error: AccelError) -> bool:
         """End the context, whose fault has just surfaced; return whether another one follows."""
 
 
@@ -39,7 +39,7 @@ class ContextBase(ABC):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     owner
         Decides what follows a fault.
 
@@ -182,7 +182,7 @@ class ContextBase(ABC):
         self.fault = error.with_traceback(None)
         error.__context__ = None
         self.core.durable.on_fault(self.unfinished())
-        self.core.lost_context(error, follows=self._owner.faulted)
+        self.core.lost_context(error, follows=self._owner.on_fault)
         self.fail_all(error)
 
     def fail_all(self, error: AccelError) -> None:

@@ -1,7 +1,8 @@
-"""The kernel actor of a library: opens, owns and closes what the library needs in the lanes of one context.
+"""The kernel actor of a library: opens, owns and closes what it needs in a context's lanes.
 
-It is a child of the context's actor, made at the library's first use; if it cannot open the library, it ends with why,
-and the library's next op makes another one. Ops do not pass through it: they go from the context to a lane.
+It is a child of the context's actor, made at the library's first use; if it cannot open the
+library, it ends with why, and the library's next op makes another one. Ops do not pass through it:
+they go from the context to a lane.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ NEVER_ENDS = RestartStrategy(decide=lambda _: Directive.RESUME)
 
 
 class KernelActor(Actor["Lane | Unregistration", None]):
-    """Owns what one library has in a context: workspaces and kernels in its lanes, and the instance of a library of the user's.
+    """Owns the workspaces and kernels of one library in a context, or the instance of a user's.
 
-    Its messages are further lanes that are to take the library's ops, and the end of a library of the user's.
+    Its messages are further lanes that are to take the library's ops, and the end of a library of
+    the user's.
 
     Parameters
     ----------
@@ -60,7 +62,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         try:
             await self._open()
         except AccelError as error:
-            # The actor's start keeps the error: no frame in its traceback may have the registration, and so what this was made with.
+            # The actor's start keeps the error: no frame in its traceback may have the
+            # registration, and so what this was made with.
             raise error.with_traceback(None)  # noqa: B904
 
     async def _open(self) -> None:
@@ -81,17 +84,21 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                     other.provided.add(library)
         lanes.routes[library] = lane
         if library in made.core.options.libraries:
-            for each in lanes.lanes_with(library):
-                await self._prepare(each)
+            for prepared in lanes.lanes_with(library):
+                await self._prepare(prepared)
 
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
-        """Let one more lane take the library's ops, or close the instance of a library of the user's once its ops have ended."""
+        """Prepare one more lane for the library, or close the instance of a user's library.
+
+        The instance is closed once its ops have ended.
+        """
         if isinstance(message, Lane):
             await self._equip(message)
             return
         made = self._context
         try:
-            # What is in the streams now may be of the library: also batches, and replays of graphs, in lanes that are not its own.
+            # What is in the streams now may be of the library: also batches, and replays of graphs,
+            # in lanes that are not its own.
             await made.wait_passed([(lane, lane.issued) for lane in made.lanes.all])
             with made.opening:
                 await self._close()
@@ -99,7 +106,9 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             logger.debug("library_not_closed", device=made.core.name, library=self._library, error=error)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Close the instance of a library of the user's; that of a context that has faulted, or ends with work in flight, is abandoned.
+        """Close the instance of a user's library.
+
+        If the context has faulted, or ends with work in flight, the instance is abandoned.
 
         What the library has in the lanes goes with them.
         """
@@ -112,7 +121,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             await self._context.core.system.run_blocking(self._context.offloaded.make, own.close)
 
     async def _equip(self, lane: Lane) -> None:
-        """Let one more lane take the library's ops, if there is memory for it."""
+        """Prepare one more lane for the library's ops, if there is memory for it."""
         made, lanes = self._context, self._context.lanes
         try:
             lanes.equipping = lane
@@ -138,7 +147,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     # -- libraries of the user's
 
     async def _open_own(self, registration: Registration) -> Lane:
-        """Make the instance of a registered library, open it with its stream, and return its lane."""
+        """Make the instance of a registered library, open it with its stream; return its lane."""
         made, library = self._context, self._library
         own: OwnLibrary | None = None
         try:
@@ -171,7 +180,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         return Operand(address + argument.offset, argument.shape, argument.dtype, False, description.backend, description.index)
 
     async def _call(self, call: Callable[[], T]) -> T:
-        """Return what code of the library returns, called on a worker thread; raise what is behind what it raises."""
+        """Call code of the library on a worker thread; raise the error behind what it raises."""
         made, library = self._context, self._library
 
         def answer() -> T | AccelError:

@@ -1,4 +1,4 @@
-"""Which function enqueues an op in one context: a kernel of the backend, of a family, or of a registered library."""
+"""The kernels of one context: of the backend, of families, and of registered libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KernelTable:
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     device
         The backend's context.
     scratch
@@ -60,7 +60,7 @@ class KernelTable:
         self.leaving: set[str] = set()
 
     def find(self, op: KernelOp) -> Kernel:
-        """Return how the op is enqueued: by a kernel of the backend's own, else by the generic one of its family.
+        """Return the kernel of an op: the backend's own, else the generic one of its family.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class KernelTable:
         return kernel
 
     def is_known(self, op: KernelOp) -> bool:
-        """Return whether there is a kernel for the op, or will be once its registered library is open."""
+        """Return whether the op has a kernel, or will have once its registered library is open."""
         if op.library in self._core.own:
             return True
         try:
@@ -106,7 +106,10 @@ class KernelTable:
         return True
 
     def _may_block(self, lane: Any, op: Any) -> bool:
-        """Return what a part says of its ops: the backend is not asked, which may have some of the same kind, with other fields."""
+        """Return what the library's part says of its ops.
+
+        The backend may have ops of the same kind with other fields, so it is not asked.
+        """
         part = self.parts.get(op.library)
         if part is not None:
             return part.may_block
@@ -125,13 +128,13 @@ class KernelTable:
     # -- registered libraries
 
     def add_own(self, library: OwnLibrary) -> None:
-        """Take a registered library that was just made for this context."""
+        """Add a registered library that was just made for this context."""
         name = library.name
         self.own[name], self.parts[name] = library, library.part
         self.may_block = self._may_block
 
     def refuse_own(self, name: str) -> None:
-        """Take no more ops of a registered library; those that were taken run."""
+        """Refuse further ops of a registered library; those that were accepted run."""
         self.leaving.add(name)
         for op in [op for op in self.found if op.library == name]:
             del self.found[op]

@@ -1,7 +1,7 @@
 """How ops that are of no family are enqueued: memory, graphs and launches.
 
-Each kernel is ``kernel(lane, op, plan, inputs, outputs)``; see :data:`accel.backend.Kernel`. A backend replaces single ones through
-:meth:`accel.backend.AccelDevice.kernels`.
+Each kernel is ``kernel(lane, op, plan, inputs, outputs)``; see :data:`accel.backend.Kernel`. A
+backend replaces single ones through :meth:`accel.backend.AccelDevice.kernels`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["LIBRARIES", "NO_COMPILER"]
 
 NO_COMPILER = "Open a device that has one, such as open_device('cuda'), or use the libraries' ops, which every device has."
-"""What to do where kernels of the user's own cannot be compiled."""
+"""The remedy where kernels of the user's own cannot be compiled."""
 
 
 class _Lane(Protocol):
-    """What these kernels need of a lane: see :class:`accel.engine.lane.Lane`."""
+    """The members of a lane that these kernels use: see :class:`accel.engine.lane.Lane`."""
 
     stream: Any
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    # The buffer protocol does not know the narrow floats; bytes it does. The view keeps the array alive.
+    # The buffer protocol does not know the narrow floats; bytes it does. The view keeps the array
+    # alive.
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 

@@ -1,9 +1,10 @@
 """The lanes of a context, and which of them an op goes to.
 
-``streams=n`` gives a context a pool of n lanes. Independent ops of the built-in libraries, and batches, are spread over
-it; ``put`` and ``get`` have a lane each besides. Replays, captures, kernels that are compiled, and each library of the
-user's that does not say that it takes several streams, have a lane of their own, made at its first use. With one stream
-everything but captures is in that one.
+``streams=n`` gives a context a pool of n lanes. Independent ops of the built-in libraries, and
+batches, are spread over it; ``put`` and ``get`` have a lane each besides. Replays, captures,
+kernels that are compiled, and each library of the user's that does not say that it takes several
+streams, have a lane of their own, made at its first use. With one stream everything but captures is
+in that one.
 
 An op that is spread goes to the first of these that exists:
 
@@ -13,13 +14,14 @@ An op that is spread goes to the first of these that exists:
    a time has one.
 3. The lane with the fewest unfinished ops.
 
-If operands have unfinished writes in several lanes, the write with the most unfinished ops before it counts as the
-newest. A batch is placed once, by its first op. The choice orders nothing: dependencies across lanes are waited for by
-events.
+If operands have unfinished writes in several lanes, the write with the most unfinished ops before
+it counts as the newest. A batch is placed once, by its first op. The choice orders nothing:
+dependencies across lanes are waited for by events.
 
-The first lane has the workspaces of all libraries that were used, and keeps them. Another one gets those of a library
-when an op of that library, or a batch that has one, finds all lanes busy that have them; no op waits for that. When
-memory is short, idle lanes but the first give their workspaces back, and ask for none any more in this generation.
+The first lane has the workspaces of all libraries that were used, and keeps them. Another one gets
+those of a library when an op of that library, or a batch that has one, finds all lanes busy that
+have them; no op waits for that. When memory is short, idle lanes but the first give their
+workspaces back, and ask for none any more in this generation.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ __all__ = ["Lanes", "make_streams"]
 _OWN_LANES = frozenset({"graph", "capture", "compiler"})
 """Built-in libraries with a lane of their own.
 
-Replays keep one stream. So do kernels of users, whose modules may have state in device memory. While a stream is
-captured, whatever is enqueued there becomes a part of the graph.
+Replays keep one stream. So do kernels of users, whose modules may have state in device memory.
+While a stream is captured, whatever is enqueued there becomes a part of the graph.
 """
 
 _BATCH, _MEMORY = "batch", "memory"
-"""What the streams of the pool, and those of transfers, are made for."""
+"""The libraries that the streams of the pool, and those of transfers, are made for."""
 
 
 class Lanes:
@@ -68,7 +70,8 @@ class Lanes:
     count
         How many streams independent ops are spread over.
     equip
-        Asks that a lane gets the workspaces of a library. Returns at once; :meth:`on_equipped` follows.
+        Asks that a lane gets the workspaces of a library. Returns at once; :meth:`on_equipped`
+        follows.
 
     Attributes
     ----------
@@ -112,7 +115,7 @@ class Lanes:
     # -- making lanes
 
     def adopt(self, streams: Streams) -> None:
-        """Use the streams that were made with the backend's context: the pool, and the lanes of transfers."""
+        """Make lanes of the streams that were made with the context: the pool, and transfers."""
         first = self._add(*streams[0])
         self.pool.append(first)
         first.provided.add(_MEMORY)
@@ -126,7 +129,10 @@ class Lanes:
                 self.unused.append((name, stream))
 
     def grow(self) -> Lane:
-        """Add a lane with the next unused stream to the pool, with the open libraries that need no workspace there."""
+        """Add a lane with the next unused stream to the pool.
+
+        It takes ops of the open libraries that need no workspace there.
+        """
         lane = self._add(*self.unused.pop(0))
         for library in self.spread.intersection(self.routes):
             if not self.takes_workspaces or not lane.needs_workspace(library):
@@ -141,7 +147,10 @@ class Lanes:
         return lane
 
     async def named(self, library: str, *, is_own: bool = False, captures: bool = False) -> Lane:
-        """Return the lane that a library has to itself; with one stream, that one, unless it ``captures``."""
+        """Return the lane of a library that is not spread.
+
+        With one stream that is the only one, unless the library ``captures``.
+        """
         lane = self._named.get(library)
         if lane is None:
             if self._count == 1 and not captures:
@@ -203,8 +212,8 @@ class Lanes:
     def choose_for(self, batch: BatchSubmission, own: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
         """Return where a batch goes, all of it.
 
-        Ops of one registered library, and copies for them, go where its other ops do. Other libraries that are not spread
-        keep to one stream for batches, the pool's first.
+        Ops of one registered library, and copies for them, go where its other ops do. Other
+        libraries that are not spread keep to one stream for batches, the pool's first.
         """
         if batch.places and (lane := self._pooled(batch.places[0][0])) is not None:  # some of it is there already
             return lane
@@ -245,8 +254,8 @@ def _unfinished(lane: Lane) -> int:
 def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | None]:
     """Make the streams of a context; blocks.
 
-    They are made together: to make one on a busy device would hold up launches. Where another stream cannot be had, there
-    are fewer; then what was raised is returned besides.
+    They are made together: to make one on a busy device would hold up launches. Where another
+    stream cannot be had, there are fewer; then what was raised is returned besides.
     """
     names = [("lane-1", _BATCH)]
     if count > 1:

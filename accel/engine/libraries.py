@@ -22,7 +22,7 @@ __all__ = ["Libraries"]
 
 
 class _LibraryContext(LaneContext, Protocol):
-    """What is needed of the context: see :class:`~accel.engine.context.Context`."""
+    """The members of a context used here: see :class:`~accel.engine.context.Context`."""
 
     lanes: Lanes
     opening: AbstractContextManager[object]
@@ -42,7 +42,7 @@ class _LibraryContext(LaneContext, Protocol):
 
 
 class Libraries:
-    """Has libraries opened at their first use, and registered ones closed.
+    """Opens libraries at their first use, and closes registered ones.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Libraries:
         self._closings: set[asyncio.Task[None]] = set()
 
     async def open(self, library: str) -> None:
-        """Have a library opened, off the loop, if it is not open.
+        """Open a library, off the loop, if it is not open.
 
         Raises
         ------
@@ -95,7 +95,8 @@ class Libraries:
         except AccelError as error:
             # Where this context has faulted meanwhile, there are no more actors of it.
             if context.fault is None and not error.is_fault:
-                # A copy: the task and the actor keep the error that they ended with, and its traceback would keep the callers' frames.
+                # A copy: the task and the actor keep the error that they ended with, and its
+                # traceback would keep the callers' frames.
                 raise error.clone() from error.__cause__
             context.report_fault(error)
         finally:
@@ -111,7 +112,7 @@ class Libraries:
             self._openings.pop(library, None)
 
     def withdraw(self, submission: Unregistration) -> None:
-        """Take no more ops of a registered library, and have it closed beside the queue; the submission ends with that.
+        """Refuse further ops of a registered library, and have it closed; that ends the submission.
 
         Raises
         ------
@@ -145,7 +146,7 @@ class Libraries:
             context.retire(submission, 1, 0, is_last=True)
 
     async def aclose(self) -> None:
-        """Close no more libraries: the context ends."""
+        """Cancel what closes libraries: the context ends."""
         for task in tuple(self._closings):
             task.cancel()
             await asyncio.wait((task,))

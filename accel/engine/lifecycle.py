@@ -24,7 +24,10 @@ class DeviceState(enum.Enum):
     REBUILDING = "rebuilding"
     """The context faulted; ordinary refs are stale, new ops wait for the next generation."""
     LOST = "lost"
-    """Given up: the hardware is gone, or the restart budget is spent. Every call raises :class:`~accel.DeviceLostError`, until ``Device.reopen()``."""
+    """Given up: the hardware is gone, or the restart budget is spent.
+
+    Every call raises :class:`~accel.DeviceLostError`, until ``Device.reopen()``.
+    """
     CLOSED = "closed"
     """Closed by its user."""
 
@@ -59,7 +62,7 @@ class Lifecycle:
 
     @property
     def is_final(self) -> bool:
-        """Whether the state does not change by itself any more: CLOSED never does, LOST only by ``Device.reopen()``."""
+        """Whether the state changes no more by itself: CLOSED never does, LOST by a reopening."""
         return self.state in (DeviceState.LOST, DeviceState.CLOSED)
 
     def ready(self) -> None:
@@ -105,13 +108,16 @@ class Lifecycle:
         return error
 
     def wake(self) -> None:
-        """Wake what waits in :meth:`changed`: something else that it may look at has changed."""
+        """Wake what waits in :meth:`wait_changed`: something else that it may look at has changed."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
 
-    async def changed(self) -> None:
-        """Wait for the next change of state, or :meth:`wake`. Any number of tasks may wait; cancelling one does not disturb the others."""
+    async def wait_changed(self) -> None:
+        """Wait for the next change of state, or :meth:`wake`.
+
+        Any number of tasks may wait; cancelling one does not disturb the others.
+        """
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)
@@ -127,10 +133,10 @@ class Lifecycle:
         while self.state is not DeviceState.READY:
             if self.is_final:
                 raise self.final_error()
-            await self.changed()
+            await self.wait_changed()
 
     def generations(self) -> AsyncIterator[int]:
-        """Iterate over the present generation once it is ready, then the newest after every rebuild; skipped ones are not made up for.
+        """Iterate over the present generation once it is ready, then the newest after each rebuild.
 
         Ends when the device is closed.
 
@@ -150,4 +156,4 @@ class Lifecycle:
                 seen = self.generation
                 yield seen
             else:
-                await self.changed()
+                await self.wait_changed()

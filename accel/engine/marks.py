@@ -1,4 +1,4 @@
-"""A mark of a stream for which no caller waits: memory does, or what waits in :meth:`ContextBase.until`."""
+"""A mark that no caller waits for: memory does, or :meth:`ContextBase.until`."""
 
 from __future__ import annotations
 

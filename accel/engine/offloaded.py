@@ -1,4 +1,4 @@
-"""Calls of a context on worker threads, and what must not be given back under them."""
+"""Calls of a context on worker threads; nothing that they use is closed under them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ T = TypeVar("T")
 class OffloadedCalls:
     """The calls of one context that run beside the loop.
 
-    The wait for a call can be cancelled; the call itself cannot be, and goes on using streams, handles and memory. So these are given back by way of
-    :meth:`when_over`.
+    The wait for a call can be cancelled; the call itself cannot be, and goes on using streams,
+    handles and memory. So these are given back by way of :meth:`when_over`.
 
     Parameters
     ----------
     own
-        Names of the registered libraries, whose calls may do their work here; all others load or compile.
+        Names of the registered libraries, whose calls may do their work here; all others load or
+        compile.
     """
 
     def __init__(self, own: Container[str]) -> None:
@@ -40,12 +41,15 @@ class OffloadedCalls:
         self._then: Callable[[], None] | None = None
 
     def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """Call a kernel on this thread, unless everything is being given back already; then raise :class:`~accel.ClosedError`."""
+        """Call a kernel on this thread.
+
+        Raises :class:`~accel.ClosedError` if the context is being closed.
+        """
         with self._one_more(1 if op.library not in self._own else 0):
             kernel(lane, op, *operands)
 
     def make(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Make something in the context on this thread, for which no op waits; raises as :meth:`run` does."""
+        """Call ``call`` on this thread, which no op waits for; raises as :meth:`run` does."""
         with self._one_more(0):
             return call(*arguments)
 
@@ -75,18 +79,22 @@ class OffloadedCalls:
             self._loading += change
 
     def busy_seconds(self) -> float:
-        """Return for how many seconds so far something was loaded or compiled here. Any thread may ask."""
+        """Return for how many seconds so far something was loaded or compiled here.
+
+        Any thread may ask.
+        """
         return self._loaded_before + (monotonic() - self._loading_since if self._loading else 0.0)
 
     def when_over(self, give_back: Callable[[], None], *, wait: bool) -> None:
-        """Let no further call begin, and call ``give_back`` once when none runs any more.
+        """Refuse further calls, and call ``give_back`` once when none runs any more.
 
         Parameters
         ----------
         give_back
             What gives back what the calls use.
         wait
-            Whether to block until then. Otherwise this returns at once, and the thread whose call ends last does it.
+            Whether to block until then. Otherwise this returns at once, and the thread whose call
+            ends last does it.
         """
         with self._changed:
             self._is_over = True

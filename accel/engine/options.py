@@ -27,16 +27,16 @@ Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyN
 
 _STREAMS = "Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream."
 _MOST_STREAMS = 128
-"""More kernels than that run side by side on no GPU; each stream costs a thread on the CPU, and staging memory on a GPU."""
+"""No GPU runs more kernels side by side; each stream costs a thread, or staging memory."""
 
 _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
 
 
 class FaultSource(Protocol):
-    """What brings faults about on purpose; :class:`accel.testing.FaultPlan` is one."""
+    """Injects faults; :class:`accel.testing.FaultPlan` is one."""
 
     def take(self, kind: str) -> Injection | AccelError | None:
-        """Count one op of this kind and return what shall happen to it."""
+        """Count one op of this kind, and return the fault to inject, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def check_options(
     check_flag("debug", debug)
     return DeviceOptions(
         completion=resolve_strategy(completion),
-        # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
+        # One after the other over all libraries: with several streams, a fault would surface in
+        # whichever is waited for.
         streams=1 if debug else streams,
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else check_count("memory_limit", memory_limit),
@@ -110,7 +111,7 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     for name in wanted:
         if not isinstance(name, str) or name not in LIBRARIES:
             raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
-    ready = dict.fromkeys(each for name in wanted for each in _USED.get(name, (name,)))
+    ready = dict.fromkeys(used for name in wanted for used in _USED.get(name, (name,)))
     return cast("tuple[Library, ...]", tuple(ready))
 
 

@@ -24,7 +24,7 @@ logger = get_logger()
 
 
 class OwnLibrary:
-    """A registered library in one context: the instance, and its kernels as the device layer calls them.
+    """A registered library in one context: the instance, with its kernels as others are called.
 
     Parameters
     ----------
@@ -66,7 +66,10 @@ class OwnLibrary:
         return call
 
     def close(self) -> None:
-        """Close the instance. What it raises is logged: the rest of the context is given back all the same."""
+        """Close the instance.
+
+        What it raises is logged: the rest of the context is given back all the same.
+        """
         try:
             self.library.close()
         except Exception as error:

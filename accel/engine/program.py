@@ -1,4 +1,4 @@
-"""What a graph runs: its program, the capture that makes one command of it, and the replay of that command, also as a function."""
+"""The program of a graph, its capture into one command of the backend, and its replay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JoinsUses(Protocol):
 
 
 class _GraphContext(LaunchContext, Protocol):
-    """What a program needs of the context in which it runs: see :class:`~accel.engine.context.Context`."""
+    """The members of a context used here: see :class:`~accel.engine.context.Context`."""
 
     core: DeviceCore
     device: AccelDevice
@@ -63,11 +63,11 @@ class _GraphContext(LaunchContext, Protocol):
         """Return whether what the op enqueues may be repeated by a graph."""
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
-        """Take note of something that is no memory of the allocator's."""
+        """Track a resource that is no memory of the allocator's."""
 
 
 class Program:
-    """What a graph runs: ops bound to the memory that they keep, from its capture to its end.
+    """The ops of a graph, bound to memory that it keeps, from its capture to its end.
 
     Attributes
     ----------
@@ -76,13 +76,15 @@ class Program:
     made : sequence of AccelRef
         All of ``outputs``, what the kernels work in, and where they write their statuses.
     native : object
-        What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
+        What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued
+        one by one.
     own : sequence of OwnLibrary
         Registered libraries whose kernels it calls, or has captured.
     called : tuple or None
         What each :class:`Call` writes and makes.
     handle : AccelRef
-        Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
+        Stands for the program as for a buffer: replays write it, so that they follow each other,
+        and its end is the program's.
     """
 
     __slots__ = (
@@ -106,7 +108,7 @@ class Program:
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, Plan, list[int], list[int]]] = []
         self.plan = _NOTHING
-        """What a replay does to memory: its own buffers count as the handle."""
+        """The uses of memory by a replay: the program's own buffers count as the handle."""
 
     @classmethod
     async def of(
@@ -139,12 +141,15 @@ class Program:
         return program
 
     async def bind(self, context: _GraphContext) -> None:
-        """Find the kernels and the memory of all ops, in turns; the program's own buffers have theirs.
+        """Find the kernels and the memory of all ops, in turns.
+
+        The program's own buffers have theirs.
 
         Raises
         ------
         UnsupportedError
-            If the backend has no kernel for one of them, or it is of a library of the user's own that does not say that it can be captured.
+            If the backend has no kernel for one of them, or it is of a library of the user's own
+            that does not say that it can be captured.
         StaleRefError
             If a buffer is gone.
         """
@@ -155,7 +160,7 @@ class Program:
         work = [] if self._scratch is None else [address(self._scratch)]
         if self._status is not None:
             self._status_address = address(self._status)
-        statuses = {each.place: [self._status_address + each.start] for each in self._statuses}
+        statuses = {status.place: [self._status_address + status.start] for status in self._statuses}
         for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % EVERY and turn.is_over:
                 await turn.next()
@@ -166,24 +171,30 @@ class Program:
             self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:
-        """Keep nothing but what is the program's own: from now on each :class:`Call` brings what is read. For programs that are one command."""
+        """Forget the recorded ops: from now on each :class:`Call` brings the operands.
+
+        For programs that are one command of the backend.
+        """
         self.ops = self.plans = self.outputs = ()
         self._launches = []
         self.plan = Plan((), (self.handle,), ())
 
-    def work_in(self, ref: AccelRef) -> None:
-        """Take what the kernels work in, one after the other; the program keeps it, as it keeps its results."""
+    def use_scratch(self, ref: AccelRef) -> None:
+        """Use ``ref`` as the kernels' scratch memory, one after the other; the program keeps it."""
         self._scratch = ref
         self.made = (*self.made, ref)
 
-    def report_in(self, ref: AccelRef) -> None:
-        """Take where the kernels write their statuses; the program keeps it, as it keeps its results."""
+    def use_status(self, ref: AccelRef) -> None:
+        """Use ``ref`` for the statuses of the kernels; the program keeps it, like its results."""
         self._status = ref
         self.made = (*self.made, ref)
 
     @staticmethod
     def _check_own(context: _GraphContext, op: KernelOp) -> None:
-        """Refuse a library whose kernels may use memory that has another owner by the next replay: the results would be wrong without an error."""
+        """Refuse a library whose kernels may use memory that has another owner by the next replay.
+
+        The results would be wrong without an error.
+        """
         if not context.is_capturable(op):
             raise UnsupportedError(
                 f"library {op.library!r} does not say that its kernels can be captured into a graph",
@@ -200,15 +211,19 @@ class Program:
             kernel(lane, op, plan, inputs, outputs)
 
     def copy_status(self, lane: Lane, outputs: Sequence[int]) -> None:
-        """Enqueue, behind a replay with these ``outputs``, the copy of the ops' statuses into the replay's own: the next replay clears them."""
+        """Copy the ops' statuses, behind a replay, into its own in ``outputs``.
+
+        The next replay clears them.
+        """
         if self.plan.status is not None:
             lane.stream.copy(outputs[-1], self._status_address, self.plan.status.spec.nbytes)
 
     def settle(self, context: _GraphContext) -> None:
-        """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
+        """Track the program's own buffers as one, and close the native graph with the handle.
 
-        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them. What other libraries have of them
-        by now, or will have, replays come after what these enqueue, as any op does on shared memory.
+        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no
+        replay will use them. What other libraries have of them by now, or will have, replays come
+        after what these enqueue, as any op does on shared memory.
         """
         found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
         shared = context.sharing.as_one([block.usage for block in found if block is not None])
@@ -216,19 +231,20 @@ class Program:
         for ref, block in zip(self.made, found, strict=True):
             if block is not None:
                 block.usage = shared
-                # Memory that is free again has other buffers, each with uses of its own: their ops have nothing to do with each other.
+                # Memory that is free again has other buffers, each with uses of its own: their ops
+                # have nothing to do with each other.
                 special[ref.buffer] = partial(_part, special.get(ref.buffer, free))
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
 def _part(free: Callable[[Block], object], block: Block) -> None:
-    """Free the block of a graph's buffer, with a usage of its own in the place of the one that all of them have."""
+    """Free the block of a graph's buffer, with a usage of its own instead of the shared one."""
     block.usage = block.usage.alone()
     free(block)
 
 
 class _PlacedStatus(NamedTuple):
-    """The status of one op of a graph: which of the ops it is, and where its status starts in the buffer that has them all."""
+    """The status of one op of a graph: the op's place, and where its status starts."""
 
     place: int
     op: type[KernelOp[Any]]
@@ -280,7 +296,10 @@ class Replay(KernelOp[Any]):
     program: Program
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`; a buffer of the program's own that was freed has given its memory to others."""
+        """See :meth:`KernelOp.plan`.
+
+        A buffer of the program's own that was freed has given its memory to others.
+        """
         program = self.program
         for ref in program.made:
             if ref.is_freed:
@@ -289,7 +308,7 @@ class Replay(KernelOp[Any]):
         return program.plan
 
     def check(self) -> None:
-        """Raise if a library whose kernels it needs was unregistered, which may have been after :meth:`plan`."""
+        """Raise if a library of its kernels was unregistered, perhaps after :meth:`plan`."""
         for own in self.program.own:
             if own.is_leaving:
                 name = own.name
@@ -311,7 +330,9 @@ class Replay(KernelOp[Any]):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Replay):
-    """Run a program as a function: operands are copied to where it reads them, and what it makes is copied to new buffers.
+    """Run a program as a function.
+
+    Operands are copied to where it reads them, and its results to new buffers.
 
     Attributes
     ----------
@@ -373,10 +394,10 @@ class GraphSubmission(OpSubmission):
             if not number % EVERY and turn.is_over:
                 await turn.next()
         for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
-            program.work_in(ref)
+            program.use_scratch(ref)
         status = () if program.plan.status is None else (program.plan.status.spec,)
         for ref in context.core.refs.make(status, self.generation):
-            program.report_in(ref)
+            program.use_status(ref)
         made = program.made
         for start in range(0, len(made), EVERY):
             some = made[start : start + EVERY]
@@ -388,6 +409,6 @@ class GraphSubmission(OpSubmission):
             await program.bind(context)
 
     def complete(self) -> None:
-        """Take note that the program is there; called once."""
+        """Track the program's buffers: it is captured. Called once."""
         self.program.settle(self._context)
         super().complete()

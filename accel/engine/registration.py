@@ -1,4 +1,4 @@
-"""A library of the user's own as a device keeps it over its generations: what makes an instance of it, the memory that it holds, and its end."""
+"""The registration of a user's library: how it is made again in each generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DurableArgument", "Registration", "Unregistration"]
 
 
 class _Refs(Protocol):
-    """What is needed of the device's refs: see :class:`accel.storage.refs.Refs`."""
+    """The members of a device's refs used here: see :class:`accel.storage.refs.Refs`."""
 
     name: str
 
@@ -54,7 +54,10 @@ class DurableArgument:
 
 
 class Registration:
-    """A registered library. Pickling leaves its refs behind, and what unpickles it imports nothing of the user's before :meth:`make`.
+    """A registered library.
+
+    Pickling leaves its refs behind, and what unpickles it imports nothing of the user's before
+    :meth:`make`.
 
     Parameters
     ----------
@@ -96,7 +99,7 @@ class Registration:
         """
         found: list[AccelRef] = []
 
-        def take(ref: AccelRef, place: str) -> DurableArgument:
+        def stand_in(ref: AccelRef, place: str) -> DurableArgument:
             refs.check(ref)
             wrong = "not durable" if not ref.durable else "a strided view" if ref.is_strided else ""
             if wrong:
@@ -110,28 +113,38 @@ class Registration:
             return DurableArgument(ref.buffer, ref.offset, ref.shape, ref.dtype)
 
         # Positions are counted as Python's own messages count them.
-        taken_args = tuple([_replaced(each, f"argument {index}", AccelRef, take) for index, each in enumerate(args, 1)])
-        taken_kwargs = {key: _replaced(each, f"argument {key}", AccelRef, take) for key, each in kwargs.items()}
-        return cls(name, (library, taken_args, taken_kwargs), is_eager=library.eager, refs=tuple(found))
+        positional = tuple([_replaced(value, f"argument {index}", AccelRef, stand_in) for index, value in enumerate(args, 1)])
+        named = {key: _replaced(value, f"argument {key}", AccelRef, stand_in) for key, value in kwargs.items()}
+        return cls(name, (library, positional, named), is_eager=library.eager, refs=tuple(found))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Registration, (self.name, self._call if isinstance(self._call, bytes) else dumps(self._call))
 
     def preload(self) -> None:
-        """Import what making and opening an instance takes, and make none; see :meth:`KernelLibrary.preload`."""
+        """Import the modules that an instance needs, and make none.
+
+        See :meth:`KernelLibrary.preload`.
+        """
         library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call
         library.preload(*args, **kwargs)
 
     def make(self, operand: Callable[[DurableArgument], Operand]) -> KernelLibrary:
-        """Return a new instance, with what ``operand`` returns for each ref. Imports and calls code of the user's: not for the loop's thread."""
+        """Return a new instance, with what ``operand`` returns for each ref.
+
+        Imports and calls code of the user's: not for the loop's thread.
+        """
         library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call
-        args = [_replaced(each, "", DurableArgument, lambda each, _: operand(each)) for each in args]
-        kwargs = {name: _replaced(each, "", DurableArgument, lambda each, _: operand(each)) for name, each in kwargs.items()}
+
+        def to_operand(argument: DurableArgument, _: str) -> Operand:
+            return operand(argument)
+
+        args = [_replaced(value, "", DurableArgument, to_operand) for value in args]
+        kwargs = {name: _replaced(value, "", DurableArgument, to_operand) for name, value in kwargs.items()}
         made: KernelLibrary = library(*args, **kwargs)
         return made
 
     def check(self) -> None:
-        """Raise :class:`~accel.StaleRefError` if the contents of a ref are gone, or torn: the library must not compute with them."""
+        """Raise :class:`~accel.StaleRefError` if the contents of a ref are gone, or torn."""
         for ref in self.refs:
             ref.check()
 
@@ -141,14 +154,17 @@ class Registration:
 
 
 def _replaced(value: Any, place: str, kind: type, replace: Callable[[Any, str], Any]) -> Any:
-    """Return ``value`` with each object of a class replaced, in dicts, lists and tuples too; ``value`` itself where there is none."""
+    """Return ``value`` with each object of a class replaced, in dicts, lists and tuples too.
+
+    Without one it is ``value`` itself.
+    """
     if isinstance(value, kind):
         return replace(value, place)
     if isinstance(value, dict):
-        pairs = {key: _replaced(each, f"{place}[{key!r}]", kind, replace) for key, each in value.items()}
-        return pairs if any(pairs[key] is not each for key, each in value.items()) else value
+        pairs = {key: _replaced(item, f"{place}[{key!r}]", kind, replace) for key, item in value.items()}
+        return pairs if any(pairs[key] is not item for key, item in value.items()) else value
     if isinstance(value, (list, tuple)):
-        items = [_replaced(each, f"{place}[{index}]", kind, replace) for index, each in enumerate(value)]
+        items = [_replaced(item, f"{place}[{index}]", kind, replace) for index, item in enumerate(value)]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         if isinstance(value, list):
@@ -191,6 +207,6 @@ class Unregistration(OpSubmission):
         self.registration: Registration | None = None
 
     def release_operands(self) -> None:
-        """Let go of the refs."""
+        """Forget the refs."""
         super().release_operands()
         self.registration = None

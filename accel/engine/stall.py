@@ -1,4 +1,4 @@
-"""For how long the oldest work in flight has been so: readiness and the watchdog of a child ask, each with limits of its own."""
+"""The age of the oldest work in flight, for readiness and for the watchdog of a child."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["LoopClock", "OldestInFlight", "StallWatch"]
 
 _CHECKS = 8
-"""How often readiness checks within ``stall_after``: a stall is seen an eighth of it late at most."""
+"""Checks within ``stall_after``: a stall is seen an eighth of it late at most."""
 
 _KINDS = 256
 """How many kinds of slow work are remembered with how long they take."""
@@ -27,7 +27,8 @@ _LATE = 0.1
 class LoopClock:
     """Seconds in which the loop ran, so that it could see work end.
 
-    A timer that is late, because the process was stopped or its loop blocked, counts as one that was on time.
+    A timer that is late, because the process was stopped or its loop blocked, counts as one that
+    was on time.
 
     Parameters
     ----------
@@ -63,15 +64,17 @@ class LoopClock:
 class OldestInFlight:
     """The oldest work in flight, and for how long it has been so.
 
-    Work waits for what was sent before it, and for nothing else. So the oldest waits for nothing: if it does not end, the
-    device makes no progress, whatever goes on in other streams.
+    Work waits for what was sent before it, and for nothing else. So the oldest waits for nothing:
+    if it does not end, the device makes no progress, whatever goes on in other streams.
 
     Parameters
     ----------
     first
-        Returns what names the oldest work in flight and its progress; ``None`` where nothing is in flight.
+        Returns what names the oldest work in flight and its progress; ``None`` where nothing is in
+        flight.
     busy_seconds
-        Returns for how many seconds so far something was opened, loaded or compiled that work may wait for.
+        Returns for how many seconds so far something was opened, loaded or compiled that work may
+        wait for.
     allowance
         How many of these seconds do not count, for each work that is the oldest.
 
@@ -89,7 +92,7 @@ class OldestInFlight:
         self._since = self._busy_before = 0.0
 
     def look(self, now: float) -> bool:
-        """Look which work is the oldest at a time of the clock; return whether it is another one, or has made progress."""
+        """Update the oldest work; return whether it is another one, or has made progress."""
         key = self.first()
         if key == self.key:
             return False
@@ -97,18 +100,19 @@ class OldestInFlight:
         return True
 
     def seconds(self, now: float) -> float:
-        """Return for how long the oldest work at the last look has been so, without what does not count."""
+        """Return the age of the oldest work at the last look, without what does not count."""
         if self.key is None:
             return 0.0
         return now - self._since - min(self._busy_seconds() - self._busy_before, self._allowance)
 
 
 class StallWatch:
-    """Knows whether the oldest op in flight exceeds what its kind usually takes by more than ``stall_after`` seconds.
+    """Tells whether the oldest op in flight takes ``stall_after`` seconds more than usual.
 
-    It checks on a timer, and has none while nothing is in flight. The first op of a kind is never stalled: it loads, compiles
-    and plans, and nothing is known of it. Only kinds that take longer than an eighth of ``stall_after`` are remembered with
-    how long they take. No ref and no result is kept.
+    It checks on a timer, and has none while nothing is in flight. The first op of a kind is never
+    stalled: it loads, compiles and plans, and nothing is known of it. Only kinds that take longer
+    than an eighth of ``stall_after`` are remembered with how long they take. No ref and no result
+    is kept.
 
     Parameters
     ----------
@@ -142,10 +146,11 @@ class StallWatch:
         self._first = first
         self._clock = LoopClock(loop)
         self._oldest = OldestInFlight(self._progress, busy_seconds, allowance)
-        self._usual = Predictor(_KINDS)
+        self._predictor = Predictor(_KINDS)
+        # Of the oldest submission at the last look: its kind and name, its age, and what is usual.
         self._work: Hashable = None
         self._name = ""
-        self._took = self._takes = 0.0
+        self._age = self._usual = 0.0
         self.ended: set[Hashable] = set()
         self.handle: asyncio.TimerHandle | None = None
 
@@ -161,8 +166,8 @@ class StallWatch:
             self.handle = None
 
     def reason(self) -> str:
-        """Return what is stalled, or nothing. Any thread may ask."""
-        oldest, seconds, usual = self._oldest, self._oldest.seconds(self._clock.now()), self._takes
+        """Return what is stalled, or an empty text. Any thread may ask."""
+        oldest, seconds, usual = self._oldest, self._oldest.seconds(self._clock.now()), self._usual
         if self._work not in self.ended or seconds <= self._stall_after + usual:
             return ""
         try:
@@ -173,25 +178,29 @@ class StallWatch:
         return f"{self._name} has been the oldest op in flight for {seconds:.1f} s, and usually takes {usual:.1f} s"
 
     def _progress(self) -> tuple[float, int] | None:
-        """Return when the oldest was sent, and how many of its ops are left: a batch that goes on is not stalled."""
+        """Return when the oldest was sent, and how many of its ops are left.
+
+        A batch that goes on is not stalled.
+        """
         first = self._first()
         return None if first is None else (first[1], first[0].outstanding)
 
     def _check(self) -> None:
+        """Look at the oldest submission, and arm the next check; called by the timer."""
         self.handle = None
         clock, oldest = self._clock, self._oldest
         clock.advance()
         if oldest.look(clock.seconds):
             self._begin()
         if oldest.key is not None:
-            self._took = oldest.seconds(clock.seconds)
+            self._age = oldest.seconds(clock.seconds)
             self.handle = clock.arm(self._period, self._check)
 
     def _begin(self) -> None:
-        """Learn how long the last oldest took, and expect of the new one what its kind usually takes."""
-        if self._took > self._period:
-            self._usual.observe(self._work, self._took)
-        first, self._took = self._first(), 0.0
+        """Learn the duration of the last oldest, and look up what is usual for the new one."""
+        if self._age > self._period:
+            self._predictor.observe(self._work, self._age)
+        first, self._age = self._first(), 0.0
         self._work, self._name = (None, "") if first is None else (first[0].work, first[0].name)
-        known = self._usual.expect(self._work)
-        self._takes = 0.0 if known is None else known.mean + known.deviation
+        known = self._predictor.expect(self._work)
+        self._usual = 0.0 if known is None else known.mean + known.deviation

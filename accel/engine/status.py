@@ -1,4 +1,4 @@
-"""The status of ops whose success only the device knows: written by the kernel, copied back behind it, checked when the op has ended."""
+"""The status of ops whose success only the device knows, checked when the op has ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["STATUS_COMMANDS", "PendingStatus"]
 
 STATUS_COMMANDS = 3
-"""Commands that a status adds to an op's own: it is cleared and copied back, and a graph gathers those of its ops."""
+"""Commands that a status adds to an op's own: a fill, a copy, and gathering in a graph."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ReadBack(KernelOp[None]):
-    """What the backend is asked about: enqueuing the copy of a status may block as any small ``get`` may."""
+    """The op that the backend is asked about: copying a status may block as a small ``get`` may."""
 
     library: ClassVar[str] = "memory"
     kind: ClassVar[str] = "get"
@@ -71,7 +71,7 @@ class PendingStatus:
         return lane.device.may_block(lane, _ReadBack(self._host))
 
     def __call__(self, lane: Lane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Enqueue the op with its status cleared before it and copied back behind it, and a mark."""
+        """Enqueue the op, with its status cleared before and copied back behind it, and a mark."""
         lane.stream.fill(self.address, b"\0", len(self._bytes))
         self._kernel(lane, op, plan, inputs, outputs)
         lane.stream.copy_dtoh(memoryview(self._bytes), self.address)
@@ -79,7 +79,10 @@ class PendingStatus:
         self._is_enqueued = True
 
     def skip(self) -> None:
-        """Take note that the kernel has raised, or is not called: if the status was not enqueued by now, it never is."""
+        """Note that the kernel has raised, or is not called.
+
+        If the status was not enqueued by now, it never is.
+        """
         self._is_skipped = not self._is_enqueued
 
     def is_known(self) -> bool:
@@ -87,7 +90,7 @@ class PendingStatus:
         return self._is_skipped or (self._is_enqueued and self._event.query())
 
     def failure(self) -> BaseException | None:
-        """Return the error that the status stands for, or ``None``; it is known."""
+        """Return the error of a status that is known, or ``None``."""
         if self._is_skipped:
             return None
         try:

@@ -33,7 +33,7 @@ class EventPool:
         return event
 
     def give(self, event: AccelEvent) -> None:
-        """Take an event back that has been passed."""
+        """Take a passed event back."""
         self._free.append(event)
 
     def close(self) -> None:
@@ -47,8 +47,8 @@ class EventPool:
 class StreamClock(Timeline):
     """The numbered work of one stream.
 
-    Sequence numbers are issued when an op is dispatched, in the device's order; :meth:`advance` says which have
-    reached the stream.
+    Sequence numbers are issued when an op is dispatched, in the device's order; :meth:`advance`
+    says which have reached the stream.
 
     Parameters
     ----------
@@ -94,10 +94,14 @@ class StreamClock(Timeline):
             await waiter
 
     def wait_for(self, other: Timeline, seq: int) -> None:
-        """Let later work of this stream wait for the other's ``seq``, which is in its stream already. The host does not wait."""
+        """Make later work of this stream wait for the other's ``seq``, which is in its stream.
+
+        The host does not wait.
+        """
         if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, StreamClock):
             return
-        # A new event marks all the other stream has so far: later than needed, never too early, and known to be so.
+        # A new event marks all the other stream has so far: later than needed, never too early, and
+        # known to be so.
         event = self.events.take()
         if other.stream.record(event):
             other.complete(other.enqueued)

@@ -1,4 +1,4 @@
-"""What is on its way to one device: callers that wait, submissions in hand, ops that have ended; and the drain before it closes."""
+"""The load of one device: waiting callers, submissions in hand, ended ops; and its drain."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     owner
         Told the context once it is ready, and ``None`` when it is not any more.
     children
@@ -87,7 +87,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         except BaseException:
             await self._children.wait_gone()
             raise
-        self._owner.published(made)
+        self._owner.on_published(made)
         core.refs.sharing = made.sharing
         core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
 
@@ -261,7 +261,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         if self._link is not None:
             self._link.watchdog.stop()
         if self._context is not None:
-            self._owner.published(None)
+            self._owner.on_published(None)
 
     def _kill(self) -> None:
         self._withdraw()

@@ -34,7 +34,7 @@ class ForkserverActor(KeptProcess):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     source
         Has the forkserver, for the device's children.
     is_first

@@ -33,7 +33,7 @@ class KeptProcess(Actor[None, None]):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     """
 
     carries_context: ClassVar[bool] = False

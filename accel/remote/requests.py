@@ -60,7 +60,7 @@ class RequestContext(ContextBase):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     owner
         Decides what follows a fault.
     land

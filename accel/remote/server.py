@@ -151,12 +151,12 @@ class Server:
         self.context.opening = self._busy
         self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.own)
 
-    def published(self, context: Context | None) -> None:
+    def on_published(self, context: Context | None) -> None:
         """See :class:`accel.engine.in_flight.ContextOwner`."""
         if context is not None:
             self.context = context
 
-    def faulted(self, error: AccelError) -> NoReturn:
+    def on_fault(self, error: AccelError) -> NoReturn:
         """Tell the parent, and end: a process that has lost its context has nothing more to give."""
         self.give_up(error)
 

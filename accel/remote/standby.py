@@ -33,7 +33,7 @@ class StandbyActor(KeptProcess):
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     children
         Has the places of spare children, of which this is one.
     ahead

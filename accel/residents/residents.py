@@ -107,7 +107,7 @@ class Residents:
     Parameters
     ----------
     core
-        What the device keeps over all generations.
+        State of the device that outlives its contexts.
     device
         Its public face, for loaders.
     """
