@@ -75,6 +75,7 @@ class CpuStream:
     __slots__ = (
         "_active",
         "_blocked",
+        "_changed",
         "_ending",
         "_lock",
         "_number",
@@ -85,7 +86,7 @@ class CpuStream:
         "_tell",
         "_thread",
         "_touching",
-        "_waiters",
+        "_waiting",
         "completed",
         "context",
         "fault",
@@ -108,8 +109,9 @@ class CpuStream:
         self._ending = False  # the worker shall end instead of parking
         self._park = threading.Lock()  # held while the worker sleeps; released to wake it
         self._park.acquire()
-        self._waiters: list[tuple[int, threading.Lock]] = []
-        self._blocked: tuple[CpuStream, threading.Lock] | None = None
+        self._changed = threading.Condition(self._lock)  # an item has ended, or the stream was stopped
+        self._waiting = 0  # threads that wait for that
+        self._blocked: CpuStream | None = None  # where the worker waits
         context.add(self)
         # Now, and not with the first work for it: what is enqueued must not fail for want of a thread.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -310,22 +312,16 @@ class CpuStream:
             if self._refusal is None:
                 self._refusal = fault
             dropped, self._queue = self._queue, deque()
-            waiters, self._waiters = self._waiters, []
             blocked = self._blocked
-        for _, latch in waiters:
-            latch.release()
+            self._changed.notify_all()
         if blocked is not None:
-            blocked[0].forget(blocked[1])
+            blocked.wake()
         dropped.clear()  # outside the lock, as every item
 
-    def forget(self, latch: threading.Lock) -> None:
-        """Wake the thread that waits here with ``latch``, if it still does."""
-        with self._lock:
-            for position, (_, waiting) in enumerate(self._waiters):
-                if waiting is latch:
-                    del self._waiters[position]
-                    latch.release()
-                    return
+    def wake(self) -> None:
+        """Let the threads that wait here look again whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def is_touching(self) -> bool:
@@ -333,32 +329,22 @@ class CpuStream:
         return self._touching
 
     def _wait(self, ticket: int) -> None:
-        latch = self._add_waiter(ticket)
-        if latch is not None:
-            latch.acquire()
+        self._wait_until(lambda: self.completed >= ticket or self.fault is not None)
 
-    def _add_waiter(self, ticket: int) -> threading.Lock | None:
-        with self._lock:
-            if self.completed >= ticket or self.fault is not None:
-                return None
-            latch = threading.Lock()
-            latch.acquire()
-            self._waiters.append((ticket, latch))
-            return latch
+    def _wait_until(self, is_over: Callable[[], bool]) -> None:
+        """Block this thread until it is over, which is asked whenever an item has ended or the stream was stopped."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(is_over)
+            self._waiting -= 1
 
     def _wait_for(self, source: CpuStream, ticket: int) -> None:
         """Run on the worker: block until another stream has passed ``ticket``, or this one was stopped."""
         self._touching = False
-        latch = source._add_waiter(ticket)
-        if latch is not None:
-            with self._lock:
-                self._blocked = (source, latch)
-                stopped = self.fault is not None
-            if stopped:
-                source.forget(latch)
-            latch.acquire()
-            with self._lock:
-                self._blocked = None
+        with self._lock:
+            self._blocked = source
+        source._wait_until(lambda: source.completed >= ticket or source.fault is not None or self.fault is not None)
+        self._blocked = None
         if source.fault is not None and source.completed < ticket:
             self.stop(source.fault)
 
@@ -374,12 +360,9 @@ class CpuStream:
         with self._lock:
             self._touching = False
             if self.fault is None:
-                self.completed = done = self.completed + 1
-                if self._waiters:
-                    for ticket, latch in self._waiters:
-                        if ticket <= done:
-                            latch.release()
-                    self._waiters = [waiter for waiter in self._waiters if waiter[0] > done]
+                self.completed += 1
+                if self._waiting:
+                    self._changed.notify_all()
             if is_inline:
                 if self._queue or self._ending:
                     self._park.release()  # the worker has the right to run items now
