@@ -12,7 +12,7 @@ from accel import UnsupportedError
 from accel.ops import ArraysOps
 from accel.ops.pieces import kinds_of_pieces
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families.kernels import CODES, bits
+from accel_cuda.families.kernels import CODES, bits, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,11 +140,10 @@ def _pad(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
 
 def _triangle(is_lower: bool) -> Kernel:
     def kernel(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        x, stream = op.x, lane.stream
-        if x.size:
-            stream.ready()
-            function = stream.functions[f"triangle_{x.dtype.itemsize}"]
-            stream.launch(function, -(-x.size // _BLOCK), _BLOCK, inputs[0], outputs[0], x.size, *x.shape[-2:], op.k % _ALL, int(is_lower))
+        x = op.x
+        launch_each(
+            lane.stream, f"triangle_{x.dtype.itemsize}", x.size, inputs[0], outputs[0], x.size, *x.shape[-2:], op.k % _ALL, int(is_lower)
+        )
 
     return kernel
 
@@ -152,12 +151,9 @@ def _triangle(is_lower: bool) -> Kernel:
 def _ramp(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     count, start, step, last = op.ramp()
     if count:
-        stream = lane.stream
-        stream.ready()
         words = (int(start) % _ALL, int(step) % _ALL) if op.dtype.is_integer else (bits(start), bits(step))
         end = 0 if last is None else bits(last)
-        function = stream.functions[f"ramp_{CODES[op.dtype]}"]
-        stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, *words, end, int(last is not None))
+        launch_each(lane.stream, f"ramp_{CODES[op.dtype]}", count, outputs[0], count, *words, end, int(last is not None))
 
 
 class _Spots(ctypes.Structure):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType
 from accel_cuda.core.cub import Cub, RadixSort, RunningOp
+from accel_cuda.families.kernels import CODES, aligned, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Choices"]
 
-_BLOCK = 256
-_ALIGNED = 256
 _SORT, _BITS = RadixSort(DType.UINT64, True), 64
 _SUM = RunningOp("cumsum", DType.FLOAT64)
 _SORT_COMMANDS, _OTHER_COMMANDS = 26, 8
-_CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 
 
 class _Work(NamedTuple):
@@ -50,7 +48,7 @@ def _work(op: Any) -> _Work:
     )
     offsets = [0]
     for nbytes in (*sizes, width * count):
-        offsets.append(offsets[-1] + -(-nbytes // _ALIGNED) * _ALIGNED)
+        offsets.append(offsets[-1] + aligned(nbytes))
     if way == "drawn":
         return _Work(None, 0, 0, tuple(offsets))
     if way == "ordered":
@@ -112,37 +110,35 @@ class Choices:
         if op.way() == "ordered":
             self._order(stream, op, inputs, outputs, rooms, chosen)
         elif op.way() == "weighed":
-            functions, weights, status = stream.functions, rooms[0], outputs[1]
-            grid, given = (-(-length // _BLOCK), _BLOCK), (weights, length, inputs[-1], status)
+            weights, status = rooms[0], outputs[1]
+            given = weights, length, inputs[-1], status
             if op.p.dtype is DType.FLOAT32:
-                stream.launch(functions["choice_weigh_f32"], *grid, *given)
+                launch_each(stream, "choice_weigh_f32", length, *given)
             else:
                 stream.fill(rooms[1], bytes(8), 1)
-                stream.launch(functions["choice_largest"], *grid, rooms[1], *given[1:])
-                stream.launch(functions["choice_weigh_f64"], *grid, *given, rooms[1])
+                launch_each(stream, "choice_largest", length, rooms[1], *given[1:])
+                launch_each(stream, "choice_weigh_f64", length, *given, rooms[1])
             self._cub.run(stream, _SUM, rooms[5], length, weights, weights)
             arguments = chosen, count, op.key(), op.offset, weights, length, status
-            stream.launch(functions["choice_search"], -(-count // _BLOCK), _BLOCK, *arguments)
+            launch_each(stream, "choice_search", count, *arguments)
         else:
             self._drawn(stream, op, length, count, chosen)
         if isinstance(source, int):
             return
         before, behind = op.lines()
-        if size := before * count * behind:
-            function = stream.functions[f"choice_take_{source.dtype.itemsize}"]
-            stream.launch(function, -(-size // _BLOCK), _BLOCK, outputs[0], size, inputs[0], chosen, length, count, behind)
+        size = before * count * behind
+        launch_each(stream, f"choice_take_{source.dtype.itemsize}", size, outputs[0], size, inputs[0], chosen, length, count, behind)
 
     def _order(self, stream: CudaStream, op: Any, inputs: Sequence[int], outputs: Sequence[int], rooms: list[int], chosen: int) -> None:
         """Enqueue the sort of keys, and take the first places of it."""
         length, count = op.counts()
         keys, sorted_keys, places, sorted_places = rooms[:4]
-        has_weights, blocks = getattr(op, "p", None) is not None, -(-length // _BLOCK)
+        has_weights = getattr(op, "p", None) is not None
         status = outputs[1] if has_weights else 0
         arguments = keys, places, length, op.key(), op.offset
         if has_weights:
-            stream.launch(stream.functions[f"choice_clocks_{_CODES[op.p.dtype]}"], blocks, _BLOCK, *arguments, inputs[-1], status)
+            launch_each(stream, f"choice_clocks_{CODES[op.p.dtype]}", length, *arguments, inputs[-1], status)
         else:
-            stream.launch(stream.functions["choice_keys"], blocks, _BLOCK, *arguments)
+            launch_each(stream, "choice_keys", length, *arguments)
         self._cub.run(stream, _SORT, rooms[5], length, keys, sorted_keys, values=places, sorted_values=sorted_places, bits=_BITS)
-        function = stream.functions["choice_places"]
-        stream.launch(function, -(-count // _BLOCK), _BLOCK, chosen, count, sorted_places, sorted_keys, status)
+        launch_each(stream, "choice_places", count, chosen, count, sorted_places, sorted_keys, status)

@@ -15,7 +15,7 @@ from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 from accel_cuda.families.fft_plans import CUFFT, FftPlans
 from accel_cuda.families.fft_steps import CONVOLUTIONS, COSINES, STEPS, layouts_of
-from accel_cuda.families.kernels import bits
+from accel_cuda.families.kernels import bits, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -267,10 +267,9 @@ class Work:
 
 
 def _frequencies(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    stream, (count, positive) = lane.stream, op.counts()
-    stream.ready()
-    function = stream.functions["fft_frequencies_f64" if op.dtype is DType.FLOAT64 else "fft_frequencies_f32"]
-    stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, positive, op.n, bits(op.step()))
+    count, positive = op.counts()
+    name = "fft_frequencies_f64" if op.dtype is DType.FLOAT64 else "fft_frequencies_f32"
+    launch_each(lane.stream, name, count, outputs[0], count, positive, op.n, bits(op.step()))
 
 
 _FREQUENCIES, _SHIFTS = ("fftfreq", "rfftfreq"), kinds_of_pieces(FftOps)

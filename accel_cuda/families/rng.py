@@ -6,21 +6,21 @@ seed or offset makes anew: they are used where an op names one.
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import DType
 from accel_cuda.core.cub import CUB
 from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.choices import Choices
 from accel_cuda.families.curand import CURAND, CurandGenerators
+from accel_cuda.families.kernels import CODES, bits, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from accel import DType
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
@@ -32,8 +32,6 @@ _LONG = ("gamma", "beta", "truncated_normal", "poisson", "binomial", "sobol")
 _PICKED, _VENDORS = ("permutation", "choice"), ("uniform", "normal")
 _CURAND_COMMANDS = 8  # kernels that make a state, and the numbers, at most
 _CONSTANTS = 10  # of what has several, as in rng.cu
-_DOUBLE = struct.Struct("d")
-_CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 _ALL = 1 << 64
 
 Parameters = tuple[str, tuple[int, ...]]
@@ -41,19 +39,19 @@ Parameters = tuple[str, tuple[int, ...]]
 
 
 def _bits(*values: float, count: int = 3) -> tuple[int, ...]:
-    return tuple([int.from_bytes(_DOUBLE.pack(value), "little") for value in values]) + (0,) * (count - len(values))
+    return tuple([bits(value) for value in values]) + (0,) * (count - len(values))
 
 
 @lru_cache(256)
 def _range(dtype: DType, low: float, high: float) -> Parameters:
     kind = dtype.numpy.type
     start, end = kind(low), kind(high)
-    return f"philox_uniform_{_CODES[dtype]}", _bits(low, float(end - start), float(np.nextafter(end, start)))
+    return f"philox_uniform_{CODES[dtype]}", _bits(low, float(end - start), float(np.nextafter(end, start)))
 
 
 @lru_cache(256)
 def _bell(kind: str, dtype: DType, mean: float, deviation: float) -> Parameters:
-    return f"philox_{kind}_{_CODES[dtype]}", _bits(mean, deviation)
+    return f"philox_{kind}_{CODES[dtype]}", _bits(mean, deviation)
 
 
 def _uniform(op: Any) -> Parameters:
@@ -69,7 +67,7 @@ def _lognormal(op: Any) -> Parameters:
 
 
 def _exponential(op: Any) -> Parameters:
-    return f"philox_exponential_{_CODES[op.dtype]}", _bits(op.scale)
+    return f"philox_exponential_{CODES[op.dtype]}", _bits(op.scale)
 
 
 def _bernoulli(op: Any) -> Parameters:
@@ -77,7 +75,7 @@ def _bernoulli(op: Any) -> Parameters:
 
 
 def _several(op: Any) -> Parameters:
-    return f"draws_{op.kind}_{_CODES[op.dtype]}", _bits(*op.constants(), count=_CONSTANTS)
+    return f"draws_{op.kind}_{CODES[op.dtype]}", _bits(*op.constants(), count=_CONSTANTS)
 
 
 def _counts(op: Any) -> Parameters:
@@ -118,11 +116,8 @@ def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: in
 
 def _sobol(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     width, _ = op.directions.shape
-    if size := op.n * width:
-        stream = lane.stream
-        stream.ready()
-        function = stream.functions[f"sobol_{_CODES[op.dtype]}"]
-        stream.launch(function, -(-size // _BLOCK), _BLOCK, inputs[0], outputs[0], size, width, op.offset)
+    size = op.n * width
+    launch_each(lane.stream, f"sobol_{CODES[op.dtype]}", size, inputs[0], outputs[0], size, width, op.offset)
 
 
 _KERNELS: dict[str, Kernel] = {

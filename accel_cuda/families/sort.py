@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from accel import DType, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RadixSort, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
-from accel_cuda.families.kernels import CODES, aligned, bits
+from accel_cuda.families.kernels import CODES, aligned, bits, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,10 +247,8 @@ class SortLibrary(FamilyState[Cub]):
         x, code = inputs[0], CODES[op.x.dtype]
         flags = joined * _JOINED | bool(getattr(op, "falls", False)) * _FALLING | (not order.is_split and order.lines > 1) * _LINES
         places, sorted_places = (rooms.places, rooms.sorted_places) if order.has_places else (0, 0)
-        blocks = -(-order.size // _BLOCK)
-        name = f"sort_encode_{code}_{order.key.itemsize}"
-        sizes = order.size, order.length, order.behind
-        stream.launch(stream.functions[name], blocks, _BLOCK, x, rooms.keys, places, *sizes, order.code_bits, flags)
+        name, sizes = f"sort_encode_{code}_{order.key.itemsize}", (order.size, order.length, order.behind)
+        launch_each(stream, name, order.size, x, rooms.keys, places, *sizes, order.code_bits, flags)
         (first, bits), *second = order.sorts()
         self.loaded().run(
             stream, first, rooms.library, order.size, rooms.keys, rooms.sorted_keys, values=places, sorted_values=sorted_places, bits=bits
@@ -260,7 +258,7 @@ class SortLibrary(FamilyState[Cub]):
             if op.kind == "segment_sort":
                 self._segments(stream, op, sorted_places, lines, inputs[1], status)
             else:
-                stream.launch(stream.functions["sort_rows"], blocks, _BLOCK, sorted_places, lines, order.size, order.length)
+                launch_each(stream, "sort_rows", order.size, sorted_places, lines, order.size, order.length)
             self.loaded().run(
                 stream, sort, rooms.library, order.size, lines, sorted_lines, values=sorted_places, sorted_values=places, bits=line_bits
             )
@@ -268,8 +266,7 @@ class SortLibrary(FamilyState[Cub]):
     @staticmethod
     def _segments(stream: CudaStream, op: Any, places: int, segments: int, offsets: int, status: int) -> None:
         size, count = op.x.size, op.offsets.size - 1
-        blocks = -(-max(size, count + 1) // _BLOCK)
-        stream.launch(stream.functions["sort_segments"], blocks, _BLOCK, places, segments, offsets, status, size, count)
+        launch_each(stream, "sort_segments", max(size, count + 1), places, segments, offsets, status, size, count)
 
     def _sort(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, work = _ready(lane, op)
@@ -283,8 +280,7 @@ class SortLibrary(FamilyState[Cub]):
         # Places that were sorted by lines say where in the unsorted keys the elements are.
         keys, places = (rooms.keys, rooms.places) if order.is_split else (rooms.sorted_keys, 0)
         flags = bool(op.falls) * _FALLING
-        blocks = -(-order.size // _BLOCK)
-        stream.launch(stream.functions[name], blocks, _BLOCK, keys, places, outputs[0], order.size, order.length, order.behind, flags)
+        launch_each(stream, name, order.size, keys, places, outputs[0], order.size, order.length, order.behind, flags)
 
     def _pick(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, work = _ready(lane, op)
@@ -298,9 +294,8 @@ class SortLibrary(FamilyState[Cub]):
         places = rooms.places if order.is_split else rooms.sorted_places
         k = op.k if op.kind == "topk" else order.length
         count = order.lines * k
-        function = stream.functions[f"sort_pick_{op.x.dtype.itemsize}"]
-        blocks = -(-count // _BLOCK)
-        stream.launch(function, blocks, _BLOCK, inputs[0], places, values, indices, count, order.length, order.behind, k)
+        name = f"sort_pick_{op.x.dtype.itemsize}"
+        launch_each(stream, name, count, inputs[0], places, values, indices, count, order.length, order.behind, k)
 
     def _summed(self, stream: CudaStream, size: int, rooms: _Rooms, count: int) -> None:
         """Enqueue the sums of the marks, and the last one as the number of what was found."""
@@ -317,13 +312,12 @@ class SortLibrary(FamilyState[Cub]):
         if not size:
             return
         rooms = work.rooms(scratch)
-        blocks = -(-size // _BLOCK)
-        stream.launch(stream.functions[f"sort_mark_{CODES[op.x.dtype]}"], blocks, _BLOCK, inputs[0], rooms.numbers, size)
+        launch_each(stream, f"sort_mark_{CODES[op.x.dtype]}", size, inputs[0], rooms.numbers, size)
         self._summed(stream, size, rooms, count)
         indices = _Indices(sums=rooms.numbers, size=size, room=room, dims=op.x.ndim)
         indices.lengths[: op.x.ndim] = op.x.shape
         indices.outputs[: op.x.ndim] = found
-        stream.launch_with(stream.functions["sort_indices"], (blocks, 1), (_BLOCK, 1), indices)
+        stream.launch_with(stream.functions["sort_indices"], (-(-size // _BLOCK), 1), (_BLOCK, 1), indices)
 
     def _compress(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         condition, x = inputs
@@ -336,11 +330,9 @@ class SortLibrary(FamilyState[Cub]):
         if not size:
             return
         rooms = work.rooms(scratch)
-        stream.launch(stream.functions["sort_mark_b8"], -(-size // _BLOCK), _BLOCK, condition, rooms.numbers, size)
+        launch_each(stream, "sort_mark_b8", size, condition, rooms.numbers, size)
         self._summed(stream, size, rooms, count)
-        if width:
-            function = stream.functions[f"sort_part_{itemsize}"]
-            stream.launch(function, -(-size * width // _BLOCK), _BLOCK, rooms.numbers, x, found, size, width, room)
+        launch_each(stream, f"sort_part_{itemsize}", size * width, rooms.numbers, x, found, size, width, room)
 
     def _unique(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         *found, count, scratch = outputs
@@ -356,15 +348,15 @@ class SortLibrary(FamilyState[Cub]):
         if order is None:
             return
         self._ordered(stream, op, inputs, rooms, order, joined=True)
-        blocks, width = -(-size // _BLOCK), order.key.itemsize
-        stream.launch(stream.functions[f"sort_change_{width}"], blocks, _BLOCK, rooms.sorted_keys, rooms.numbers, size)
+        width = order.key.itemsize
+        launch_each(stream, f"sort_change_{width}", size, rooms.sorted_keys, rooms.numbers, size)
         self._summed(stream, size, rooms, count)
         starts = rooms.keys if counts else 0  # the unsorted keys are not needed any more
-        function = stream.functions[f"sort_differ_{CODES[op.x.dtype]}_{width}"]
+        name = f"sort_differ_{CODES[op.x.dtype]}_{width}"
         places = rooms.sorted_places if order.has_places else 0
-        stream.launch(function, blocks, _BLOCK, rooms.numbers, rooms.sorted_keys, places, values, indices, inverse, starts, size, room)
+        launch_each(stream, name, size, rooms.numbers, rooms.sorted_keys, places, values, indices, inverse, starts, size, room)
         if counts:
-            stream.launch(stream.functions["sort_lengths"], blocks, _BLOCK, rooms.numbers, starts, counts, size, room)
+            launch_each(stream, "sort_lengths", size, rooms.numbers, starts, counts, size, room)
 
 
 def _ready(lane: Any, op: Any) -> tuple[CudaStream, _Work]:
@@ -401,8 +393,7 @@ def _select(stream: CudaStream, op: Any, x: int, values: int, indices: int) -> N
 def _search(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if count := op.v.size:
         stream, _ = _ready(lane, op)
-        function = stream.functions[f"sort_search_{CODES[op.a.dtype]}"]
-        stream.launch(function, -(-count // _BLOCK), _BLOCK, *inputs, outputs[0], op.a.size, count, int(op.side == "right"))
+        launch_each(stream, f"sort_search_{CODES[op.a.dtype]}", count, *inputs, outputs[0], op.a.size, count, int(op.side == "right"))
 
 
 def _grid(stream: CudaStream, count: int) -> int:
@@ -418,8 +409,7 @@ def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Seq
     if not size:
         return
     if op.weights is not None:
-        function = stream.functions[f"sort_weigh_{code}_{CODES[op.weights.dtype]}"]
-        stream.launch(function, -(-size // _BLOCK), _BLOCK, inputs[0], inputs[1], made, status, size, length)
+        launch_each(stream, f"sort_weigh_{code}_{CODES[op.weights.dtype]}", size, inputs[0], inputs[1], made, status, size, length)
         return
     is_shared = length <= _SHARED_BINS
     shared = 4 * length if is_shared else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
-from accel_cuda.families.kernels import CODES, aligned
+from accel_cuda.families.kernels import CODES, aligned, launch_each
 from accel_cuda.families.products import scale
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
@@ -141,8 +141,8 @@ class SparseLibrary(FamilyState[SparsePlans]):
     @staticmethod
     def _unblock(stream: CudaStream, a: SparseRef, target: str, threads: int, *addresses: int) -> None:
         """Launch the kernel that takes blocks apart."""
-        function = stream.functions[f"sparse_blocks_{target}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
-        stream.launch(function, -(-threads // _BLOCK), _BLOCK, *addresses, a.major, *a.blocksize, a.shape[1], a.nnz)
+        name = f"sparse_blocks_{target}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"
+        launch_each(stream, name, threads, *addresses, a.major, *a.blocksize, a.shape[1], a.nnz)
 
     @staticmethod
     def _diagonal(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -153,8 +153,9 @@ class SparseLibrary(FamilyState[SparsePlans]):
             _clear(stream, (outputs[0], n * a.dtype.itemsize))
             if a.nnz:
                 form, count = ("_coo", a.nnz) if a.format == "coo" else ("", n)
-                function = stream.functions[f"sparse_extract{form}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
-                stream.launch(function, -(-count // _BLOCK), _BLOCK, *inputs[:3], outputs[0], count)
+                launch_each(
+                    stream, f"sparse_extract{form}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}", count, *inputs[:3], outputs[0], count
+                )
 
     def _fromdense(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
@@ -219,9 +220,8 @@ class SparseLibrary(FamilyState[SparsePlans]):
         with stream.ready().section:
             if not op.check:
                 stream.fill(info, bytes(4), 1)
-            if n and not op.unit_diagonal:
-                function = stream.functions[f"sparse_diagonal_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
-                stream.launch(function, -(-n // _BLOCK), _BLOCK, *inputs[:3], info, n)
+            if not op.unit_diagonal:
+                launch_each(stream, f"sparse_diagonal_{CODES[a.dtype]}_{a.indices.dtype.itemsize}", n, *inputs[:3], info, n)
             if spec is not None:
                 self.loaded().run(stream, spec, inputs[:3], (inputs[3], outputs[0]), outputs[-1])
             elif op.b.size:  # the matrix stores nothing: the diagonal is 1, or the status says that it is 0

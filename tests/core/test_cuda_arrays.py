@@ -105,7 +105,7 @@ def stream(context: Any) -> Iterator[CudaStream]:
 def may_block(stream: CudaStream, context: Any, array: Any) -> tuple[bool, bool]:
     """Return whether a put and a get of ``array`` may block; what that reserved is given back."""
     blocking = Blocking({}, {}, pinned=context.pinned)
-    put, get = SimpleNamespace(kind="put", source=array), SimpleNamespace(kind="get", destination=array)
+    put, get = SimpleNamespace(library="memory", kind="put", source=array), SimpleNamespace(library="memory", kind="get", destination=array)
     answers = blocking.may_block(SimpleNamespace(stream=stream), put), blocking.may_block(SimpleNamespace(stream=stream), get)
     stream.transfers.release_reserved()
     return answers

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel import BinaryOp, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "aligned", "bits", "instances", "program_for"]
+__all__ = ["CODES", "aligned", "bits", "instances", "launch_each", "program_for"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -36,6 +36,7 @@ CODES: dict[DType, str] = {
 
 
 _DOUBLE = struct.Struct("d")
+_THREADS = 256
 
 
 def bits(value: float) -> int:
@@ -56,6 +57,19 @@ def program_for(name: str, operand: str = "x") -> Callable[[Any], str]:
         return programs.get(getattr(op, operand).dtype, "")
 
     return program
+
+
+def launch_each(stream: Any, name: str, count: int, *arguments: int) -> None:
+    """Enqueue one of the backend's own kernels, each of whose threads takes one of ``count`` elements; nothing for none.
+
+    Raises
+    ------
+    AccelError
+        If nothing can be enqueued.
+    """
+    if count:
+        stream.ready()
+        stream.launch(stream.functions[name], -(-count // _THREADS), _THREADS, *arguments)
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
