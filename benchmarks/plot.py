@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from accel.cli.bench.report import Point
+from benchmarks.measures import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,6 +13,7 @@ from accel import System
 from accel.cli.bench.measure import awaited, called
 from accel.cli.bench.suite import Bench, BenchCase
 from accel.patterns import DynamicBatcher
+from benchmarks.measures import add_overlapped
 
 if TYPE_CHECKING:
     from accel import AccelRef, Device
@@ -75,7 +76,7 @@ def _clients(batcher: DynamicBatcher[Array, int], images: list[Array], requests:
             for number, image in enumerate(images):
                 # The clock costs a tenth of a request: a sample of the clients tells the latencies.
                 group.create_task(client(image) if number % 16 else timed_client(image, times))
-        samples.add_overlapped(times, time.perf_counter() - began, len(images) * requests)
+        add_overlapped(samples, times, time.perf_counter() - began, len(images) * requests)
 
     return meter
 

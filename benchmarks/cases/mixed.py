@@ -13,6 +13,7 @@ import numpy as np
 from accel import System
 from accel.cli.bench.measure import CpuMeter, Samples
 from accel.cli.bench.suite import Bench, BenchCase
+from benchmarks.measures import add_overlapped, hold_worst
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -106,8 +107,8 @@ class Block:
             async with asyncio.TaskGroup() as group:
                 for draws in drawn:
                     group.create_task(client(draws))
-        samples.add_overlapped(times, meter.wall)
-        self.small.add_overlapped(small, meter.wall)
+        add_overlapped(samples, times, meter.wall)
+        add_overlapped(self.small, small, meter.wall)
         self._cpu += meter.cpu
         self._wall += meter.wall
 
@@ -173,7 +174,7 @@ def judge(bench: Bench, found: Mapping[int, Mapping[str, tuple[Samples, Block]]]
             for budget, ratio in each.items():
                 ratios.setdefault(budget, {})[f"{name}, {tasks} tasks"] = round(ratio, 3)
     for budget, values in ratios.items():
-        bench.hold_worst(budget, values, cpu_percent=cpu)
+        hold_worst(bench, budget, values, cpu_percent=cpu)
 
 
 async def _on_any(bench: Bench) -> None:

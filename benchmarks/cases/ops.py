@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import System
-from accel.cli.bench.measure import awaited, called, together
+from accel.cli.bench.measure import awaited, called
 from accel.cli.bench.suite import Bench, BenchCase
+from benchmarks.measures import together
 
 if TYPE_CHECKING:
     from accel import AccelRef

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel import System
-from accel.cli.bench.measure import awaited, together
+from accel.cli.bench.measure import awaited
 from accel.cli.bench.suite import Bench, BenchCase
+from benchmarks.measures import together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from accel import System
-from accel.cli.bench.cases_recovery import TITLE, recoveries, survive
+from accel.cli.bench.cases import TITLE, recoveries, survive
 from accel.cli.bench.measure import Samples
 from accel.cli.bench.suite import Bench, BenchCase
 from accel.testing import FaultPlan

@@ -6,10 +6,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import System, UnsupportedError
-from accel.cli.bench.cases_launch import OURS, RAW, await_empty, micro
-from accel.cli.bench.measure import Samples, awaited, called, compare, together
+from accel.cli.bench.cases import OURS, RAW, await_empty, micro
+from accel.cli.bench.measure import Samples, awaited, called, compare
 from accel_cuda.families.kernels.bench import EmptyKernel
 from benchmarks.cuda_cases.rig import CUPY, INSTALL_TWINS, TORCH_QUERY, TORCH_THREAD
+from benchmarks.measures import together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from accel import AccelError, DType, System, UnsupportedError
-from accel.cli.bench.cases_launch import OURS
+from accel.cli.bench.cases import OURS
 from accel.cli.bench.measure import Samples, awaited, called
 from benchmarks.cuda_cases.family_lines import LINES
 from benchmarks.cuda_cases.rig import INSTALL_TWINS

@@ -6,12 +6,13 @@ import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import System, UnsupportedError
-from accel.cli.bench.cases_launch import OURS
-from accel.cli.bench.measure import awaited, called, together
+from accel.cli.bench.cases import OURS
+from accel.cli.bench.measure import awaited, called
 from benchmarks.cases.mixed import SIZES, Block, matrices_of
 from benchmarks.cuda_cases.families import data_of, tensor_of
 from benchmarks.cuda_cases.mixed import STREAMS, TORCH_POOL
 from benchmarks.cuda_cases.rig import TORCH_QUERY
+from benchmarks.measures import hold_worst, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,12 +86,12 @@ async def host_cost(rig: Rig, bench: Bench) -> None:
             ours[name] = [await device.put(data_of(bench.rng, operand)) for operand in op.operands]
             theirs[name] = [tensor_of(torch.torch, operand) for operand in op.operands]
         cost = _HostCost(bench, device, torch, ours, theirs)
-        bench.hold_worst("P38", {name: await cost.awaited(name) for name in _AWAITED})
+        hold_worst(bench, "P38", {name: await cost.awaited(name) for name in _AWAITED})
         for budget, names in _BATCHED.items():
-            bench.hold_worst(budget, {f"{name}, {n}": await cost.batched(name, n) for name in names for n in (8, 64)})
-        bench.hold_worst("P38-dnn", {name: await cost.batched(name, 8) for name in ("conv2d", "attention")})
-        bench.hold_worst("P38-matmul", {"matmul": await cost.matmul_over_gemm()})
-        bench.hold_worst("P38-mixed", {"mixed": await cost.mixed()})
+            hold_worst(bench, budget, {f"{name}, {n}": await cost.batched(name, n) for name in names for n in (8, 64)})
+        hold_worst(bench, "P38-dnn", {name: await cost.batched(name, 8) for name in ("conv2d", "attention")})
+        hold_worst(bench, "P38-matmul", {"matmul": await cost.matmul_over_gemm()})
+        hold_worst(bench, "P38-mixed", {"mixed": await cost.mixed()})
     torch.release()
 
 

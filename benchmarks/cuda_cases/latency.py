@@ -8,10 +8,11 @@ from array import array
 from typing import TYPE_CHECKING
 
 from accel import System
-from accel.cli.bench.cases_launch import OURS, micro
+from accel.cli.bench.cases import OURS, micro
 from accel.cli.bench.measure import CpuMeter, Samples, awaited, called
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 from benchmarks.cuda_cases.rig import TORCH_QUERY
+from benchmarks.measures import add_overlapped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -99,7 +100,7 @@ class _Jittered:
             async with asyncio.TaskGroup() as group:
                 for spin, nanoseconds in zip(self._spins, self._nanoseconds, strict=True):
                     group.create_task(client(spin, nanoseconds))
-        samples.add_overlapped(added, meter.wall)
+        add_overlapped(samples, added, meter.wall)
         self._cpu += meter.cpu
         self._wall += meter.wall
 

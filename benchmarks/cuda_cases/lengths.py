@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import System
-from accel.cli.bench.cases_launch import OURS, RAW
+from accel.cli.bench.cases import OURS, RAW
 from accel.cli.bench.measure import compare
-from accel.cli.bench.report import Point
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
+from benchmarks.measures import Point, add_point
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,4 +72,4 @@ async def kernel_lengths(rig: Rig, bench: Bench) -> None:
             for name, samples in (await compare(waits, rounds, warm_up=0)).items():
                 bench.report.add(what, name, samples)
                 p50, p99 = (round(1e6 * samples.percentile(q), 3) for q in (50, 99))
-                bench.report.points.append(Point(name, microseconds, p50, p99, round(waits[name].percent, 2)))
+                add_point(bench.report, Point(name, microseconds, p50, p99, round(waits[name].percent, 2)))

@@ -6,9 +6,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 from accel import System
-from accel.cli.bench.cases_launch import OURS, RAW
-from accel.cli.bench.measure import awaited, called, together
+from accel.cli.bench.cases import OURS, RAW
+from accel.cli.bench.measure import awaited, called
 from accel_cuda.families.kernels.bench import EmptyKernel
+from benchmarks.measures import together
 
 if TYPE_CHECKING:
     from accel import Device

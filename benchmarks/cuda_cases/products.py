@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType, System
-from accel.cli.bench.cases_launch import OURS
-from accel.cli.bench.measure import awaited, called, together
+from accel.cli.bench.cases import OURS
+from accel.cli.bench.measure import awaited, called
 from benchmarks.cuda_cases.raw_blas import RawBlas
 from benchmarks.cuda_cases.rig import TORCH_QUERY
+from benchmarks.measures import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable

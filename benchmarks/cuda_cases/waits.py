@@ -7,6 +7,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from accel.cli.bench.measure import CpuMeter, Samples
+from benchmarks.measures import add_overlapped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +48,7 @@ class Wait:
                 began = clock()
                 await op()
                 times.append(clock() - began - seconds)
-        samples.add_overlapped(times, meter.wall)
+        add_overlapped(samples, times, meter.wall)
         self._cpu += meter.cpu
         self._wall += meter.wall
 

@@ -15,9 +15,8 @@ import pytest
 
 from accel import AccelRef, Device, System, UnsupportedError
 from accel.backend import Injection
-from accel.cli.bench import cases_launch, cases_recovery
-from accel.cli.bench.cases import CASES, LAUNCH_CASES
-from accel.cli.bench.cases_launch import OURS, RAW, await_empty
+from accel.cli.bench import cases
+from accel.cli.bench.cases import CASES, LAUNCH_CASES, OURS, RAW, await_empty
 from accel.cli.bench.command import suite_of
 from accel.cli.bench.measure import Samples
 from accel.cli.bench.report import Report
@@ -33,6 +32,7 @@ from benchmarks.cases.suite import suite_of as all_cases_of
 from benchmarks.cuda_cases import copies, empty, families, family_lines, latency, lengths, mixed, process, products
 from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD, Rig
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
+from benchmarks.measures import points_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -166,7 +166,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(Bench, "scale", lambda self, full, quick: 2)
     monkeypatch.setattr(CpuDevice, "kernels", native)
     backend = SimpleNamespace(empty_op=EmptyKernel, raw_launch=lambda index: nullcontext(FakeRaw().blocking()))
-    monkeypatch.setattr(cases_launch, "find_device", lambda spec: (backend, SimpleNamespace(index=0)))
+    monkeypatch.setattr(cases, "find_device", lambda spec: (backend, SimpleNamespace(index=0)))
     monkeypatch.setattr(products, "RawBlas", FakeBlas)
     monkeypatch.setattr(products, "_SIDE", 64)
     monkeypatch.setattr(products, "_SIDES", (8, 32))
@@ -209,9 +209,9 @@ async def test_recoveries_are_held_cold_and_with_a_spare(monkeypatch: pytest.Mon
     async def recovery(bench: Bench, standby: str, rounds: int) -> Samples:
         return samples
 
-    monkeypatch.setattr(cases_recovery, "recovery", recovery)
+    monkeypatch.setattr(cases, "recovery", recovery)
     bench = Bench(Report({}))
-    await cases_recovery.hold_recoveries(bench)
+    await cases.hold_recoveries(bench)
     assert {name: ratio.value for name, ratio in bench.report.ratios.items()} == {"P10": 0.1, "P10-standby": 0.1}
 
 
@@ -412,7 +412,7 @@ async def test_a_wait_adds_nothing_of_the_kernel_and_counts_its_wall() -> None:
 
 async def test_every_length_gives_every_line_a_point(bench: Bench) -> None:
     await lengths.kernel_lengths(FakeRig(), bench)  # type: ignore[arg-type]
-    found = {(point.line, point.kernel_us) for point in bench.report.points}
+    found = {(point.line, point.kernel_us) for point in points_of(bench.report)}
     lines = {f"{OURS}, {name}" for name in ("adaptive", "polled", "host_fn", "sync")} | {RAW, CUPY, TORCH_QUERY, TORCH_THREAD}
     assert found == {(line, length) for line in lines for length in (0, 100, 1000)}
     assert len(bench.report.rows) == len(found)

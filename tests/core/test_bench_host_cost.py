@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accel import DType, System, UnsupportedError
-from accel.cli.bench.cases_launch import OURS
+from accel.cli.bench.cases import OURS
 from accel.cli.bench.report import Report
 from accel.cli.bench.suite import Bench
 from benchmarks.cuda_cases import host_cost

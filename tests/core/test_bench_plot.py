@@ -14,10 +14,11 @@ import pytest
 from accel.cli.bench import command
 from accel.cli.bench.budgets import BUDGETS, budget_of
 from accel.cli.bench.measure import Samples
-from accel.cli.bench.report import Point, Report
+from accel.cli.bench.report import Report
 from accel.cli.bench.suite import Bench, BenchCase, Suite
 from accel.cli.main import main
 from benchmarks import plot
+from benchmarks.measures import Point, add_point
 from benchmarks.plot import curves, draw
 from benchmarks.poison_timeline import draw as timeline
 
@@ -71,7 +72,8 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def once(bench: Bench) -> None:
         log.append(f"once {bench.report.loop}".strip())
-        bench.report.points.extend(POINTS)
+        for point in POINTS:
+            add_point(bench.report, point)
 
     cases = (BenchCase("each", "on each loop", each, ("P1",)), BenchCase("once", "on the first", once, once=True))
     made = Suite(cases, ("asyncio", "uvloop"), lambda: {"driver": "580"}, lambda: log.append("closed"))

@@ -1,24 +1,53 @@
-"""The cases that the package brings: an idle system, one awaited op, an actor's answer, and what launches kernels."""
+"""The cases that the package brings: an idle system, one awaited op, an actor's answer, a fault, and what launches kernels."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accel import Actor, ActorContext, System
-from accel.cli.bench.cases_launch import await_empty
-from accel.cli.bench.cases_recovery import hold_recoveries
+from accel import Actor, ActorContext, ContextPoisonedError, RestartStrategy, System, UnsupportedError
+from accel.backend import LaunchesEmptyKernels
 from accel.cli.bench.cases_soak import soak
-from accel.cli.bench.measure import CpuMeter, awaited, called
+from accel.cli.bench.measure import CpuMeter, Samples, awaited, called
 from accel.cli.bench.suite import Bench, BenchCase
+from accel.registry import find_device
+from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from accel import Device
+
     Array = np.ndarray[Any, Any]
 
-__all__ = ["ASK", "CASES", "CASE_LIMIT", "IDLE", "LAUNCH_CASES", "MANY_SOAK", "STANDBY", "Echo"]
+__all__ = [
+    "ASK",
+    "CASES",
+    "CASE_LIMIT",
+    "IDLE",
+    "LAUNCH_CASES",
+    "MANY_SOAK",
+    "OURS",
+    "RAW",
+    "STANDBY",
+    "TITLE",
+    "Echo",
+    "await_empty",
+    "hold_recoveries",
+    "micro",
+    "recoveries",
+    "survive",
+]
+
+OURS = "accel"
+RAW = "raw launch + synchronize"
+_MICRO = 1e6
+TITLE = "from a fault to the first good gemm"
+_REBUILT_WITHIN = 60.0
 
 
 class Echo(Actor[int, int]):
@@ -80,6 +109,90 @@ async def _ask(bench: Bench) -> None:
         subjects = {"accel": awaited(lambda: echo.ask(1), count), "bare future": awaited(_bare_future, count)}
         results = await bench.compare("ask round trip", subjects)
     bench.report.hold("P12", results["accel"].median / results["bare future"].median)
+
+
+def micro(seconds: dict[str, float]) -> dict[str, Any]:
+    """Return times in microseconds, for the details of a ratio."""
+    return {name: round(value * _MICRO, 3) for name, value in seconds.items()}
+
+
+async def await_empty(bench: Bench, others: Mapping[str, Callable[[], Awaitable[object]]] | None = None) -> None:
+    """Measure one empty kernel at a time, beside the raw launch and ``others``: P1."""
+    backend, found = find_device(bench.spec)
+    if not isinstance(backend, LaunchesEmptyKernels):
+        raise UnsupportedError(f"the backend {backend.name} has no empty kernel", remedy="Measure a device that launches kernels.")
+    with backend.raw_launch(found.index) as raw:
+        async with System("bench") as system:
+            device = await system.open_device(bench.spec)
+            op = backend.empty_op(await device.zeros(4))
+            subjects = {
+                OURS: awaited(lambda: device.run(op), bench.scale(1000, 300)),
+                RAW: called(raw, bench.scale(1000, 300)),
+                **{name: awaited(other, bench.scale(200, 50)) for name, other in (others or {}).items()},
+            }
+            results = await bench.compare("await an empty kernel", subjects)
+    ours, twin = results[OURS], results[RAW]
+    details = {"us": ours.median, "p99_us": ours.percentile(99), "raw_us": twin.median, "added_us": ours.median - twin.median}
+    bench.report.hold("P1", ours.median / twin.median, **micro(details))
+
+
+async def survive(device: Device, a: np.ndarray[tuple[int, int], np.dtype[np.float32]], recovered: Samples) -> None:
+    """Run into the planned fault, and add the time from its being told to a product that is right."""
+    x = await device.put(a)
+    try:
+        await device.blas.gemm(x, x)
+    except ContextPoisonedError:
+        began = time.perf_counter()
+    else:
+        raise AssertionError("the fault did not surface")
+    x = await device.put(a)
+    y = await device.blas.gemm(x, x)
+    result = await device.get(y)
+    recovered.add(time.perf_counter() - began)
+    if not np.allclose(result, a @ a, rtol=1e-3, atol=1e-3):
+        raise AssertionError("wrong product after the rebuild")
+
+
+async def recovery(bench: Bench, standby: Literal["none", "imports", "context"], rounds: int) -> Samples:
+    """Return the times from a fault in the child of a process host to the first product that is right and back on the host.
+
+    The clock starts when the one who waits is told: that is one message after the driver has told the child. The report also has the times from that product
+    until a spare child, which is forked then, is ready. Without a spare a child is forked after the fault, and makes its context then.
+    """
+    a = bench.rng.standard_normal((64, 64), dtype=np.float32)
+    plan, samples, refills = FaultPlan(), Samples(), Samples()
+    for turn in range(rounds):
+        plan.poison_at(2 + 3 * turn, op="gemm")
+    async with System("bench") as system:
+        restart = RestartStrategy(max_restarts=rounds, backoff=(0.0, 0.0))
+        device = await system.open_device(bench.spec, host="process", libraries=("blas",), standby=standby, faults=plan, restart=restart)
+        for turn in range(rounds):
+            began = time.perf_counter()
+            async with asyncio.timeout(_REBUILT_WITHIN):
+                await device.spare_ready()
+            if turn and standby != "none":  # the first one began with the device
+                refills.add(time.perf_counter() - began)
+            await device.blas.gemm(x := await device.put(a), x)
+            del x
+            await survive(device, a, samples)
+    bench.report.add(f"{TITLE}, process host", f"standby={standby!r}", samples)
+    if standby != "none":
+        bench.report.add("from the first good gemm to the next spare", f"standby={standby!r}", refills)
+    return samples
+
+
+async def recoveries(bench: Bench) -> dict[str, Samples]:
+    """Return :func:`recovery` with each kind of spare child, and without."""
+    rounds = {"none": bench.scale(5, 3), "imports": bench.scale(5, 3), "context": bench.scale(9, 4)}
+    return {standby: await recovery(bench, standby, count) for standby, count in rounds.items()}  # type: ignore[arg-type]
+
+
+async def hold_recoveries(bench: Bench) -> None:
+    """P10: on a GPU the faults are kernels that write to an illegal address."""
+    found = await recoveries(bench)
+    imports_s = round(found["imports"].median, 4)
+    for name, samples in (("P10", found["none"]), ("P10-standby", found["context"])):
+        bench.report.hold(name, samples.median, max_s=round(max(samples.times), 4), imports_s=imports_s)
 
 
 IDLE = BenchCase("idle", "CPU of an open system with nothing in flight", _idle, ("P5",))

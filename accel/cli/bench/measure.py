@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import statistics
@@ -11,7 +10,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeAlias
 
-__all__ = ["CpuMeter", "Meter", "Samples", "awaited", "called", "compare", "live_objects", "resident_bytes", "together"]
+__all__ = ["CpuMeter", "Meter", "Samples", "awaited", "called", "compare", "live_objects", "resident_bytes"]
 
 
 class Samples:
@@ -42,12 +41,6 @@ class Samples:
         self.times.append(seconds / ops)
         self.ops += ops
         self.seconds += seconds
-
-    def add_overlapped(self, times: array[float], wall: float, ops: int | None = None) -> None:
-        """Add the times of ops that ran at once, and the time that all together took; ``ops`` of them, if ``times`` is a sample."""
-        self.times.extend(times)
-        self.ops += len(times) if ops is None else ops
-        self.seconds += wall
 
     def extend(self, others: Samples) -> None:
         """Add what was sampled elsewhere."""
@@ -107,27 +100,6 @@ def called(function: Callable[[], object], count: int, ops: int = 1) -> Meter:
             began = clock()
             function()
             samples.add(clock() - began, ops)
-
-    return meter
-
-
-def together(function: Callable[[], Awaitable[Any]], tasks: int, count: int) -> Meter:
-    """Return a round in which ``tasks`` tasks at once await ``function()`` ``count`` times each."""
-
-    async def client(times: array[float]) -> None:
-        clock = time.perf_counter
-        for _ in range(count):
-            began = clock()
-            await function()
-            times.append(clock() - began)
-
-    async def meter(samples: Samples) -> None:
-        times: array[float] = array("d")
-        began = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(tasks):
-                group.create_task(client(times))
-        samples.add_overlapped(times, time.perf_counter() - began)
 
     return meter
 

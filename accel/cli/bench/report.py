@@ -20,7 +20,7 @@ from accel.cli.extras import version_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Point", "Ratio", "Report", "Row", "describe_machine"]
+__all__ = ["Ratio", "Report", "Row", "describe_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,6 @@ class Ratio:
         return {**fields, **self.details}
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What one way of waiting adds to work of a known length: microseconds (p50 and p99), and percent of one core while it waits."""
-
-    line: str
-    kernel_us: float
-    added_us: float
-    added_p99_us: float
-    cpu_percent: float
-
-
 @dataclass(slots=True)
 class Report:
     """All rows and ratios of a run; which cases this device cannot run, and which went wrong.
@@ -74,8 +63,8 @@ class Report:
     ----------
     machine
         What the numbers depend on.
-    points
-        What ``--plot`` draws.
+    more
+        What else the JSON has.
     skipped, failures
         Name -> why.
     loop
@@ -83,7 +72,7 @@ class Report:
     """
 
     machine: dict[str, Any]
-    points: list[Point] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     loop: str = ""
@@ -142,12 +131,12 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in the form that the design fixes."""
-        document: dict[str, Any] = {
+        return {
             "machine": self.machine,
             "rows": [asdict(row) for row in self.rows],
             "ratios": {name: ratio.as_json() for name, ratio in self.ratios.items()},
+            **self.more,
         }
-        return document | ({"points": [asdict(point) for point in self.points]} if self.points else {})
 
     def print(self, stream: TextIO) -> None:
         """Print the tables."""

@@ -61,11 +61,6 @@ class Bench:
             self.report.add(case, subject, samples)
         return results
 
-    def hold_worst(self, name: str, values: Mapping[str, float], **details: Any) -> None:
-        """Hold a budget by the worst of several values, which the JSON has too, with the details."""
-        worst = min if BUDGETS[name].better == "higher" else max
-        self.report.hold(name, worst(values.values()), ratios=dict(values), **details)
-
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
