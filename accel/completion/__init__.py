@@ -8,14 +8,13 @@ from accel.completion.adaptive import AdaptiveCompletion
 from accel.completion.host_fn import HostFnCompletion
 from accel.completion.pacing import Pacing
 from accel.completion.polled import PolledCompletion
-from accel.completion.strategy import CompletionStatistics, CompletionStrategy, Mark, Watcher
+from accel.completion.strategy import CompletionStrategy, Mark, Watcher
 from accel.completion.sync import SyncCompletion
 from accel.errors import InvalidArgumentError
 
 __all__ = [
     "AdaptiveCompletion",
     "CompletionName",
-    "CompletionStatistics",
     "CompletionStrategy",
     "HostFnCompletion",
     "Mark",

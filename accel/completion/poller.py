@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.backend import QueriesInSection
-from accel.completion.strategy import CompletionStatistics, Ended, Lane, LaneWatcher, take_ended
+from accel.completion.strategy import Ended, Lane, LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -76,13 +76,10 @@ class MarkPoller:
     ----------
     users : int
         Watchers that use it.
-    polls : int
-        How often it has polled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace, section: AbstractContextManager[object] | None = None) -> None:
         self.users = 0
-        self.polls = 0
         self._loop = loop
         self._pace = pace
         self._section = section or nullcontext()
@@ -151,7 +148,6 @@ class MarkPoller:
         Of each lane the oldest mark is queried; what has ended completes.
         """
         self._next = None
-        self.polls += 1
         now = time.perf_counter()
         found: list[tuple[PolledLane, list[Ended]]] = []
         soonest = math.inf
@@ -220,10 +216,6 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         self._poller: MarkPoller = shared[self._key]
         self._poller.users += 1
         super().__init__(loop, lambda: PolledLane(self._settle), self._poller.add)
-
-    def statistics(self) -> CompletionStatistics:
-        """Return counters; ``polls`` counts those of the poller, for all devices together."""
-        return CompletionStatistics(self._pending, self._completed, self._failed, self._poller.polls)
 
     def _abandon(self) -> None:
         for lane in self._lanes.values():

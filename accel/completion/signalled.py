@@ -66,7 +66,6 @@ class SignalledWatcher(LaneWatcher[Lane]):
         self._is_signalled = False  # first: a mark that ends from now on needs another signal
         if not self._pending:  # the timer or another signal came before
             return
-        self._polls += 1
         ended: list[Ended] = []
         for lane in self._lanes.values():
             ended += take_ended(lane.marks)

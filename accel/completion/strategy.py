@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from accel.backend import AccelDevice
 
 __all__ = [
-    "CompletionStatistics",
     "CompletionStrategy",
     "Ended",
     "Lane",
@@ -68,27 +66,6 @@ class Mark(Protocol):
         """Report that the stream will never pass the event; ``error`` is the mark's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionStatistics:
-    """Counters of a watcher.
-
-    Parameters
-    ----------
-    pending
-        Marks being watched now.
-    completed, failed
-        Marks that have ended.
-    polls
-        How often the loop ran a callback to query the marks. Does not grow while nothing is
-        pending.
-    """
-
-    pending: int
-    completed: int
-    failed: int
-    polls: int
-
-
 class Watcher(ABC):
     """Watches the marks of one device's context on one event loop.
 
@@ -118,10 +95,6 @@ class Watcher(ABC):
             ``aclose(abandon=True)`` cuts an earlier ``aclose()`` short; cancelling ``aclose()``
             abandons too.
         """
-
-    @abstractmethod
-    def statistics(self) -> CompletionStatistics:
-        """Return counters."""
 
 
 class CompletionStrategy(ABC):
@@ -217,9 +190,6 @@ class LaneWatcher(Watcher, Generic[L]):
         self._add = add
         self._lanes: dict[Hashable, L] = {}
         self._pending = 0
-        self._completed = 0
-        self._failed = 0
-        self._polls = 0
         self._closing = False
         self._released = False
         self._drained: asyncio.Future[None] | None = None
@@ -233,10 +203,6 @@ class LaneWatcher(Watcher, Generic[L]):
             lane = self._lanes[mark.lane] = self._create_lane()
         self._pending += 1
         self._add(lane, mark)
-
-    def statistics(self) -> CompletionStatistics:
-        """Return counters."""
-        return CompletionStatistics(self._pending, self._completed, self._failed, self._polls)
 
     async def aclose(self, *, abandon: bool = False) -> None:
         """Wait until every watched mark has ended; see :meth:`Watcher.aclose`."""
@@ -261,10 +227,8 @@ class LaneWatcher(Watcher, Generic[L]):
             self._pending -= 1
             try:
                 if error is None:
-                    self._completed += 1
                     mark.complete()
                 else:
-                    self._failed += 1
                     mark.fail(error)
             except Exception as raised:  # it must not keep the next mark from ending
                 self._loop.call_exception_handler({"message": f"{mark!r} raised when told that it ended", "exception": raised})

@@ -80,7 +80,6 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
 
     def _on_passed(self, lane: _BlockedLane) -> None:
         lane.is_blocked = False
-        self._polls += 1
         ended = take_ended(lane.marks)
         self._block(lane)
         self._settle(ended)

@@ -11,7 +11,6 @@ import pytest
 
 from accel.completion import (
     AdaptiveCompletion,
-    CompletionStatistics,
     CompletionStrategy,
     HostFnCompletion,
     Pacing,
@@ -42,14 +41,14 @@ def test_intervals_that_are_no_times_are_refused(interval: float) -> None:
         HostFnCompletion(watch_interval=interval)
 
 
-@pytest.mark.parametrize("kind", [AdaptiveCompletion, PolledCompletion, SyncCompletion, HostFnCompletion, Pacing, CompletionStatistics])
+@pytest.mark.parametrize("kind", [AdaptiveCompletion, PolledCompletion, SyncCompletion, HostFnCompletion, Pacing])
 def test_what_devices_share_or_are_told_cannot_be_changed(kind: type[Any]) -> None:
     fields = dataclasses.fields(kind)
     made = kind(**{field.name: 0 for field in fields if field.default is field.default_factory is dataclasses.MISSING})
     for name in ("name", *(field.name for field in fields)):
         with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
             setattr(made, name, 1)
-    assert hasattr(made, "__dict__") == (kind not in (Pacing, CompletionStatistics)), "made many times, and small"
+    assert hasattr(made, "__dict__") == (kind is not Pacing)
 
 
 async def test_mark_completes_once_its_event_has_passed_and_not_before(watcher: Watcher) -> None:
@@ -60,7 +59,6 @@ async def test_mark_completes_once_its_event_has_passed_and_not_before(watcher: 
     await mark.ended
     await turns()
     assert mark.ends == [None]
-    assert (watcher.statistics().pending, watcher.statistics().completed) == (0, 1)
 
 
 async def test_event_that_passed_before_it_is_watched_completes(watcher: Watcher) -> None:
@@ -108,7 +106,6 @@ async def test_each_mark_gets_the_fault_that_its_own_query_raised(watcher: Watch
     errors = [first[1].ends[0], second[1].ends[0]]
     assert [type(error) for error in errors] == [DriverError, DriverError]
     assert errors[0] is not errors[1]
-    assert watcher.statistics().failed == 2
 
 
 async def test_backend_that_raises_something_else_fails_the_mark_with_it_as_the_cause(watcher: Watcher) -> None:
@@ -151,17 +148,24 @@ async def test_mark_may_watch_another_when_it_ends(watcher: Watcher) -> None:
     first = Mark(Event())
     follow(first)
     await done
-    assert watcher.statistics().pending == 0
 
 
-async def test_nothing_pending_means_no_polls(watcher: Watcher) -> None:
+async def test_nothing_pending_means_no_polls(watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     event, mark = watched(watcher)
     event.end()
     await mark.ended
     await turns()
-    polls, queries = watcher.statistics().polls, event.queries
+    loop, queries = asyncio.get_running_loop(), event.queries
+    call_soon, modules = loop.call_soon, []
+
+    def note(callback: Any, *arguments: Any, **options: Any) -> asyncio.Handle:
+        modules.append(getattr(callback, "__module__", None))
+        return call_soon(callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon", note)
     await turns(200)
-    assert watcher.statistics().polls == polls
+    assert len(modules) >= 200
+    assert [module for module in modules if module and module.startswith("accel.")] == []
     assert event.queries == queries
 
 
@@ -224,11 +228,11 @@ async def test_a_signal_is_one_poll() -> None:
     watcher = open_watcher(HostFnCompletion(watch_interval=3600.0))
     waiting = [thread for thread in threading.enumerate() if thread.name in completion_threads()]
     assert [thread.daemon for thread in waiting] == [True], "a device that never answers must not keep the process"
-    for count in range(1, 4):
+    for _ in range(3):
         event, mark = watched(watcher)
         event.end()
         await mark.ended
-        assert watcher.statistics().polls == count
+        assert event.queries == 2, "one poll, and what the mark itself asks"
     await watcher.aclose()
 
 
@@ -296,7 +300,6 @@ async def test_a_fault_behind_many_marks_that_have_passed_fails_those_after_it_a
         event.end(True if number < 7 else DriverError("dead", scope=FaultScope.CONTEXT))
     await turns(2)
     assert [type(mark.ends[0]) for _, mark in pairs] == [type(None)] * 7 + [DriverError] * 13
-    assert watcher.statistics().pending == 0
     await watcher.aclose()
 
 

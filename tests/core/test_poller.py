@@ -292,7 +292,6 @@ def test_a_lane_that_is_removed_is_not_polled(world: World) -> None:
     world.poller.remove(lane)
     assert not world.soon
     assert world.due is None
-    assert world.poller.polls == 0
 
 
 def test_an_interrupt_in_a_mark_keeps_others_from_nothing(world: World) -> None:
@@ -321,7 +320,7 @@ async def test_other_callbacks_run_between_two_polls() -> None:
             mark.event.end()
         await asyncio.sleep(0)
     assert between >= 50
-    assert real.polls >= 50
+    assert mark.event.queries >= 50
     real.close()
     real.close()
 

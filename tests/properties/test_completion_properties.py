@@ -193,8 +193,6 @@ class Run:
         assert len(set(errors)) == len(errors), "two waiters share an error"
         for lane in range(LANES):
             assert [mark for mark in self.order if mark.lane == lane] == [mark for mark in self.marks if mark.lane == lane]
-        statistics = self.watcher.statistics()
-        assert (statistics.pending, statistics.completed, statistics.failed) == (0, len(self.marks) - len(errors), len(errors))
 
 
 async def play(strategy: CompletionStrategy, plan: list[tuple[str, int]], how: str) -> None:
