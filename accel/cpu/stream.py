@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.cpu import costs
 from accel.cpu.context import is_fault
 from accel.cpu.raw import fill_memory, move, move_small
 from accel.cpu.views import Array, array
@@ -36,7 +35,7 @@ __all__ = ["INLINE_LIMIT", "CpuEvent", "CpuStream"]
 INLINE_LIMIT = 50e-6
 """Work estimated below this many seconds runs on the caller's thread when its stream is idle: handing it to a thread costs more."""
 
-_BYTES_PER_SECOND = 5e9
+_BYTES_PER_SECOND = 10e9
 _SMALL_COPY = 1 << 15
 _PATTERNS = (1, 2, 4, 8, 16)
 _ALWAYS_ON_WORKER = math.inf
@@ -217,12 +216,12 @@ class CpuStream:
     def copy_htod(self, destination: int, source: memoryview) -> None:
         """Copy host memory to device memory; it is kept alive until that has ended."""
         data = np.frombuffer(source, np.uint8) if source.nbytes else np.empty(0, np.uint8)
-        self.submit(partial(_copy, array(destination, data.shape, data.dtype), data), costs.copying(data.size))
+        self.submit(partial(_copy, array(destination, data.shape, data.dtype), data), data.size / _BYTES_PER_SECOND)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Copy device memory to host memory, which is kept alive until that has ended."""
         data = np.frombuffer(destination, np.uint8) if destination.nbytes else np.empty(0, np.uint8)
-        self.submit(partial(_copy, data, array(source, data.shape, data.dtype)), costs.copying(data.size))
+        self.submit(partial(_copy, data, array(source, data.shape, data.dtype)), data.size / _BYTES_PER_SECOND)
 
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function`` once everything enqueued so far has ended, on this thread or the worker. After a fault it is never called."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.device import Device
 
-__all__ = ["OnLost", "check_on_lost", "check_unused", "open_system"]
+__all__ = ["OnLost", "check_unused", "open_system"]
 
 OnLost: TypeAlias = Literal["stay", "reopen", "exit"]
 
@@ -29,17 +29,6 @@ faults again and again is not opened in a loop."""
 
 _LASTING = 60.0
 """Seconds after which a reopened device counts as healthy: the next attempt is immediate again."""
-
-
-def check_on_lost(on_lost: OnLost) -> None:
-    """Raise unless ``on_lost`` is one of the three values.
-
-    Raises
-    ------
-    InvalidArgumentError
-    """
-    if on_lost not in ("stay", "reopen", "exit"):
-        raise InvalidArgumentError(f"on_lost is {on_lost!r}", remedy="Use 'stay', 'reopen' or 'exit'.")
 
 
 def check_unused(**options: object) -> None:

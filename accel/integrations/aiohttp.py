@@ -24,7 +24,8 @@ from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
-from accel.integrations._opening import OnLost, check_on_lost, check_unused, open_system
+from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.values import check_choice
 
 try:
     from aiohttp import web
@@ -81,7 +82,7 @@ def cleanup_ctx(
     AccelError
         When the application starts: the device cannot be opened, or an option is wrong.
     """
-    check_on_lost(on_lost)
+    check_choice("on_lost", on_lost, "stay", "reopen", "exit")
 
     async def opened(app: web.Application) -> AsyncIterator[None]:
         async with open_system(device, close_timeout, on_lost, options) as (app[SYSTEM], app[DEVICE]):

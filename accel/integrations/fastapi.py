@@ -26,7 +26,8 @@ from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
-from accel.integrations._opening import OnLost, check_on_lost, check_unused, open_system
+from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.values import check_choice
 
 try:
     from fastapi import Depends, FastAPI, Request, Response
@@ -119,7 +120,7 @@ def lifespan(
         )
     if inspect.iscoroutinefunction(setup) or inspect.isasyncgenfunction(setup):
         raise _no_context_manager(setup)
-    check_on_lost(on_lost)
+    check_choice("on_lost", on_lost, "stay", "reopen", "exit")
 
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:

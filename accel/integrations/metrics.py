@@ -27,7 +27,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from accel.device import Device, DeviceInfo
+    from accel.device import Device
     from accel.patterns import BatcherStatistics, DynamicBatcher
 
 __all__ = ["Metrics"]
@@ -223,13 +223,8 @@ def _filled(
 def _of_device(device: Device) -> Iterator[Metric]:
     info, health = device.info(), device.health()
 
-    def gauge(name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"accel_device_{name}", text, labels=("device",))
-        family.add_metric((info.name,), value)
-        return family
-
-    def counter(name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"accel_device_{name}", text, labels=("device",))
+    def metric(name: str, text: str, value: float, kind: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily) -> Metric:
+        family = kind(f"accel_device_{name}", text, labels=("device",))
         family.add_metric((info.name,), value)
         return family
 
@@ -237,21 +232,18 @@ def _of_device(device: Device) -> Iterator[Metric]:
     for state in DeviceState:
         states.add_metric((info.name, state.value), info.state is state)
     yield states
-    yield gauge("ready", "Whether the device serves.", health.is_ready)
-    yield gauge("stalled", "Whether an op does not end, or a child process does not answer.", health.is_stalled)
-    yield gauge("generation", "Number of the device's context, from 1.", info.generation)
-    yield counter("faults", "Faults that ended a context.", _faults(info))
-    yield counter("restarts", "Contexts that were made after a fault.", info.restarts)
-    yield gauge("queued_ops", "Ops and batches in the device's queue.", info.queued)
-    yield gauge("in_flight_ops", "Ops that were sent to the device and have not ended.", info.in_flight)
+    yield metric("ready", "Whether the device serves.", health.is_ready)
+    yield metric("stalled", "Whether an op does not end, or a child process does not answer.", health.is_stalled)
+    yield metric("generation", "Number of the device's context, from 1.", info.generation)
+    # Every generation has ended by a fault but this one, and this one if it is over.
+    faults = max(0, info.generation - (info.state not in (DeviceState.REBUILDING, DeviceState.LOST)))
+    yield metric("faults", "Faults that ended a context.", faults, CounterMetricFamily)
+    yield metric("restarts", "Contexts that were made after a fault.", info.restarts, CounterMetricFamily)
+    yield metric("queued_ops", "Ops and batches in the device's queue.", info.queued)
+    yield metric("in_flight_ops", "Ops that were sent to the device and have not ended.", info.in_flight)
     memory = info.memory
-    yield gauge("memory_used_bytes", "Device memory of live buffers.", memory.used)
-    yield gauge("memory_durable_bytes", "The part of the used memory that outlives faults.", memory.durable)
-    yield gauge("memory_reserved_bytes", "Device memory taken from the driver.", memory.reserved)
+    yield metric("memory_used_bytes", "Device memory of live buffers.", memory.used)
+    yield metric("memory_durable_bytes", "The part of the used memory that outlives faults.", memory.durable)
+    yield metric("memory_reserved_bytes", "Device memory taken from the driver.", memory.reserved)
     if memory.limit is not None:
-        yield gauge("memory_limit_bytes", "Most device memory that may be reserved.", memory.limit)
-
-
-def _faults(info: DeviceInfo) -> int:
-    """Return how many contexts have ended by a fault: every generation but this one, and this one if it is over."""
-    return max(0, info.generation - (info.state not in (DeviceState.REBUILDING, DeviceState.LOST)))
+        yield metric("memory_limit_bytes", "Most device memory that may be reserved.", memory.limit)
