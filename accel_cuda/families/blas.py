@@ -12,7 +12,6 @@ from accel.ops.blas import apart, products_of, stored
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families import blas_matrices, blas_vectors
 from accel_cuda.families.cublas import CUBLAS, blas_of, lacks_blas
-from accel_cuda.families.products import product, products
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -39,7 +38,7 @@ def gemm(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
         columns, ta = stored(op.a, ta)
         n_b, tb = stored(op.b, tb)
         ldc = n if out is None else stored(out, Transpose.NONE)[0]
-    product(lane.stream, tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
+    blas_of(lane.stream).gemm(tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
 
 
 def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -52,19 +51,18 @@ def gemm_batched(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: 
     lda, ta = stored(op.a, ta)
     ldb, tb = stored(op.b, tb)
     stride_c, ldc = op.out.strides[:2] if op.out is not None and op.out.is_strided else (m * n, n)
-    products(
-        lane.stream, tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count,
+    blas_of(lane.stream).batched_gemm(
+        tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count,
         op.a.dtype, op.allow_tf32,
     )  # fmt: skip
 
 
 def gemm_grouped(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply matrices of different sizes, one product after the other: cuBLAS's call for groups was slow (``benchmarks/records/kernels.md``)."""
-    dtype = op.a[0].dtype
+    blas, dtype = blas_of(lane.stream), op.a[0].dtype
     for each in products_of(op, inputs, outputs):
-        if each.m and each.n:
-            (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = each.a, each.b, each.out
-            product(lane.stream, turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
+        (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = each.a, each.b, each.out
+        blas.gemm(turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
 
 
 def gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -74,7 +72,7 @@ def gemv(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     m, k = (rows, columns) if op.transpose_a is Transpose.NONE else (columns, rows)
     lda, ta = stored(op.a, op.transpose_a)
     ldx, ldy = op.x.strides[0], 1 if op.out is None else op.out.strides[0]
-    product(lane.stream, Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
+    blas_of(lane.stream).gemm(Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
 
 
 def _placed(ref: Any) -> Hashable:

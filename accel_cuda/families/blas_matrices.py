@@ -13,7 +13,6 @@ from accel import DType, Transpose
 from accel.ops.blas import stored
 from accel.ops.blas_operands import applied
 from accel_cuda.families.cublas import ADDRESSES, blas_of
-from accel_cuda.families.products import product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +64,7 @@ def _ger(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     """Multiply a column by a row: cuBLAS's ger adds to what is there, and has no 16-bit floats."""
     m, n = op.x.shape[0], op.y.shape[0]
     turn = _CONJUGATE if op.conjugate else _TURNED
-    product(lane.stream, turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
+    blas_of(lane.stream).gemm(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
 
 
 def _triangular_vector(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""cuBLAS: one handle a stream, with a workspace of its own, and the calls of all dtypes."""
+"""cuBLAS: one handle a stream, with a workspace of its own, and the calls of all dtypes; and the scaling of matrices, which it has none for."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import WORKSPACE
+from accel_cuda.families.kernels import CODES, bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["ADDRESSES", "CUBLAS", "Blas"]
+__all__ = ["ADDRESSES", "CUBLAS", "Blas", "blas_of", "lacks_blas", "scale"]
 
 CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
 ADDRESSES = 64 << 10
 """Bytes of a workspace that hold addresses of matrices."""
 
+_BLOCK = 256
 _FACTOR = 16
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
@@ -69,6 +71,15 @@ def blas_of(stream: CudaStream) -> Blas:
 def lacks_blas(lane: Any, op: Any) -> bool:
     """Return whether the lane's stream has nothing of cuBLAS yet: a kernel that calls it may block."""
     return lane.stream.blas is None
+
+
+def scale(stream: CudaStream, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
+    """Enqueue ``C = beta * C`` for ``count`` matrices that lie ``stride`` elements apart."""
+    if beta != 1:
+        function = stream.functions[f"scale_{CODES[dtype]}"]
+        factor = complex(beta)
+        blocks = -(-m * n * count // _BLOCK)
+        stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, bits(factor.real), bits(factor.imag))
 
 
 class Blas:
@@ -121,14 +132,21 @@ class Blas:
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
         ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
-        """Enqueue one product; the arguments are checked."""
+        """Enqueue ``C = alpha * op(A) @ op(B) + beta * C`` of column-major matrices; float32 is rounded to TF32 if allowed. The arguments are checked."""
+        if not (m and n):
+            return
+        stream = self._stream
+        context = stream.ready()
+        if not (k and alpha):
+            scale(stream, c, m, n, ldc, 0, 1, beta, dtype)
+            return
         element, _, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
-            with self._stream.context.section:
+            with context.section:
                 self._cublas.gemm_ex_64(
-                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
+                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda or 1, b, element, ldb or 1, self._beta, c, element, ldc,
                     tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:
@@ -138,14 +156,21 @@ class Blas:
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
         stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
-        """Enqueue ``count`` products in one call; the arguments are checked."""
+        """Enqueue ``count`` products, as :meth:`gemm` does one, in one call; matrices lie ``stride_*`` elements apart."""
+        if not (m and n and count):
+            return
+        stream = self._stream
+        context = stream.ready()
+        if not (k and alpha):
+            scale(stream, c, m, n, ldc, stride_c, count, beta, dtype)
+            return
         element, _, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
-            with self._stream.context.section:
+            with context.section:
                 self._cublas.gemm_strided_batched_ex_64(
-                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
+                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda or 1, stride_a, b, element, ldb or 1, stride_b,
                     self._beta, c, element, ldc, stride_c, count, tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:

@@ -17,7 +17,6 @@ from accel_cuda.core.memo import Memo
 from accel_cuda.families.cublas import CUBLAS, blas_of
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand, Way
-from accel_cuda.families.products import products
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,13 +159,13 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
 
 
 def _multiply_stacks(stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory) -> None:
-    a, b, out = spec.a, spec.b, spec.out
+    blas, a, b, out = blas_of(stream), spec.a, spec.b, spec.out
     n, m, k = out.rows, out.columns, a.rows
     ld_a, ld_b = k if a.transpose is Transpose.NONE else m, n if b.transpose is Transpose.NONE else k
     for start_a, start_b, start in spec.starts:
         addresses = memory.a + start_a * a.nbytes, memory.b + start_b * b.nbytes, memory.out + start * out.nbytes
-        products(
-            stream, b.transpose, a.transpose, n, m, k, 1.0, addresses[1], ld_b, b.step * k * n, addresses[0], ld_a, a.step * m * k, 0.0, addresses[2], n,
+        blas.batched_gemm(
+            b.transpose, a.transpose, n, m, k, 1.0, addresses[1], ld_b, b.step * k * n, addresses[0], ld_a, a.step * m * k, 0.0, addresses[2], n,
             m * n, spec.batch, a.dtype, spec.allow_tf32,
         )  # fmt: skip
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, LibraryError, Transpose, UnsupportedError
 from accel_cuda.families.cublas import blas_of
 from accel_cuda.families.kernels import CODES, bits
-from accel_cuda.families.products import product, products
 from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
 
 if TYPE_CHECKING:
@@ -123,13 +122,13 @@ class Work:
         self.commands += 2
         if self._lane is not None:
             lda, ldb = (m if ta is _NONE else k), (k if tb is _NONE else n)
-            product(self._lane.stream, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, m, dtype)
+            self._blas.gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, m, dtype)
 
     def powers(self, n: int, a: int, b: int, c: int, count: int, dtype: DType) -> None:
         """Enqueue the products of so many square matrices in C order."""
         self.commands += 2
         if self._lane is not None:
-            products(self._lane.stream, _NONE, _NONE, n, n, n, 1.0, b, n, n * n, a, n, n * n, 0.0, c, n, n * n, count, dtype)
+            self._blas.batched_gemm(_NONE, _NONE, n, n, n, 1.0, b, n, n * n, a, n, n * n, 0.0, c, n, n * n, count, dtype)
 
     def triangular(self, lower: bool, trans: Transpose, m: int, n: int, a: int, x: int, dtype: DType) -> None:
         """Enqueue ``x = x @ op(a)^-1`` for column-major matrices without gaps, x of m rows and n columns."""

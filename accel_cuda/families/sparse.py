@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
+from accel_cuda.families.cublas import scale
 from accel_cuda.families.kernels import CODES, aligned, launch_each
-from accel_cuda.families.products import scale
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch

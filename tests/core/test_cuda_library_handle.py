@@ -13,7 +13,6 @@ from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.cublas import ADDRESSES, blas_of
-from accel_cuda.families.products import product
 from tests.cuda_support import Context, FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
     assert stream.workspace_wanted("blas") == 0
     assert blas_of(stream) is stream.blas
     assert cublas.called[:3] == [("create",), ("set_stream", 1, stream.handle), ("set_workspace", 1, ADDRESS, nbytes - ADDRESSES)]
-    product(stream, Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2, DType.FLOAT64)
+    blas_of(stream).gemm(Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2, DType.FLOAT64)
     assert cublas.called[-1][:2] == ("gemm_ex_64", 1)
     assert cublas.names().count("create") == 1
     stream.release_workspaces()
