@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from accel.memory.allocator import Allocator, SlabRequest
 from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegistrar, HostRegistration
-from accel.memory.block import AllocatorStatistics, Block
+from accel.memory.block import Block
 from accel.memory.external_block import ExternalBlock, ExternalWork, SharedUsage
 from accel.memory.machine import memory_left, memory_size
 from accel.memory.slab import MemfdSlab
@@ -17,7 +17,6 @@ from accel.memory.usage import Dependency, Timeline, Usage
 
 __all__ = [
     "Allocator",
-    "AllocatorStatistics",
     "ArenaStatistics",
     "Block",
     "Dependency",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel.errors import ClosedError, InvalidArgumentError, OutOfMemoryError
-from accel.memory.block import FREED, AllocatorStatistics, Block
+from accel.memory.block import FREED, Block
 from accel.memory.growth import SlabRequest
 from accel.memory.restored import restore_blocks
 from accel.memory.reuse import FreeMemory
@@ -350,33 +350,6 @@ class Allocator:
             reserved=self.reserved,
             limit=self.limit,
             device=self.device,
-        )
-
-    def statistics(self) -> AllocatorStatistics:
-        """Return the state in numbers.
-
-        Looks at every block; ``used``, ``reserved`` and ``limit`` alone are attributes.
-        """
-        largest = live = 0
-        for slab in self._memory.space.slabs:
-            run = 0
-            chunk: Chunk | None = slab.first
-            while chunk is not None:
-                is_live = chunk.state == LIVE
-                live += is_live
-                run = 0 if is_live else run + chunk.size
-                largest = max(largest, run)
-                chunk = chunk.next
-        free = self.reserved - self.used
-        return AllocatorStatistics(
-            used=self.used,
-            reserved=self.reserved,
-            limit=self.limit,
-            live_blocks=live,
-            free_bytes=free,
-            largest_free=largest,
-            slabs=len(self._memory.space.slabs),
-            fragmentation=1 - largest / free if free else 0.0,
         )
 
     def _room(self) -> int | None:

@@ -256,7 +256,7 @@ class HostArena:
         return piece
 
     def request(self, nbytes: int) -> SlabRequest | None:
-        """Plan the block that :meth:`take` needs: for :meth:`fulfil`, or for :meth:`cancel`.
+        """Plan the block that :meth:`take` needs: for :meth:`fulfil`, or for :meth:`withdraw`.
 
         ``None`` if the limit forbids it now.
 
@@ -288,15 +288,11 @@ class HostArena:
             with self._lock:
                 self._allocator.adopt(request, block)
         except BaseException:
-            self.cancel(request)
+            for made in self.withdraw(request):
+                made.close()
             raise
-        self._notify_room()
-
-    def cancel(self, request: SlabRequest) -> None:
-        """Withdraw a request. May block: what was made for it is unmapped."""
-        for block in self.withdraw(request):
-            block.close()
-        self._notify_room()
+        finally:
+            self._notify_room()
 
     def withdraw(self, request: SlabRequest) -> list[SlabMemory]:
         """Withdraw a request, without blocking, and return what the caller has to close.

@@ -1,8 +1,7 @@
-"""What the allocator hands out: blocks, and what is known about all of them."""
+"""What the allocator hands out: blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from accel.errors import StaleRefError
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from accel.backend import SlabMemory
     from accel.memory.space import Chunk
 
-__all__ = ["FREED", "AllocatorStatistics", "Block"]
+__all__ = ["FREED", "Block"]
 
 
 class _FreedUsage(Usage):
@@ -63,11 +62,6 @@ class Block:
         return f"<Block {self.nbytes} bytes (of {self.size}) {where}>"
 
     @property
-    def is_freed(self) -> bool:
-        """Whether the block was freed."""
-        return self._chunk is None
-
-    @property
     def slab(self) -> SlabMemory:
         """The slab that holds the block."""
         return self._live_chunk().slab.memory
@@ -82,37 +76,3 @@ class Block:
         if self._chunk is None:
             raise StaleRefError("a freed block has no place in a slab", reason="freed")
         return self._chunk
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorStatistics:
-    """The state of an allocator at one moment; sizes in bytes.
-
-    Parameters
-    ----------
-    used
-        Reserved for live blocks.
-    reserved
-        Sum of the slabs.
-    limit
-        What ``reserved`` must not exceed, or ``None``.
-    live_blocks
-        Blocks that are not freed.
-    free_bytes
-        ``reserved - used``.
-    largest_free
-        The longest run of free memory: the largest block that fits without another slab.
-    slabs
-        Number of slabs.
-    fragmentation
-        Share of the free memory that is outside the longest run, 0 to 1.
-    """
-
-    used: int
-    reserved: int
-    limit: int | None
-    live_blocks: int
-    free_bytes: int
-    largest_free: int
-    slabs: int
-    fragmentation: float

@@ -34,11 +34,6 @@ class ExternalBlock(Block):
         self.nbytes = self.size = memory.nbytes
         self.usage = usage
 
-    @property
-    def is_freed(self) -> bool:
-        """Whether the block was freed: it never is, no allocator owns it."""
-        return False
-
 
 class ExternalWork:
     """The work of other libraries in the process, unseen and at any moment, as a timeline.

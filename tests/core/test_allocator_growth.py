@@ -216,9 +216,9 @@ def test_everything_merges_once_everything_is_freed(source: Source, rng: random.
     blocks = [allocator.allocate_blocking(rng.randrange(50_000)) for _ in range(300)]
     while blocks:
         allocator.free(blocks.pop(rng.randrange(len(blocks))))
-    assert allocator.statistics().used == 0
+    assert allocator.used == 0
     assert allocator.trim(everything=True) == source.open
-    assert allocator.statistics().reserved == 0
+    assert allocator.reserved == 0
 
 
 def test_closing_takes_all_slabs_and_later_frees_do_no_harm(source: Source) -> None:

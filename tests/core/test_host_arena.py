@@ -257,7 +257,8 @@ def test_a_request_that_was_cancelled_counts_no_more(arena: HostArena, registrar
     request = arena.request(4 * MIB)
     assert request is not None
     assert arena.request(1) is None
-    arena.cancel(request)
+    for block in arena.withdraw(request):
+        block.close()
     with pytest.raises(ClosedError):
         arena.fulfil(request)
     assert registrar.known == {}
