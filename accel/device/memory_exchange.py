@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
-    from accel.ops.managed import Advice
+    from accel.ops.memory import Advice
     from accel.ref import AccelRef
     from accel.sharing.sharing import Sharing
 

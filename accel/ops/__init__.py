@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from accel.ops.arrays import *
 from accel.ops.attention import *
-from accel.ops.attention_grad import *
 from accel.ops.base import (
     FamilyOp as FamilyOp,
     KernelOp as KernelOp,
@@ -50,7 +49,6 @@ from accel.ops.fused import Fused as Fused
 from accel.ops.indexed import PutAlongAxis as PutAlongAxis, ScatterAdd as ScatterAdd, Take as Take, TakeAlongAxis as TakeAlongAxis
 from accel.ops.linalg import LinalgOps as LinalgOps, Matmul as Matmul
 from accel.ops.loss import *
-from accel.ops.managed import *
 from accel.ops.memory import *
 from accel.ops.namespace import (
     Awaited as Awaited,

@@ -34,6 +34,7 @@ __all__ = [
     "Status",
     "as_shape",
     "check_frozen",
+    "check_tf32",
     "checked_durable",
     "checked_spec",
     "element",
@@ -402,6 +403,12 @@ def same_dtype(**refs: AccelRef) -> DType:
         listing = ", ".join(f"{name} is {ref.dtype.value}" for name, ref in refs.items())
         raise InvalidArgumentError(f"operands differ in dtype: {listing}", remedy="Convert them before they are put on the device.")
     return dtypes[0]
+
+
+def check_tf32(allowed: bool, dtype: DType) -> None:
+    """Refuse to let anything but float32 be rounded to TF32."""
+    if allowed and dtype is not DType.FLOAT32:
+        raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32.")
 
 
 def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:

@@ -13,6 +13,7 @@ from accel.ops.base import (
     Plan,
     Shape,
     Spec,
+    check_tf32,
     factor,
     not_aliased,
     op,
@@ -32,7 +33,6 @@ from accel.ops.blas_operands import (
     applied,
     are_rows,
     check_factors,
-    check_tf32,
     is_stored,
     no_product,
     same_shape,
@@ -68,21 +68,29 @@ def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose)
     return m, n
 
 
-def takes_vector(ref: AccelRef) -> bool:
-    """Return whether products take a strided vector as it is: as a matrix of one row."""
-    return ref.strides[0] > 0
-
-
-def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
-    if ref is op.out:
-        (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
-        return are_rows(rows, columns, down, right) and all(step >= rows * down for step in apart)
-    flags = [flag for each, flag in ((op.a, op.transpose_a), (op.b, op.transpose_b)) if each is ref]
-    return all(is_stored(ref, transpose_of(flag)) for flag in flags)
-
-
 @op("blas", convert=TRANSPOSES | FACTORS)
-class Gemm(OutOp):
+class ProductForm(OutOp):
+    """What a product of matrices and a batch of them share."""
+
+    a: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    transpose_a: TransposeField = _NONE
+    transpose_b: TransposeField = _NONE
+    allow_tf32: bool = False
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        if ref is self.out:
+            (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
+            return are_rows(rows, columns, down, right) and all(step >= rows * down for step in apart)
+        flags = [flag for each, flag in ((self.a, self.transpose_a), (self.b, self.transpose_b)) if each is ref]
+        return all(is_stored(ref, transpose_of(flag)) for flag in flags)
+
+
+@op()
+class Gemm(ProductForm):
     """``alpha * op(a) @ op(b) + beta * out``.
 
     Parameters
@@ -100,21 +108,9 @@ class Gemm(OutOp):
         without TF32 computes in full float32, which honours it. Rejected with any other dtype.
     """
 
-    a: AccelRef
-    b: AccelRef
-    _: KW_ONLY
-    alpha: complex = 1.0
-    beta: complex = 0.0
-    transpose_a: TransposeField = _NONE
-    transpose_b: TransposeField = _NONE
-    allow_tf32: bool = False
-
     def __post_init__(self) -> None:
         if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
             convert_fields(self)
-
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return _takes_product(self, ref)
 
     def plan(self) -> Plan:
         a, b, out = self.a, self.b, self.out
@@ -141,8 +137,8 @@ class Gemm(OutOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0, None))
 
 
-@op("blas", convert=TRANSPOSES | FACTORS)
-class GemmBatched(OutOp):
+@op()
+class GemmBatched(ProductForm):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
     Parameters
@@ -153,22 +149,10 @@ class GemmBatched(OutOp):
         As in :class:`Gemm`; ``out`` is (batch, m, n).
     """
 
-    a: AccelRef
-    b: AccelRef
-    _: KW_ONLY
-    alpha: complex = 1.0
-    beta: complex = 0.0
-    transpose_a: TransposeField = _NONE
-    transpose_b: TransposeField = _NONE
-    allow_tf32: bool = False
-
     @property
     def batch_count(self) -> int:
         """Number of products."""
         return self.a.shape[0] if len(self.a.shape) == 3 else self.b.shape[0]
-
-    def takes_strided(self, ref: AccelRef) -> bool:
-        return _takes_product(self, ref)
 
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
@@ -198,7 +182,7 @@ class Gemv(OutOp):
     transpose_a: TransposeField = _NONE
 
     def takes_strided(self, ref: AccelRef) -> bool:
-        return is_stored(ref, transpose_of(self.transpose_a)) if ref is self.a else takes_vector(ref)
+        return is_stored(ref, transpose_of(self.transpose_a)) if ref is self.a else ref.strides[0] > 0  # as a matrix of one row
 
     def plan(self) -> Plan:
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)

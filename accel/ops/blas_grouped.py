@@ -8,7 +8,7 @@ from typing import Any
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, op, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Spec, check_tf32, op, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
     FACTORS,
     TRANSPOSES,
@@ -16,7 +16,6 @@ from accel.ops.blas_operands import (
     applied,
     are_rows,
     check_factors,
-    check_tf32,
     is_stored,
     no_product,
     transpose_of,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import OutOp, Plan, factor, op, operand, planned, same_dtype
+from accel.ops.base import OutOp, Plan, op, operand, planned, same_dtype
 from accel.ops.blas_operands import (
     FACTORS,
     TRANSPOSES,
@@ -253,8 +253,7 @@ class Geam(OutOp):
     def plan(self) -> Plan:
         a, b = operand("a", self.a), operand("b", self.b)
         dtype = wide_dtype(self, a=a, b=b)
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            factor(name, value, dtype)
+        check_factors(self, dtype, scales_out=False)
         shape = (*batch_of(a=a, b=b), *applied(a.shape, transpose_of(self.transpose_a)))
         if applied(b.shape, transpose_of(self.transpose_b)) != shape[-2:]:
             raise InvalidArgumentError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = [
-    "FACTORS", "TRANSPOSES", "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_side", "check_square", "check_tf32",
+    "FACTORS", "TRANSPOSES", "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_side", "check_square",
     "count_of", "is_stored", "no_out", "no_product", "same_shape", "stored", "to_transpose", "transpose_of", "wide_dtype",
 ]  # fmt: skip
 
@@ -70,11 +70,11 @@ def count_of(*refs: AccelRef) -> int:
     return next((ref.shape[0] for ref in refs if len(ref.shape) == 3), 1)
 
 
-def check_factors(op: Any, dtype: DType) -> None:
-    """Raise if a complex factor of a product is to scale real elements, or ``beta`` has no ``out`` to scale."""
+def check_factors(op: Any, dtype: DType, *, scales_out: bool = True) -> None:
+    """Raise if a complex factor is to scale real elements, or ``beta``, if it ``scales_out``, has none to scale."""
     for name in ("alpha", "beta"):
         factor(name, getattr(op, name), dtype)
-    if op.beta and op.out is None:
+    if scales_out and op.beta and op.out is None:
         raise no_out()
 
 
@@ -123,14 +123,6 @@ def no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
         f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
         remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
     )
-
-
-def check_tf32(allowed: bool, dtype: DType) -> None:
-    """Refuse to let anything but float32 be rounded to TF32."""
-    if allowed and dtype is not DType.FLOAT32:
-        raise InvalidArgumentError(
-            f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
-        )
 
 
 def same_shape(x: AccelRef, y: AccelRef) -> None:

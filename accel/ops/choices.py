@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -30,13 +30,13 @@ class Picking(Draw):
 
     __slots__ = ()
 
-    @abstractmethod
-    def along(self) -> int:
-        """Return the axis as it was given."""
+    of: ClassVar[str]
+    """Name of the field that holds the array, or the number of integers from 0 on that stand for one."""
 
-    @abstractmethod
     def source(self) -> int | AccelRef:
-        """Return the array, or the number of integers from 0 on that stand for one."""
+        """Return the array, or the number of integers."""
+        found: int | AccelRef = getattr(self, self.of)
+        return found
 
     @abstractmethod
     def counts(self) -> tuple[int, int]:
@@ -46,34 +46,28 @@ class Picking(Draw):
     def way(self) -> str:
         """Return how they are chosen: ``"ordered"``, ``"weighed"``, or ``"drawn"``."""
 
+    def parts(self) -> tuple[Shape, int, Shape]:
+        """Return the dimensions before the axis, how many elements there are along it, and the dimensions behind it."""
+        source, mine = self.source(), cast("Any", self)
+        if isinstance(source, int):
+            return (), source, ()
+        shape = operand(self.of, source).shape
+        axis = axis_of(mine.axis, len(shape))
+        return shape[:axis], shape[axis], shape[axis + 1 :]
+
     def lines(self) -> tuple[int, int]:
         """Return how many elements there are before the axis, and behind it."""
-        source = self.source()
-        if isinstance(source, int):
-            return 1, 1
-        axis = axis_of(self.along(), source.ndim)
-        return math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
+        before, _, behind = self.parts()
+        return math.prod(before), math.prod(behind)
 
-    def _made(self, chosen: Shape) -> Spec:
-        """Return the result: ``chosen`` in the place of the axis."""
-        source = self.source()
-        if isinstance(source, int):
-            return Spec(chosen, DType.INT64)
-        axis = axis_of(self.along(), source.ndim)
-        return Spec((*source.shape[:axis], *chosen, *source.shape[axis + 1 :]), source.dtype)
-
-    def _length(self, name: str) -> int:
-        source = self.source()
-        return source if isinstance(source, int) else operand(name, source).shape[axis_of(self.along(), source.ndim)]
-
-    def _checked(self, name: str) -> dict[str, AccelRef]:
-        """Return the refs that are read, of the source."""
-        source = self.source()
-        if isinstance(source, int):
-            if self.along():
-                raise InvalidArgumentError(f"axis is {self.along()}, and {name} is a number", remedy="Leave axis out.")
-            return {}
-        return {name: source}
+    def _picked(self, chosen: Shape, status: Status | None = None, **others: AccelRef) -> Plan:
+        """Return the plan of an op whose result has ``chosen`` in the place of the axis, and that reads ``others`` too."""
+        source, (before, _, behind), mine = self.source(), self.parts(), cast("Any", self)
+        if not isinstance(source, int):
+            return planned(self.out, {self.of: source, **others}, (*before, *chosen, *behind), source.dtype, status=status)
+        if mine.axis:
+            raise InvalidArgumentError(f"axis is {mine.axis}, and {self.of} is a number", remedy="Leave axis out.")
+        return planned(self.out, others, chosen, DType.INT64, status=status)
 
 
 def _source(name: str, value: Any) -> Any:
@@ -95,26 +89,21 @@ class Permutation(Picking):
         Whose elements, which may be arrays, are moved as a whole.
     """
 
+    of: ClassVar[str] = "x"
+
     x: int | AccelRef
     axis: int = 0
 
-    def along(self) -> int:
-        return self.axis
-
-    def source(self) -> int | AccelRef:
-        return self.x
-
     def counts(self) -> tuple[int, int]:
-        return self._length("x"), self._length("x")
+        return (self.parts()[1],) * 2
 
     def way(self) -> str:
         return "ordered"
 
     def plan(self) -> Plan:
-        length = self._length("x")
+        length = self.parts()[1]
         _orderable(length)
-        made = self._made((length,))
-        return planned(self.out, self._checked("x"), made.shape, made.dtype)
+        return self._picked((length,))
 
 
 @op(convert={"shape": to_shape, "a": _source, "axis": to_axis, "replace": to_flag})
@@ -138,27 +127,23 @@ class Choice(Picking):
         Whose elements, which may be arrays, are chosen as a whole.
     """
 
+    of: ClassVar[str] = "a"
+
     a: int | AccelRef
     shape: int | Iterable[int] = ()
     replace: bool = True
     p: AccelRef | None = None
     axis: int = 0
 
-    def along(self) -> int:
-        return self.axis
-
-    def source(self) -> int | AccelRef:
-        return self.a
-
     def counts(self) -> tuple[int, int]:
-        return self._length("a"), math.prod(as_shape(self.shape))
+        return self.parts()[1], math.prod(as_shape(self.shape))
 
     def way(self) -> str:
         return "ordered" if not self.replace else "drawn" if self.p is None else "weighed"
 
     def per_block(self) -> int:
         """Return how many numbers come from one block of the stream, where elements are drawn; see :class:`accel.ops.Integers`."""
-        return 4 if self._length("a") <= 1 << 32 else 2
+        return 4 if self.parts()[1] <= 1 << 32 else 2
 
     def stream(self) -> str:
         if self.p is not None:
@@ -173,17 +158,16 @@ class Choice(Picking):
             raise InvalidArgumentError(f"{count} of {length} elements are to be chosen once each", remedy="Give replace=True or fewer.")
         if self.way() != "drawn":
             _orderable(length)
-        shape, dtype, _ = self._made(as_shape(self.shape))
-        reads = self._checked("a")
+        shape = as_shape(self.shape)
         if self.p is None:
-            return planned(self.out, reads, shape, dtype)
-        p = reads["p"] = operand("p", self.p, ndim=1)
+            return self._picked(shape)
+        p = operand("p", self.p, ndim=1)
         if p.dtype not in WIDE_FLOATS or p.shape != (length,):
             raise InvalidArgumentError(
                 f"p is {p.dtype.value}{list(p.shape)}, for {length} elements",
                 remedy="Give float32 or float64, one number for each element.",
             )
-        return planned(self.out, reads, shape, dtype, status=Status(Spec((), DType.INT32), _weights_are_wrong))
+        return self._picked(shape, Status(Spec((), DType.INT32), _weights_are_wrong), p=p)
 
 
 def _orderable(length: int) -> None:

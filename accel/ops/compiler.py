@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, op, operand
+from accel.ops.fields import set_fields
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
 
@@ -272,8 +273,7 @@ class Launch(FamilyOp[Any]):
             else:
                 words += self._words(i, value, types, sizes)
         # The op is frozen for its users; what its kernel needs is worked out once, here.
-        object.__setattr__(self, "shape", self._shape())
-        object.__setattr__(self, "slots", tuple(words))
+        set_fields(self, shape=self._shape(), slots=tuple(words))
         return Plan(tuple([value for value in args if isinstance(value, AccelRef)]), tuple(writes), (), updates=True)
 
     def _check_ref(self, i: int, ref: AccelRef, wanted: Parameter | None, sizes: tuple[int, ...] | None) -> None:

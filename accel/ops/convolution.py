@@ -6,14 +6,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype
+from accel.ops.base import OutOp, Plan, Shape, as_shape, check_tf32, op, operand, planned, same_dtype
 from accel.ops.fields import set_fields, to_int
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from accel.dtype import DType
 
 __all__ = [
     "Conv1d",
@@ -71,8 +73,7 @@ class ConvolutionForm(OutOp):
     def _convolved(self, shape: Shape, **refs: AccelRef) -> Plan:
         """Return the plan of an op that reads ``refs`` and makes an array of one of :meth:`sizes`."""
         dtype = same_dtype(**refs)
-        if self.allow_tf32 and dtype is not DType.FLOAT32:
-            raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is computed in TF32.")
+        check_tf32(self.allow_tf32, dtype)
         return planned(self.out, refs, self.in_memory(shape), dtype, "conv2d_forward")
 
 

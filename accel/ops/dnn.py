@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel.ops.attention import Attention, PagedAttention, RaggedAttention
-from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
+from accel.ops.attention import Attention, AttentionGrad, AttentionWithStats, PagedAttention, RaggedAttention
 from accel.ops.convolution import (
     Conv1d,
     Conv1dFilterGrad,

@@ -14,7 +14,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Spec, element, op, operand, plan_of, planned, same_dtype
 from accel.ops.family import Family
 from accel.ops.fields import to_dtype, to_member
-from accel.ops.fused import Fused
+from accel.ops.fused import CONVERSIONS, Fused
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -256,14 +256,11 @@ class Cast(_OfElements):
 
     def plan(self) -> Plan:
         x, dtype = operand("x", self.x), DType.of(self.dtype)
-        if dtype not in _CASTS:
-            raise UnsupportedError(f"cast to {dtype.value} is not offered", remedy=f"It takes {', '.join(each.value for each in _CASTS)}.")
+        if dtype.value not in CONVERSIONS:
+            raise UnsupportedError(f"cast to {dtype.value} is not offered", remedy=f"It takes {', '.join(CONVERSIONS)}.")
         if x.dtype.is_complex and not dtype.is_complex and dtype is not DType.BOOL:
             raise InvalidArgumentError(f"cast of {x.dtype.value} to {dtype.value} would drop the imaginary part", remedy="Cast to complex.")
         return planned(self.out, {"x": x}, x.shape, dtype, "cast", of=x.dtype, in_place=("x",))
-
-
-_CASTS = tuple(dtype for dtype in DType if not dtype.value.startswith(("float8", "float4")))
 
 
 class ElementwiseOps(OpNamespace[M]):

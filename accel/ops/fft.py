@@ -66,6 +66,10 @@ class Transform(OutOp):
     """
 
     is_forward: ClassVar[bool] = True
+    takes: ClassVar[dict[DType, DType]] = REAL_OF
+    """The dtypes of ``x``."""
+    instead: ClassVar[str] = "Use rfft, which takes real elements; or convert them before they are put on the device."
+    """What to do with elements of the other kind."""
 
     x: AccelRef
     _: KW_ONLY
@@ -97,46 +101,27 @@ class Transform(OutOp):
         """Return shape and dtype of the result."""
         return Spec(self.x.shape, self.x.dtype)
 
-    def _checked(self) -> AccelRef:
+    def plan(self) -> Plan:
         x = operand("x", self.x)
         check_choice("norm", self.norm, *get_args(Norm))
-        return x
-
-    def _transformed(self) -> Plan:
+        if x.dtype not in self.takes:
+            names = " or ".join(dtype.value for dtype in self.takes)
+            if x.dtype in REAL_OF or x.dtype in _COMPLEX:
+                raise InvalidArgumentError(f"x is {x.dtype.value}, {names} is needed", remedy=self.instead)
+            raise UnsupportedError(f"there is no transform of {x.dtype.value}", remedy=f"Use {names}.")
         if 0 in self.lengths():
-            raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {self.x.shape})", remedy="Leave empty axes out.")
+            raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {x.shape})", remedy="Leave empty axes out.")
         shape, dtype, _ = self.spec()
-        return planned(self.out, {"x": self.x}, shape, dtype, in_place=("x",))
-
-
-def _require(x: AccelRef, wanted: dict[DType, DType], other: dict[DType, DType], remedy: str) -> None:
-    """Raise unless the elements of x are among ``wanted``; with the remedy if they are the kind that another transform takes."""
-    if x.dtype in wanted:
-        return
-    names = " or ".join(dtype.value for dtype in wanted)
-    if x.dtype in other:
-        raise InvalidArgumentError(f"x is {x.dtype.value}, {names} is needed", remedy=remedy)
-    raise UnsupportedError(f"there is no transform of {x.dtype.value}", remedy=f"Use {names}.")
-
-
-class _Whole(Transform):
-    """Complex to complex."""
-
-    __slots__ = ()
-
-    def plan(self) -> Plan:
-        x = self._checked()
-        _require(x, REAL_OF, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
-        return self._transformed()
+        return planned(self.out, {"x": x}, shape, dtype, in_place=("x",))
 
 
 @op()
-class Fft(_Whole):
+class Fft(Transform):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
 
 @op()
-class Ifft(_Whole):
+class Ifft(Transform):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
     is_forward: ClassVar[bool] = False
@@ -149,14 +134,12 @@ class Rfft(Transform):
     The last of ``axes`` keeps the n // 2 + 1 frequencies that are not the conjugate of another. See :class:`Transform` for the parameters.
     """
 
+    takes: ClassVar[dict[DType, DType]] = _COMPLEX
+    instead: ClassVar[str] = "Use fft, which takes complex elements."
+
     def spec(self) -> Spec:
         shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], shape[last] // 2 + 1, *shape[last + 1 :]), _COMPLEX[self.x.dtype])
-
-    def plan(self) -> Plan:
-        x = self._checked()
-        _require(x, _COMPLEX, REAL_OF, "Use fft, which takes complex elements.")
-        return self._transformed()
 
 
 @op(convert={"n": unless_none(to_integer("Give an int, or leave n out."))})
@@ -170,13 +153,23 @@ class Irfft(Transform):
     """
 
     is_forward: ClassVar[bool] = False
+    instead: ClassVar[str] = "irfft takes what rfft gives."
 
     _: KW_ONLY
     n: int | None = None
 
     def length(self) -> int:
         """Return the length of the result along the last axis."""
-        return 2 * (self.x.shape[self.counted()[-1]] - 1) if self.n is None else self.n
+        last = self.counted()[-1]
+        count = self.x.shape[last]
+        if self.n is None:
+            return 2 * (count - 1)
+        if self.n < 1 or self.n // 2 + 1 != count:
+            raise InvalidArgumentError(
+                f"n is {self.n}",
+                remedy=f"x has m = {count} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out.",
+            )
+        return self.n
 
     def lengths(self) -> Shape:
         return (*(self.x.shape[axis] for axis in self.counted()[:-1]), self.length())
@@ -184,17 +177,6 @@ class Irfft(Transform):
     def spec(self) -> Spec:
         shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], self.length(), *shape[last + 1 :]), REAL_OF[self.x.dtype])
-
-    def plan(self) -> Plan:
-        x = self._checked()
-        _require(x, REAL_OF, _COMPLEX, "irfft takes what rfft gives.")
-        last = self.counted()[-1]
-        if self.n is not None and (self.n < 1 or self.n // 2 + 1 != x.shape[last]):
-            raise InvalidArgumentError(
-                f"n is {self.n}",
-                remedy=f"x has m = {x.shape[last]} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out.",
-            )
-        return self._transformed()
 
 
 @op()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 from accel.dtype import DType, DTypeLike
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import OutOp, Plan, Shape, Spec, op, operand, plan_of, result_in
-from accel.ops.blas_operands import TRANSPOSES, TransposeField, check_tf32, no_product
+from accel.ops.base import OutOp, Plan, Shape, Spec, check_tf32, op, operand, plan_of, result_in
+from accel.ops.blas_operands import TRANSPOSES, TransposeField, no_product
 from accel.ops.family import Family
 from accel.ops.fields import convert_fields, set_fields, to_dtype, unless_none
 from accel.ops.namespace import M, OpNamespace, method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,36 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand
-from accel.ops.fields import flag
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, op, operand
+from accel.ops.fields import to_flag
+from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.ref import AccelRef
-
-__all__ = ["REALS", "checked", "matrix", "right_sides"]
+__all__ = ["REALS", "OfMatrices", "matrix", "right_sides"]
 
 REALS = {DType.FLOAT32: DType.FLOAT32, DType.FLOAT64: DType.FLOAT64, DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 """Dtypes of matrices -> those of their eigenvalues and singular values."""
+
+
+@op("solver", convert={"check": to_flag})
+class OfMatrices(FamilyOp[Any]):
+    """An op on matrices of which only the device knows whether it succeeds."""
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def checked(self, reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: Callable[..., str]) -> Plan:
+        """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result.
+
+        ``what(info=...)`` returns what an ``info`` that is not 0 says of the matrix.
+        """
+        info = Spec(batch, DType.INT32)
+        if self.check:
+            return Plan(reads, (), creates, dtype=reads[0].dtype, status=Status(info, partial(_failure, self.kind, what)))
+        return Plan(reads, (), (*creates, info), dtype=reads[0].dtype)
 
 
 def matrix(op: FamilyOp[Any], name: str, value: AccelRef, *, square: bool = True) -> AccelRef:
@@ -47,17 +66,6 @@ def _failure(kind: str, what: Callable[..., str], info: np.ndarray[Any, Any]) ->
     number = next(number for number, each in enumerate(values) if each)
     which = "the matrix" if not info.ndim else f"matrix {tuple(int(i) for i in np.unravel_index(number, info.shape))}"
     return LinAlgError(f"{kind}: {which} {what(info=values[number])}", info=values if info.ndim else values[0])
-
-
-def checked(op: FamilyOp[Any], reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: Callable[..., str]) -> Plan:
-    """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result.
-
-    ``what(info=...)`` returns what an ``info`` that is not 0 says of the matrix.
-    """
-    info = Spec(batch, DType.INT32)
-    if flag("check", op.check):  # type: ignore[attr-defined]
-        return Plan(reads, (), creates, dtype=reads[0].dtype, status=Status(info, partial(_failure, op.kind, what)))
-    return Plan(reads, (), (*creates, info), dtype=reads[0].dtype)
 
 
 def right_sides(name: str, n: int, b: AccelRef) -> tuple[Shape, int]:

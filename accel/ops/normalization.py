@@ -145,7 +145,18 @@ def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
 
 
 @op(convert={"normalized_shape": to_shape})
-class LayerNorm(RowNorm):
+class _OfLast(RowNorm):
+    """A norm of the last dimensions together."""
+
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+
+    def rows(self) -> NormRows:
+        return trailing_rows(self.x, self.normalized_shape)
+
+
+@op()
+class LayerNorm(_OfLast):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
 
     Parameters
@@ -162,20 +173,15 @@ class LayerNorm(RowNorm):
         As ``x``.
     """
 
-    normalized_shape: int | Sequence[int]
-    weight: AccelRef | None = None
     bias: AccelRef | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         shape = _trailing(self.x, self.normalized_shape)
         return Parameter("weight", self.weight, shape), Parameter("bias", self.bias, shape)
 
-    def rows(self) -> NormRows:
-        return trailing_rows(self.x, self.normalized_shape)
 
-
-@op(convert={"normalized_shape": to_shape})
-class RmsNorm(RowNorm):
+@op()
+class RmsNorm(_OfLast):
     """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
 
     Parameters
@@ -192,16 +198,11 @@ class RmsNorm(RowNorm):
         As ``x``.
     """
 
-    normalized_shape: int | Sequence[int]
-    weight: AccelRef | None = None
     _: KW_ONLY
     eps: float = 1e-6
 
     def parameters(self) -> tuple[Parameter, ...]:
         return (Parameter("weight", self.weight, _trailing(self.x, self.normalized_shape)),)
-
-    def rows(self) -> NormRows:
-        return trailing_rows(self.x, self.normalized_shape)
 
 
 _GROUPS = "Give (N, C, ...), and a number of groups that divides C."

@@ -13,7 +13,7 @@ from accel.ops.base import FamilyOp, Plan, Shape, Spec, op, operand, same_dtype,
 from accel.ops.blas_operands import TransposeField, to_transpose
 from accel.ops.family import Family
 from accel.ops.fields import to_flag, to_int
-from accel.ops.matrices import REALS, checked, matrix, right_sides
+from accel.ops.matrices import REALS, OfMatrices, matrix, right_sides
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ref import AccelRef
@@ -62,8 +62,8 @@ class _Sides(FamilyOp[Any]):
         return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
 
 
-@op("solver", convert={"upper": to_flag})
-class Cholesky(FamilyOp[Any]):
+@op(convert={"upper": to_flag})
+class Cholesky(OfMatrices):
     """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
 
     Parameters
@@ -77,14 +77,12 @@ class Cholesky(FamilyOp[Any]):
         order of the leading minor that is not positive definite; that factor then holds no defined values.
     """
 
-    a: AccelRef
     _: KW_ONLY
     upper: bool = False
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
+        return self.checked((a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
 @op(convert={"upper": to_flag})
@@ -134,8 +132,8 @@ class CholeskyInverse(FamilyOp):
         return Plan((c,), (), (Spec(c.shape, c.dtype),), dtype=c.dtype)
 
 
-@op("solver")
-class LuFactor(FamilyOp[Any]):
+@op()
+class LuFactor(OfMatrices):
     """The factors of ``a = p @ l @ u`` with partial pivoting, in one array, and the interchanges of rows: ``lu, piv``.
 
     Parameters
@@ -151,14 +149,10 @@ class LuFactor(FamilyOp[Any]):
     As scipy has it: l is below the diagonal of ``lu``, with ones on it; row i was interchanged with row ``piv[i]``, int32 (..., min(m, n)), counted from 0.
     """
 
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
-        return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
+        return self.checked((a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
 
 
 _PIVOTS = status_of_places("pivot {} is no row of the matrix", "Give what lu_factor returned: rows from 0.")
@@ -197,7 +191,7 @@ class LuSolve(_Sides):
 
 
 @op()
-class Solve(_Sides):
+class Solve(_Sides, OfMatrices):
     """The solution of ``a @ x = b``.
 
     Parameters
@@ -211,20 +205,17 @@ class Solve(_Sides):
         0, or the place of the first 0 on the diagonal of u, counted from 1; the values of that solution are not defined then.
     """
 
-    a: AccelRef
     b: AccelRef
-    _: KW_ONLY
-    check: bool = True
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
         return matrix(self, "a", self.a), operand("b", self.b)
 
     def plan(self) -> Plan:
-        return checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
+        return self.checked(self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
 
 
-@op("solver")
-class Inv(FamilyOp[Any]):
+@op()
+class Inv(OfMatrices):
     """The inverse of each matrix.
 
     Parameters
@@ -235,13 +226,9 @@ class Inv(FamilyOp[Any]):
         As for ``solve``: ``False`` returns the inverses and ``info``.
     """
 
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
+        return self.checked((a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
 @op("solver")
@@ -302,8 +289,8 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
         return Plan((a,), (), (Spec((*stack, m, k), a.dtype), Spec((*stack, k, n), a.dtype)), dtype=a.dtype)
 
 
-@op("solver", convert={"n": to_int})
-class MatrixPower(FamilyOp[Any]):
+@op(convert={"n": to_int})
+class MatrixPower(OfMatrices):
     """Each matrix to the power of ``n``.
 
     Parameters
@@ -316,14 +303,11 @@ class MatrixPower(FamilyOp[Any]):
         As for ``inv``: ``False`` returns the powers and ``info``.
     """
 
-    a: AccelRef
     n: int
-    _: KW_ONLY
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
+        return self.checked((a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
 class SolverOps(OpNamespace[M]):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from accel.enums import Transpose
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, OutOp, Plan, Spec, factor, op, operand, planned, same_dtype
+from accel.ops.base import FamilyOp, OutOp, Plan, Spec, op, operand, planned, same_dtype
 from accel.ops.blas_operands import FACTORS, TRANSPOSES, TransposeField, applied, check_factors, to_transpose, transpose_of, wide_dtype
 from accel.ops.family import Family
 from accel.ops.namespace import M, OpNamespace, method, sized_method
@@ -132,8 +132,7 @@ class Sddmm(FamilyOp[SparseRef]):
             raise InvalidArgumentError(
                 f"op(a) is {m} x {k}, op(b) is {k_b} x {n} and pattern {pattern.shape}", remedy="Give the pattern of their product."
             )
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            factor(name, value, dtype)
+        check_factors(self, dtype, scales_out=False)
         return Plan((a, b, *pattern.refs), (), (Spec((pattern.nnz,), dtype),), status=STRUCTURE)
 
     def result(self, refs: tuple[AccelRef, ...]) -> SparseRef:

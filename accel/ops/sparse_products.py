@@ -8,7 +8,7 @@ from typing import Any
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, op, to_scalar
-from accel.ops.blas_operands import FACTORS, wide_dtype
+from accel.ops.blas_operands import FACTORS, check_factors, wide_dtype
 from accel.ops.sparse_conversions import SizedMatrix
 from accel.ops.sparse_operands import COUNT, STRUCTURE, no_product
 from accel.sparse_ref import SparseField, SparseFormat, SparseRef, parts_of, sparse_of
@@ -47,8 +47,7 @@ class Add(SizedMatrix):
                 f"{b.indices.dtype.value}",
                 remedy="Give two of csr, or two of csc, of one shape.",
             )
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            factor(name, value, dtype)
+        check_factors(self, dtype, scales_out=False)
         room, index = self.room(a.nnz + b.nnz), a.indices.dtype
         creates = Spec((room,), dtype), Spec((room,), index), Spec(a.indptr.shape, index), COUNT
         return Plan((*a.refs, *b.refs), (), creates, status=STRUCTURE)

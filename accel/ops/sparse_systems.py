@@ -17,8 +17,6 @@ from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseFormat, parts_of, sparse_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
 __all__ = ["Spsolve", "SpsolveTriangular"]
@@ -27,18 +25,10 @@ __all__ = ["Spsolve", "SpsolveTriangular"]
 _INFO = Spec((), DType.INT32)
 
 
-def _failure(why: Callable[[int], str], status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: of the indices, as in ``STRUCTURE``, or of the info behind it."""
+def _failure(why: str, status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: of the indices, as in ``STRUCTURE``, or of the info behind it, from which ``why`` has the number of a row as ``{}``."""
     info = int(status[2])
-    return structure_error(status) or (LinAlgError(f"the matrix is singular: {why(info)}", info=info) if info else None)
-
-
-def _zero_on_diagonal(info: int) -> str:
-    return f"row {info - 1} has 0 on the diagonal"
-
-
-def _zero_pivot(info: int) -> str:
-    return "the factorization has found a pivot of 0"
+    return structure_error(status) or (LinAlgError(f"the matrix is singular: {why.format(info - 1)}", info=info) if info else None)
 
 
 @op("sparse", convert={"a": parts_of, "check": to_flag})
@@ -50,8 +40,8 @@ class _System(OutOp[Any]):
     _: KW_ONLY
     check: bool = True
 
-    def _solved(self, formats: tuple[SparseFormat, ...], remedy: str, why: Callable[[int], str]) -> Plan:
-        """Return the plan for a matrix of one of these formats; ``why`` says of an info that is not 0 why there is no solution."""
+    def _solved(self, formats: tuple[SparseFormat, ...], remedy: str, why: str) -> Plan:
+        """Return the plan for a matrix of one of these formats; ``why`` says why there may be no solution."""
         a, b = sparse_of("a", self.a), operand("b", self.b)
         dtype = wide_dtype(self, a=a.data, b=b)
         if a.format not in formats or a.shape[0] != a.shape[1]:
@@ -94,7 +84,7 @@ class SpsolveTriangular(_System):
     transpose_a: TransposeField = Transpose.NONE
 
     def plan(self) -> Plan:
-        return self._solved(("csr", "csc"), "Give a square matrix in the format csr or csc.", _zero_on_diagonal)
+        return self._solved(("csr", "csc"), "Give a square matrix in the format csr or csc.", "row {} has 0 on the diagonal")
 
 
 @op(kind="solve")
@@ -117,4 +107,4 @@ class Spsolve(_System):
     """
 
     def plan(self) -> Plan:
-        return self._solved(("csr",), "Give a square matrix in the format csr: tocsr(a).", _zero_pivot)
+        return self._solved(("csr",), "Give a square matrix in the format csr: tocsr(a).", "the factorization has found a pivot of 0")

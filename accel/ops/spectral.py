@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, op, operand, same_dtype
+from accel.ops.base import Plan, Spec, op, operand, same_dtype
 from accel.ops.fields import to_flag
-from accel.ops.matrices import REALS, checked, matrix, right_sides
+from accel.ops.matrices import REALS, OfMatrices, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
 
@@ -27,8 +26,8 @@ def _of_pencil(n: int, *, info: int) -> str:
     return _NOT_CONVERGED(info=info)
 
 
-@op("solver", convert={"upper": to_flag})
-class Eigh(FamilyOp[Any]):
+@op(convert={"upper": to_flag})
+class Eigh(OfMatrices):
     """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
 
     Parameters
@@ -45,11 +44,9 @@ class Eigh(FamilyOp[Any]):
         not finite, and larger than n where ``b`` is not positive definite.
     """
 
-    a: AccelRef
     b: AccelRef | None = None
     _: KW_ONLY
     upper: bool = False
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
@@ -59,11 +56,11 @@ class Eigh(FamilyOp[Any]):
                 f"b is {reads[-1].dtype.value}{list(reads[-1].shape)}, and a is {a.dtype.value}{list(a.shape)}", remedy="Give both alike."
             )
         made = (Spec(a.shape[:-1], REALS[a.dtype]), Spec(a.shape, a.dtype))
-        return checked(self, reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
+        return self.checked(reads, made, a.shape[:-2], _NOT_CONVERGED if self.b is None else partial(_of_pencil, a.shape[-1]))
 
 
-@op("solver", convert={"upper": to_flag})
-class Eigvalsh(FamilyOp[Any]):
+@op(convert={"upper": to_flag})
+class Eigvalsh(OfMatrices):
     """Eigenvalues of Hermitian matrices, in rising order.
 
     Parameters
@@ -72,18 +69,16 @@ class Eigvalsh(FamilyOp[Any]):
         As for ``eigh``.
     """
 
-    a: AccelRef
     _: KW_ONLY
     upper: bool = False
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
+        return self.checked((a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
 
 
-@op("solver", convert={"full_matrices": to_flag})
-class Svd(FamilyOp[Any]):
+@op(convert={"full_matrices": to_flag})
+class Svd(OfMatrices):
     """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
 
     Parameters
@@ -97,10 +92,7 @@ class Svd(FamilyOp[Any]):
         ``u, s, vh, info``, with ``info`` int32 (...): 0, or LAPACK's value, which is below 0 for elements that are not finite.
     """
 
-    a: AccelRef
     full_matrices: bool = True
-    _: KW_ONLY
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a, square=False)
@@ -108,11 +100,11 @@ class Svd(FamilyOp[Any]):
         k = min(m, n)
         rows, columns = (m, n) if self.full_matrices else (k, k)
         made = Spec((*stack, m, rows), a.dtype), Spec((*stack, k), REALS[a.dtype]), Spec((*stack, columns, n), a.dtype)
-        return checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
+        return self.checked((a,), made, tuple(stack), _NOT_CONVERGED)
 
 
-@op("solver")
-class Svdvals(FamilyOp[Any]):
+@op()
+class Svdvals(OfMatrices):
     """Singular values, in falling order.
 
     Parameters
@@ -121,14 +113,10 @@ class Svdvals(FamilyOp[Any]):
         As for ``svd``.
     """
 
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
-        return checked(self, (a,), (Spec((*stack, min(m, n)), REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
+        return self.checked((a,), (Spec((*stack, min(m, n)), REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
 
 
 def tolerance(name: str, value: object) -> None:
@@ -140,8 +128,8 @@ def tolerance(name: str, value: object) -> None:
         )
 
 
-@op("solver")
-class Pinv(FamilyOp[Any]):
+@op()
+class Pinv(OfMatrices):
     """The pseudo-inverse of each matrix, by its singular values.
 
     Parameters
@@ -154,20 +142,17 @@ class Pinv(FamilyOp[Any]):
         As for ``svd``: ``False`` returns the result and ``info``.
     """
 
-    a: AccelRef
     rtol: float | None = None
-    _: KW_ONLY
-    check: bool = True
 
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a, square=False)
         tolerance("rtol", self.rtol)
         *stack, m, n = a.shape
-        return checked(self, (a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
+        return self.checked((a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
 
 
-@op("solver")
-class Lstsq(FamilyOp[Any]):
+@op()
+class Lstsq(OfMatrices):
     """The x that make ``a @ x`` closest to b, and of these the smallest: ``x, residuals, rank, s``.
 
     Parameters
@@ -187,11 +172,8 @@ class Lstsq(FamilyOp[Any]):
     int64, and the singular values ``s`` are of the stack of x.
     """
 
-    a: AccelRef
     b: AccelRef
     rcond: float | None = None
-    _: KW_ONLY
-    check: bool = True
 
     def plan(self) -> Plan:
         a, b = matrix(self, "a", self.a, square=False), operand("b", self.b)
@@ -208,7 +190,7 @@ class Lstsq(FamilyOp[Any]):
             Spec(stack, DType.INT64),
             Spec((*stack, min(m, n)), real),
         )
-        return checked(self, (a, b), made, stack, _NOT_CONVERGED)
+        return self.checked((a, b), made, stack, _NOT_CONVERGED)
 
 
 _COMPLEX = {
@@ -219,8 +201,8 @@ _COMPLEX = {
 }
 
 
-@op("solver")
-class Eig(FamilyOp[Any]):
+@op()
+class Eig(OfMatrices):
     """Eigenvalues and right eigenvectors of length 1: ``w, v`` with ``a @ v = v * w``; both are complex, and in no order.
 
     Parameters
@@ -231,18 +213,14 @@ class Eig(FamilyOp[Any]):
         As for ``eigh``: ``False`` returns ``w, v, info``.
     """
 
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
         made = _COMPLEX[a.dtype]
-        return checked(self, (a,), (Spec(a.shape[:-1], made), Spec(a.shape, made)), a.shape[:-2], _NOT_CONVERGED)
+        return self.checked((a,), (Spec(a.shape[:-1], made), Spec(a.shape, made)), a.shape[:-2], _NOT_CONVERGED)
 
 
-@op("solver")
-class Eigvals(FamilyOp[Any]):
+@op()
+class Eigvals(OfMatrices):
     """Eigenvalues; they are complex, and in no order.
 
     Parameters
@@ -251,10 +229,6 @@ class Eigvals(FamilyOp[Any]):
         As for ``eig``.
     """
 
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
-
     def plan(self) -> Plan:
         a = matrix(self, "a", self.a)
-        return checked(self, (a,), (Spec(a.shape[:-1], _COMPLEX[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
+        return self.checked((a,), (Spec(a.shape[:-1], _COMPLEX[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)

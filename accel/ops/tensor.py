@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from accel.dtype import DType
 from accel.enums import BinaryOp, ReduceOp, Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import Plan, Shape, Spec, op, operand, planned, same_dtype
+from accel.ops.base import Plan, Shape, Spec, check_tf32, op, operand, planned, same_dtype
 from accel.ops.composed import ComposedOp
 from accel.ops.contraction import Contraction, Layout, Matrices, Path, Products, Sums, contraction, parsed
 from accel.ops.elementwise import Binary
@@ -62,10 +62,7 @@ class _Contracted(ComposedOp):
                 f"{self.kind} is not offered for {dtype.value}",
                 remedy=f"Convert the operands with elementwise.cast to one of {', '.join(each.value for each in _DTYPES)}.",
             )
-        if self.allow_tf32 and dtype is not DType.FLOAT32:
-            raise InvalidArgumentError(
-                f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32."
-            )
+        check_tf32(self.allow_tf32, dtype)
         plan = planned(self.out, refs, self.contraction().shape, dtype)
         return self.composed(plan.reads, plan.writes, plan.creates)
 
