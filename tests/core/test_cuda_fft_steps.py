@@ -109,10 +109,9 @@ def test_an_op_uses_the_plans_and_the_memory_that_were_measured(op: Any) -> None
     assert len(stream.launched) + len(plans.used) <= library.commands(op)
 
 
-def test_ops_without_plans_work_in_no_memory() -> None:
+def test_transforms_of_no_elements_work_in_no_memory() -> None:
     library = FftLibrary(None)  # type: ignore[arg-type]
-    for op in (ops.Fftshift(ref((3, 4), DType.UINT8)), ops.Fftfreq(9), ops.Dct(ref((0, 4), DType.FLOAT32))):
-        assert library.scratch_nbytes(op) == 0
+    assert library.scratch_nbytes(ops.Dct(ref((0, 4), DType.FLOAT32))) == 0
 
 
 def test_an_inverse_is_the_scaled_transform_of_the_type_that_undoes_it() -> None:
