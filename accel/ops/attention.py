@@ -1,4 +1,7 @@
-"""Attention over arrays, over sequences of several lengths in one array, and over keys and values in pages; and for training, with its gradients."""
+"""Attention over arrays, over several sequences in one array, and over keys and values in pages.
+
+For training there is attention with the statistics that its gradients need, and the gradients.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class AttentionForm(OutOp):
         return dim**-0.5 if self.scale is None and dim else float(self.scale or 0.0)
 
     def _checked(self, ndim: int) -> DType:
-        """Return the dtype; raise unless operands of ``ndim`` dimensions, with heads at axis 1, and options fit together."""
+        """Return the dtype; raise unless operands of ``ndim`` dimensions and options fit together."""
         q, k, v = operand("q", self.q, ndim=ndim), operand("k", self.k, ndim=ndim), operand("v", self.v, ndim=ndim)
         heads, kv_heads = q.shape[1], k.shape[1]
         has_heads = heads % kv_heads == 0 if kv_heads else not heads

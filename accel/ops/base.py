@@ -103,7 +103,10 @@ class Status(NamedTuple):
 
 
 def status_of_places(message: str, remedy: str) -> Status:
-    """Return the status of two int64 by which a device says whether something is wrong, and which number it is: ``{}`` in the message."""
+    """Return the status by which a device says that a number is out of place, and which.
+
+    It is two int64: whether there is any, and the number, which stands for ``{}`` in the message.
+    """
     return Status(Spec((2,), DType.INT64), functools.partial(_misplaced, message, remedy))
 
 
@@ -203,8 +206,10 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
     kind
         The op's kind; left out, the name of the class: ``LayerNorm`` is ``"layer_norm"``.
     convert
-        Name of a field -> what brings it into the form that kernels read: a function of the name and of what a caller wrote; see :mod:`accel.ops.fields`.
-        Those of bases hold too. A class with a ``__post_init__`` of its own, or of a base, calls :func:`~accel.ops.fields.convert_fields` there.
+        Name of a field -> what brings it into the form that kernels read: a function of the name
+        and of what a caller wrote; see :mod:`accel.ops.fields`. Those of bases hold too. A class
+        with a ``__post_init__``, its own or a base's, calls
+        :func:`~accel.ops.fields.convert_fields` there.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -295,7 +300,10 @@ class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
 
     @classmethod
     def trimmed(cls, made: Any, count: int) -> A_co:
-        """Return what a method of the device gives: the results ``made``, but the last, of which ``count`` elements are there. Of two it is the first."""
+        """Return what a method of the device gives: the results, of which ``count`` elements are there.
+
+        It is all of ``made`` but the last. Here it is the first: an op with more results overrides it.
+        """
         found: A_co = made[0][:count]
         return found
 
@@ -457,7 +465,7 @@ def planned(
     out
         Where the result is written, if it is no new buffer.
     reads
-        What the op reads, by the names of its operands, in the order in which its kernel takes them.
+        What the op reads, by the names of its operands, in the order of its kernel.
     shape, dtype
         Of the result.
     capability, updates, status

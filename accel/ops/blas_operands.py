@@ -71,7 +71,7 @@ def count_of(*refs: AccelRef) -> int:
 
 
 def check_factors(op: Any, dtype: DType, *, scales_out: bool = True) -> None:
-    """Raise if a complex factor is to scale real elements, or ``beta``, if it ``scales_out``, has none to scale."""
+    """Raise if a complex factor is for real elements, or a ``beta`` that scales ``out`` has none."""
     for name in ("alpha", "beta"):
         factor(name, getattr(op, name), dtype)
     if scales_out and op.beta and op.out is None:
@@ -132,7 +132,7 @@ def same_shape(x: AccelRef, y: AccelRef) -> None:
 
 
 def wide_dtype(op: FamilyOp[Any], **refs: AccelRef) -> DType:
-    """Return the one dtype of operands; raise :class:`UnsupportedError` unless it is one of the four that every BLAS has."""
+    """Return the one dtype of operands; raise unless it is one of the four that every BLAS has."""
     dtype = same_dtype(**refs)
     if dtype not in WIDE:
         raise UnsupportedError(
@@ -149,7 +149,7 @@ def check_square(a: AccelRef) -> None:
 
 
 def check_side(side: object, a: AccelRef, b: AccelRef) -> Shape:
-    """Return the shape of the product of a square matrix and another one, with ``a`` on this side; raise unless they fit."""
+    """Return the shape of a product with the square matrix ``a`` on a side; raise unless they fit."""
     check_choice("side", side, "left", "right")
     batch = batch_of(a=a, b=b)
     check_square(a)

@@ -31,7 +31,7 @@ class Picking(Draw):
     __slots__ = ()
 
     of: ClassVar[str]
-    """Name of the field that holds the array, or the number of integers from 0 on that stand for one."""
+    """Name of the field that holds the array, or how many integers from 0 on stand for one."""
 
     def source(self) -> int | AccelRef:
         """Return the array, or the number of integers."""
@@ -47,7 +47,7 @@ class Picking(Draw):
         """Return how they are chosen: ``"ordered"``, ``"weighed"``, or ``"drawn"``."""
 
     def parts(self) -> tuple[Shape, int, Shape]:
-        """Return the dimensions before the axis, how many elements there are along it, and the dimensions behind it."""
+        """Return the dimensions before the axis, its length, and the dimensions behind it."""
         source, mine = self.source(), cast("Any", self)
         if isinstance(source, int):
             return (), source, ()
@@ -61,7 +61,7 @@ class Picking(Draw):
         return math.prod(before), math.prod(behind)
 
     def _picked(self, chosen: Shape, status: Status | None = None, **others: AccelRef) -> Plan:
-        """Return the plan of an op whose result has ``chosen`` in the place of the axis, and that reads ``others`` too."""
+        """Return the plan of an op whose result has ``chosen`` in the place of the axis."""
         source, (before, _, behind), mine = self.source(), self.parts(), cast("Any", self)
         if not isinstance(source, int):
             return planned(self.out, {self.of: source, **others}, (*before, *chosen, *behind), source.dtype, status=status)

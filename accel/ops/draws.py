@@ -126,7 +126,7 @@ class Floats(Shaped):
     """What the distributions of floats share."""
 
     parameters: ClassVar[Mapping[str, Callable[[str, Any, DType], float]]]
-    """What converts parameters, given their names, what a caller wrote, and the elements' type, to which finite ones are rounded."""
+    """Parameter -> what converts it, given its name, what a caller wrote, and the elements' type."""
 
     dtype: DTypeLike = DType.FLOAT32
 

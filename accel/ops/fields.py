@@ -1,8 +1,8 @@
 """Fields of ops that a caller may write in several ways, and that kernels read in one.
 
-Such a field is annotated with all that a caller may write, ``op: UnaryName | UnaryOp``. When an op is made, it is converted by what the class names for it:
-``@op("sort", convert={"axis": to_axis})``. What depends on several fields is a ``__post_init__``. Code that reads such a field, and needs the type of what is
-converted, calls the same function again, which returns that as it is.
+Such a field is annotated with all that a caller may write, ``op: UnaryName | UnaryOp``. It is
+converted when the op is made, by what the class names: ``@op("sort", convert={"axis": to_axis})``.
+What depends on several fields is a ``__post_init__``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Conversion(NamedTuple):
     Attributes
     ----------
     function
-        Given the name of a field and what a caller wrote, returns what kernels read; raises :class:`InvalidArgumentError` if it is nothing of that kind.
+        Given the name of a field and what a caller wrote, returns what kernels read, or raises
+        :class:`InvalidArgumentError`.
     plain
         Types of what kernels read as it is: the function is not called for these.
     """

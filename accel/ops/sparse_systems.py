@@ -26,7 +26,10 @@ _INFO = Spec((), DType.INT32)
 
 
 def _failure(why: str, status: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: of the indices, as in ``STRUCTURE``, or of the info behind it, from which ``why`` has the number of a row as ``{}``."""
+    """Return the error of a status: of the indices, as in ``STRUCTURE``, or of the info behind it.
+
+    ``why`` says why there is no solution, with ``{}`` for the number of a row.
+    """
     info = int(status[2])
     return structure_error(status) or (LinAlgError(f"the matrix is singular: {why.format(info - 1)}", info=info) if info else None)
 
@@ -41,7 +44,7 @@ class _System(OutOp[Any]):
     check: bool = True
 
     def _solved(self, formats: tuple[SparseFormat, ...], remedy: str, why: str) -> Plan:
-        """Return the plan for a matrix of one of these formats; ``why`` says why there may be no solution."""
+        """Return the plan for a matrix of one of these formats; ``why`` is that of :func:`_failure`."""
         a, b = sparse_of("a", self.a), operand("b", self.b)
         dtype = wide_dtype(self, a=a.data, b=b)
         if a.format not in formats or a.shape[0] != a.shape[1]:

@@ -189,7 +189,7 @@ class _OfChannels(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         return found
 
     def _of_channels(self, **given: AccelRef | None) -> Plan:
-        """Return the plan of an op that reads ``given`` too, of which each has one number for each channel."""
+        """Return the plan of an op that reads ``given`` too, one number each for each channel."""
         reads = self.operands()
         x, (_, channels, _) = reads["x"], self.middle()
         for name, ref in given.items():

@@ -1,4 +1,4 @@
-"""Plans of ops that users have written: what they name is used where nothing can be said of it any more, so it is checked before."""
+"""Plans of ops that users have written, which are checked before anything is done with them."""
 
 from __future__ import annotations
 
