@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from accel.engine.launches import OpSubmission
 from accel.ops import Checksum
 
 if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
-    from accel.engine.submission import Submission
+    from accel.engine.in_flight import ContextBase
 
 __all__ = ["verify"]
 
 
-class _Dispatcher(Protocol):
-    """A context, of any host."""
-
-    generation: int
-
-    def check_alive(self) -> None:
-        """Raise once it has faulted."""
-
-    async def dispatch(self, submission: Submission) -> None:
-        """Send a submission."""
-
-
-async def verify(context: _Dispatcher, core: DeviceCore) -> None:
+async def verify(context: ContextBase, core: DeviceCore) -> None:
     """Tear the sealed buffers that do not hold what their checksums were made of.
 
     Raises

@@ -123,9 +123,9 @@ class Context(ContextBase):
         self.offloaded = OffloadedCalls(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()
         self.sharing = share(self)
-        self.failures = Failures(self)
+        self.failures = Failures(self, self.buffers, self.durables)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
-        self.libraries = Libraries(self, partial(open_library, self))
+        self.libraries = Libraries(self, self.lanes, self.kernels, partial(open_library, self))
         self._counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None
         if isinstance(device, CountsCommands):
             self._counts, self.limit = device.commands, min(self.limit, device.queue_limit)

@@ -180,7 +180,8 @@ async def _bind_durable(context: Context, kept: Iterable[Kept]) -> None:
 
 
 async def _open_library(owner: ActorContext, context: Context, library: str) -> ActorRef[Any, None]:
-    return await owner.spawn(KernelActor, context, library, name=library, restart=NEVER_ENDS)
+    with context.opening:
+        return await owner.spawn(KernelActor, context, library, name=library, restart=NEVER_ENDS)
 
 
 def _drawn(lane: Lane) -> ActorTree:

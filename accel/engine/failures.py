@@ -10,7 +10,7 @@ written anew.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from accel.backend import ReportsFailures
 from accel.engine.launches import OpSubmission
@@ -23,7 +23,7 @@ from accel.ref import RefView
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accel.engine.core import DeviceCore
+    from accel.engine.in_flight import ContextBase
     from accel.engine.lane import Lane
     from accel.engine.launches import Sendable
     from accel.engine.status import PendingStatus
@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     from accel.storage.durable_slabs import DurableSlabs
 
 __all__ = ["Failures"]
-
-
-class _FailingContext(Protocol):
-    """The members of a context used here: see :class:`~accel.engine.context.Context`."""
-
-    core: DeviceCore
-    generation: int
-    submissions: dict[Submission, float]
-    buffers: Buffers
-    durables: DurableSlabs
-
-    def report_fault(self, error: AccelError) -> None:
-        """Handle a fault that has surfaced."""
 
 
 class _Uses:
@@ -79,8 +66,8 @@ class Failures:
 
     Parameters
     ----------
-    context
-        The context.
+    context, buffers, durables
+        The context, with its memory.
 
     Attributes
     ----------
@@ -95,8 +82,10 @@ class Failures:
         Whether there may be memory that must not be read.
     """
 
-    def __init__(self, context: _FailingContext) -> None:
+    def __init__(self, context: ContextBase, buffers: Buffers, durables: DurableSlabs) -> None:
         self._context = context
+        self._buffers = buffers
+        self._durables = durables
         self.is_tracking = False
         self.raised: deque[tuple[Dependency, BaseException]] = deque()
         self.uses: dict[Dependency, _Uses] = {}
@@ -123,7 +112,7 @@ class Failures:
         """Raise the error of the op that was to write what an op would read, or keep in part."""
         self._collect()
         self._forget_sound()
-        blocks = self._context.buffers.blocks
+        blocks = self._buffers.blocks
         kept = [ref for ref in plan.writes if plan.updates or _is_part(ref, blocks[ref.buffer])]
         for ref in (*plan.reads, *kept):
             if ref.buffer in self._unsound and ref.nbytes:
@@ -134,7 +123,7 @@ class Failures:
 
         Where nothing is in flight and all memory is sound, there is nothing to take note of.
         """
-        blocks, uses = self._context.buffers.blocks, _Uses()
+        blocks, uses = self._buffers.blocks, _Uses()
         for ref in plan.reads:
             write = blocks[ref.buffer].usage.pending_write()
             if write is not None:
@@ -261,15 +250,14 @@ class Failures:
                 failed |= self._with_batch(key)
             if not failed.isdisjoint(uses.replaces):
                 uses.replaced = error
-        context = self._context
-        found = {buffer: write for buffer, block in context.buffers.blocks.items() if (write := block.usage.last_write()) in failed}
+        found = {buffer: write for buffer, block in self._buffers.blocks.items() if (write := block.usage.last_write()) in failed}
         self._unsound.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
         self.has_unsound = bool(self._unsound)
         self._tear(found, error.op)
 
     def _tear(self, written: Iterable[int], kind: str | None) -> None:
         """Tear the durable buffers among those that a failed op was to write."""
-        torn = self._context.durables.buffers.intersection(written)
+        torn = self._durables.buffers.intersection(written)
         if torn:
             self._context.core.keeper.tear(torn, f"the {kind} op that wrote it failed")
 
@@ -290,7 +278,7 @@ class Failures:
 
     def _forget_sound(self) -> None:
         """Forget unsound buffers that are gone, or were written anew."""
-        blocks = self._context.buffers.blocks
+        blocks = self._buffers.blocks
         self._unsound = {
             buffer: found for buffer, found in self._unsound.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
         }

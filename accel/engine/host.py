@@ -148,11 +148,6 @@ class Host:
         assert make is not None, "the place was chosen among those that there are"
         return make(self._core, self)
 
-    @property
-    def generation(self) -> int:
-        """The generation of the newest context that was ready."""
-        return self._core.lifecycle.generation
-
     def on_published(self, context: object) -> None:
         """See :class:`~accel.engine.in_flight.ContextOwner`."""
         self.context = context

@@ -153,6 +153,10 @@ class ContextBase(ABC):
                 room.set_result(None)
 
     @abstractmethod
+    async def dispatch(self, submission: Submission) -> None:
+        """Send the ops of a submission to the device."""
+
+    @abstractmethod
     def apply_frees(self, most: int | None = None) -> None:
         """Free the memory of dropped refs, of ``most`` at most."""
 

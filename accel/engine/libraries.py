@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from accel.engine.lane import LaneContext
 from accel.errors import AccelError, ActorStoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from contextlib import AbstractContextManager
 
     from accel.actors import ActorRef
+    from accel.engine.in_flight import ContextBase
     from accel.engine.kernel_table import KernelTable
     from accel.engine.lanes import Lanes
     from accel.engine.registration import Unregistration
-    from accel.engine.submission import Submission
 
 __all__ = ["Libraries"]
-
-
-class _LibraryContext(LaneContext, Protocol):
-    """The members of a context used here: see :class:`~accel.engine.context.Context`."""
-
-    lanes: Lanes
-    opening: AbstractContextManager[object]
-
-    @property
-    def kernels(self) -> KernelTable:
-        """The kernels."""
-
-    def check_alive(self) -> None:
-        """Raise the context's fault, if there is one."""
-
-    def sent(self, submission: Submission, count: int, commands: int) -> None:
-        """Note that more ops of a submission are in flight."""
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so."""
 
 
 class Libraries:
@@ -46,8 +24,8 @@ class Libraries:
 
     Parameters
     ----------
-    context
-        The context.
+    context, lanes, kernels
+        The context, with its lanes and its kernels.
     start
         Starts the kernel actor of a library, and returns it once the library is open.
 
@@ -59,10 +37,14 @@ class Libraries:
         How many calls of users' libraries are made on worker threads, to open them.
     """
 
-    def __init__(self, context: _LibraryContext, start: Callable[[str], Awaitable[ActorRef[Any, None]]]) -> None:
+    def __init__(
+        self, context: ContextBase, lanes: Lanes, kernels: KernelTable, start: Callable[[str], Awaitable[ActorRef[Any, None]]]
+    ) -> None:
         self.actors: dict[str, ActorRef[Any, None]] = {}
         self.calls = 0
         self._context = context
+        self._lanes = lanes
+        self._kernels = kernels
         self._start = start
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
@@ -76,15 +58,15 @@ class Libraries:
             Also where the fault surfaces here: the caller gets the same error as all waiters.
         """
         context = self._context
-        if library in context.lanes.routes:
+        if library in self._lanes.routes:
             return
         context.check_alive()
-        if library in context.kernels.leaving:  # one of the same name was unregistered just before
-            await context.until(lambda: library not in context.kernels.leaving)
+        if library in self._kernels.leaving:  # one of the same name was unregistered just before
+            await context.until(lambda: library not in self._kernels.leaving)
         try:
             while (opening := self._openings.get(library)) is not None:  # for a call that was cancelled
                 await asyncio.wait((opening,))
-            if library not in context.lanes.routes:
+            if library not in self._lanes.routes:
                 opening = context.core.loop.create_task(self._open(library))
                 if not opening.done():  # an eager task may have ended in the call
                     self._openings[library] = opening
@@ -106,8 +88,7 @@ class Libraries:
     async def _open(self, library: str) -> None:
         try:
             self._context.check_alive()
-            with self._context.opening:
-                self.actors[library] = await self._start(library)
+            self.actors[library] = await self._start(library)
         finally:
             self._openings.pop(library, None)
 
@@ -122,8 +103,8 @@ class Libraries:
         context, name = self._context, submission.library
         context.check_alive()
         submission.registration = context.core.withdraw_own(name)
-        context.kernels.refuse_own(name)
-        context.lanes.routes.pop(name, None)
+        self._kernels.refuse_own(name)
+        self._lanes.routes.pop(name, None)
         submission.outstanding = 1
         context.sent(submission, 1, 0)
         task = context.core.loop.create_task(self._close(submission))
@@ -141,8 +122,8 @@ class Libraries:
         except ActorStoppedError:  # the context has faulted, or the device closes
             return
         if context.fault is None:
-            context.lanes.leave(name)
-            context.kernels.remove_own(name)
+            self._lanes.leave(name)
+            self._kernels.remove_own(name)
             context.retire(submission, 1, 0, is_last=True)
 
     async def aclose(self) -> None:

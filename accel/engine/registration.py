@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from accel.dtype import DType
 from accel.engine.by_value import dumps
@@ -18,19 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from accel.libraries.kernel_library import KernelLibrary, Operand
+    from accel.storage.refs import Refs
 
     Call: TypeAlias = tuple[type[KernelLibrary], tuple[Any, ...], dict[str, Any]]
 
 __all__ = ["DurableArgument", "Registration", "Unregistration"]
-
-
-class _Refs(Protocol):
-    """The members of a device's refs used here: see :class:`accel.storage.refs.Refs`."""
-
-    name: str
-
-    def check(self, ref: AccelRef) -> None:
-        """Raise unless the ref is of this device, and alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,7 @@ class Registration:
         self.buffers = frozenset(ref.buffer for ref in refs)
 
     @classmethod
-    def of(cls, refs: _Refs, name: str, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
+    def of(cls, refs: Refs, name: str, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
         """Return the registration of a library with its arguments, under a name.
 
         Raises

@@ -62,8 +62,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     def seeing(cls: type, made: list[Any]) -> None:
         original: Callable[..., None] = cls.__init__  # type: ignore[misc]
 
-        def init(self: Any, argument: Any) -> None:
-            original(self, argument)
+        def init(self: Any, *arguments: Any) -> None:
+            original(self, *arguments)
             made.append(self)
 
         monkeypatch.setattr(cls, "__init__", init)
