@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -226,7 +227,7 @@ class Model:
     async def _rows(self, version: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
         buckets, rows = self._buckets, len(items)
         sizes = [item.sizes for item in items]
-        largest = {dim: max(each[dim] for each in sizes) for dim in sizes[0]}
+        largest = {dim: max(map(itemgetter(dim), sizes)) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: rows, **largest})
         with version:
             self._count(version, bucket)

@@ -233,8 +233,12 @@ class OutputSpecs:
         found = []
         for array, shape, inner, axis, is_cut in zip(arrays, self.shapes, self.item_shapes, self.batch_axes, self.is_cut, strict=True):
             parts = _parts(array, shape[axis], axis, len(sizes)) if axis is not None else [_frozen(array)] * len(sizes)
-            found.append([_cut(part, inner, each) for part, each in zip(parts, sizes, strict=True)] if is_cut else parts)
-        return found[0] if self.structure == "array" else [self.joined([each[place] for each in found]) for place in range(len(sizes))]
+            if is_cut:
+                # Requests of one shape share their sizes.
+                ends = {key: _ends(inner, each) for key, each in {id(each): each for each in sizes}.items()}
+                parts = [part[ends[id(each)]] for part, each in zip(parts, sizes, strict=True)]
+            found.append(parts)
+        return found[0] if self.structure == "array" else list(map(self.joined, zip(*found, strict=True)))
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """Return arrays as the model returns them: one array, a tuple or a dict."""
@@ -282,8 +286,12 @@ def _frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _cut(array: Any, shape: Sequence[Dim], sizes: Sizes) -> Any:
-    """Return the part of an output, an array or a ref, that belongs to inputs of ``sizes``; dimensions that follow none of these stay."""
-    stops = [_length(dim, sizes) if (dim.dim if isinstance(dim, Follows) else dim) in sizes else None for dim in shape]
-    if all(stop is None or stop == length for stop, length in zip(stops, array.shape, strict=True)):
-        return array
-    return array[tuple([slice(stop) for stop in stops])]
+    """Return the part of an output, an array or a ref, that belongs to inputs of ``sizes``."""
+    ends = _ends(shape, sizes)
+    is_whole = all(end.stop is None or end.stop == length for end, length in zip(ends, array.shape, strict=True))
+    return array if is_whole else array[ends]
+
+
+def _ends(shape: Sequence[Dim], sizes: Sizes) -> tuple[slice, ...]:
+    """Return the index of what belongs to inputs of ``sizes``; dimensions that follow none of these stay whole."""
+    return tuple([slice(_length(dim, sizes) if (dim.dim if isinstance(dim, Follows) else dim) in sizes else None) for dim in shape])
