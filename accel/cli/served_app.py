@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from accel import __version__
-from accel.cli.progress import LoadingProgress
+from accel.cli.console import LoadingProgress
 from accel.cli.targets import opened
 from accel.integrations.encoding import dumps
 from accel.integrations.fastapi import add_model, cancel_on_disconnect, get_device, install, lifespan

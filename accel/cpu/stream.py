@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.cpu.context import is_fault
-from accel.cpu.raw import fill_memory, move, move_small
-from accel.cpu.views import Array, array
+from accel.cpu.views import Array, array, fill_memory, move, move_small
 from accel.errors import AccelError, ClosedError, InvalidArgumentError
 from accel.shortage import no_thread
 

@@ -1,4 +1,4 @@
-"""numpy views of raw pointers: how the CPU kernels see the memory that they are given addresses of."""
+"""Memory given by address: numpy views, through which the CPU kernels see it, copies and fills."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 from accel.memory.space import BASE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.ref import AccelRef
 
-__all__ = ["Array", "array", "operand", "result"]
+__all__ = ["Array", "array", "fill_memory", "move", "move_small", "operand", "result"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """A numpy array of any shape and element type."""
@@ -54,3 +56,30 @@ def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: t
         **Bytes** between neighbours along each axis; C-contiguous where left out.
     """
     return np.ndarray(shape, dtype, _MEMORY, pointer - BASE, strides)
+
+
+_MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+_POINTER_ARGUMENTS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+move: Callable[[int, int, int], object] = ctypes.CFUNCTYPE(ctypes.c_void_p, *_POINTER_ARGUMENTS)(_MEMMOVE)
+"""``move(destination, source, nbytes)``, releasing the GIL; the ranges may overlap."""
+
+# A small copy takes far less time than getting the GIL back from a busy thread (5 ms): it keeps it.
+move_small: Callable[[int, int, int], object] = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_POINTER_ARGUMENTS)(_MEMMOVE)
+"""``move_small(destination, source, nbytes)``: the same, keeping the GIL."""
+
+_WIDE: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def fill_memory(address: int, pattern: bytes, count: int) -> None:
+    """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times from ``address`` on."""
+    if count == 0:
+        return
+    width = len(pattern)
+    if pattern == pattern[:1] * width:
+        ctypes.memset(address, pattern[0], width * count)
+        return
+    # numpy has no integer of 16 bytes: two columns of 8 do the same.
+    columns = 2 if width == 16 else 1
+    dtype = _WIDE[width // columns]
+    array(address, (count, columns), dtype)[...] = np.frombuffer(pattern, dtype=dtype)

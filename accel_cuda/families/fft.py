@@ -12,8 +12,7 @@ from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.core.memo import Memo
 from accel_cuda.families.arrays import copy_pieces, count_pieces
 from accel_cuda.families.fft_layout import Pass, passes
-from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
-from accel_cuda.families.fft_plans import CUFFT, FftPlans
+from accel_cuda.families.fft_plans import CUFFT, FftPlans, Rehearsal, WorkMemory
 from accel_cuda.families.fft_steps import CONVOLUTIONS, COSINES, STEPS, layouts_of
 from accel_cuda.families.kernels import bits, launch_each
 
@@ -84,7 +83,7 @@ class FftLibrary(FamilyState[FftPlans]):
 
 
 def enqueue(stream: Any, memory: WorkMemory, plans: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue an op, or for a :class:`~accel_cuda.families.fft_memory.Rehearsal` take its steps for nothing."""
+    """Enqueue an op, or for a :class:`~accel_cuda.families.fft_plans.Rehearsal` take its steps for nothing."""
     if not _size(op):
         return
     if op.kind in STEPS:
@@ -153,7 +152,7 @@ class Work:
     Parameters
     ----------
     stream, plans
-        Where it goes, and what it is made of; or a :class:`~accel_cuda.families.fft_memory.Rehearsal` for both.
+        Where it goes, and what it is made of; or a :class:`~accel_cuda.families.fft_plans.Rehearsal` for both.
     memory
         What it works in.
     op

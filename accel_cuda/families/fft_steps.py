@@ -12,7 +12,7 @@ from accel_cuda.families.kernels import bits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel_cuda.families.fft_memory import WorkMemory
+    from accel_cuda.families.fft_plans import WorkMemory
 
 __all__ = ["CONVOLUTIONS", "COSINES", "STEPS", "layouts_of"]
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel import BackendUnavailableError, DeviceDescription, LibraryError, System, __version__, cli
-from accel.cli import console, devices, doctor, extras, selftest
+from accel.cli import console, devices, doctor, extras
+from accel.cli.doctor import SelfTest, self_test
 from accel.cli.main import COMMANDS, Command, main
-from accel.cli.selftest import SelfTest, self_test
 
 if TYPE_CHECKING:
     import argparse
@@ -337,7 +337,7 @@ async def test_self_test_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) 
     def wrong(*args: Any) -> None:
         raise AssertionError("the device computed a wrong product")
 
-    monkeypatch.setattr(selftest, "_compare", wrong)
+    monkeypatch.setattr(doctor, "_compare", wrong)
     test = await self_test("cpu")
     assert not test.is_ok
     assert test.failure == "after open, gemm: AssertionError: the device computed a wrong product"
@@ -348,9 +348,9 @@ async def test_self_test_sees_a_wrong_product() -> None:
     async with System() as system:
         device = await system.open_device("cpu")
         eye = await device.get(await device.full((3, 3), 2.0))
-    selftest._compare(eye @ eye, eye, eye)
+    doctor._compare(eye @ eye, eye, eye)
     with pytest.raises(AssertionError, match="wrong product"):
-        selftest._compare(eye @ eye + 0.1, eye, eye)
+        doctor._compare(eye @ eye + 0.1, eye, eye)
 
 
 async def test_self_test_ends_by_its_limit() -> None:

@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 
 import accel
 from accel.cli import serve
+from accel.cli.console import LoadingProgress
 from accel.cli.digits import Model, load_digits
-from accel.cli.progress import LoadingProgress
 from tests.device_support import bounded, until
 
 if TYPE_CHECKING:

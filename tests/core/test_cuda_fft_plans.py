@@ -14,8 +14,7 @@ from accel.ref import AccelRef
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.fft import FftLibrary
 from accel_cuda.families.fft_layout import Layout
-from accel_cuda.families.fft_memory import WorkMemory
-from accel_cuda.families.fft_plans import CUFFT, FftPlans
+from accel_cuda.families.fft_plans import CUFFT, FftPlans, WorkMemory
 from tests.cuda_support import Context, FakeLibrary
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from accel import DType, ops
 from accel.ref import AccelRef
 from accel_cuda.families.fft import FftLibrary, enqueue
-from accel_cuda.families.fft_memory import WorkMemory
+from accel_cuda.families.fft_plans import WorkMemory
 
 if TYPE_CHECKING:
     from accel.ref import RefOwner

@@ -11,7 +11,7 @@ from accel import DType, LibraryError, ops
 from accel.ref import AccelRef
 from accel_cuda.families.fft import FftLibrary, Work
 from accel_cuda.families.fft_layout import Layout, passes
-from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
+from accel_cuda.families.fft_plans import Rehearsal, WorkMemory
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,27 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["PART"]
 
 
+_MODULES = (convolution, convolution_grad, attention, attention_grad, normalization, pooling, loss, training)
+
+
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    yield from convolution.samples(rng)
-    yield from convolution_grad.samples(rng)
-    yield from attention.samples(rng)
-    yield from attention_grad.samples(rng)
-    yield from normalization.samples(rng)
-    yield from pooling.samples(rng)
-    yield from loss.samples(rng)
-    yield from training.samples(rng)
+    for module in _MODULES:
+        yield from module.samples(rng)
 
 
-PART = BackendPart(
-    {
-        **convolution.KERNELS,
-        **attention.KERNELS,
-        **normalization.KERNELS,
-        **pooling.KERNELS,
-        **attention_grad.KERNELS,
-        **convolution_grad.KERNELS,
-        **loss.KERNELS,
-        **training.KERNELS,
-    },
-    samples=_samples,
-)
+PART = BackendPart({kind: kernel for module in _MODULES for kind, kernel in module.KERNELS.items()}, samples=_samples)
