@@ -197,7 +197,7 @@ class Context(ContextBase):
         status = None
         if plan.status is not None:
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
-            launch.is_offloaded = True if status.may_block(lane) else None
+            launch.is_offloaded = True if status.may_block(self.device, lane) else None
         lane.issued = seq = lane.issued + 1
         if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
             failures.enlist(lane, seq, plan)

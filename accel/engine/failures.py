@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accel.engine.in_flight import ContextBase
-    from accel.engine.lane import Lane
     from accel.engine.launches import Sendable
     from accel.engine.status import PendingStatus
+    from accel.engine.stream_clock import StreamClock
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline
     from accel.ops import Plan
@@ -91,13 +91,13 @@ class Failures:
         self.uses: dict[Dependency, _Uses] = {}
         self.has_unsound = False
         self._is_listening = False
-        self._statuses: dict[Lane, deque[tuple[int, PendingStatus]]] = {}  # not known yet, oldest first
+        self._statuses: dict[StreamClock, deque[tuple[int, PendingStatus]]] = {}  # not known yet, oldest first
         self._dropped: list[Dependency] = []
         # Buffer -> the failed write, and its error. The buffer is unsound while that is its last
         # write.
         self._unsound: dict[int, tuple[Dependency, AccelError]] = {}
 
-    def listen(self, lane: Lane) -> None:
+    def listen(self, lane: StreamClock) -> None:
         """Have a lane's stream report what its work raises, if it can."""
         stream, raised = lane.stream, self.raised
         if isinstance(stream, ReportsFailures):
@@ -118,7 +118,7 @@ class Failures:
             if ref.buffer in self._unsound and ref.nbytes:
                 raise self._unsound[ref.buffer][1].clone()
 
-    def enlist(self, lane: Lane, seq: int, plan: Plan) -> None:
+    def enlist(self, lane: StreamClock, seq: int, plan: Plan) -> None:
         """Record what an op reads and overwrites. Called before its uses are recorded.
 
         Where nothing is in flight and all memory is sound, there is nothing to take note of.
@@ -140,7 +140,7 @@ class Failures:
         if uses.reads or uses.replaces or uses.replaced is not None:
             self.uses[lane, seq] = uses
 
-    def expect(self, lane: Lane, seq: int, status: PendingStatus) -> None:
+    def expect(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
         """Expect an op's status, which will say whether it has succeeded.
 
         Called after :meth:`enlist`.
@@ -189,7 +189,7 @@ class Failures:
             if not waiting:
                 del self._statuses[lane]
 
-    def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
+    def failed(self, lane: StreamClock, seq: int, error: AccelError) -> None:
         """Record that an op failed after its work began to be enqueued.
 
         The durable buffers that it writes hold neither the old nor the new contents.
@@ -201,7 +201,7 @@ class Failures:
         if self.is_tracking:
             self.raised.append(((lane, seq), error))
 
-    def dropped(self, lane: Lane, seq: int) -> None:
+    def dropped(self, lane: StreamClock, seq: int) -> None:
         """Record that an op will never run: the contents that it was to overwrite stay."""
         self._skip_status(lane, seq)
         self._forget_dropped()
@@ -212,7 +212,7 @@ class Failures:
             if uses.replaced is not None:
                 self._spread({(lane, seq)}, uses.replaced)
 
-    def _skip_status(self, lane: Lane, seq: int) -> None:
+    def _skip_status(self, lane: StreamClock, seq: int) -> None:
         """Skip the status of an op whose kernel raised, or is not called: it may not be written."""
         for number, status in self._statuses.get(lane, ()):
             if number == seq:

@@ -25,10 +25,12 @@ from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentE
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Sequence
 
     from accel.backend import AccelDevice, AccelEvent, AccelStream
     from accel.engine.core import DeviceCore
+    from accel.engine.failures import Failures
+    from accel.engine.kernel_table import KernelTable
     from accel.engine.launches import Bound, Sendable
     from accel.engine.offloaded import OffloadedCalls
     from accel.engine.stream_clock import EventPool
@@ -49,36 +51,6 @@ _REFUSALS = (InvalidArgumentError, UnsupportedError, CompileError, StaleRefError
 """Errors that a kernel raises before it enqueues anything."""
 
 
-class _Failures(Protocol):
-    """The failed work of a context: see :class:`accel.engine.failures.Failures`."""
-
-    @property
-    def raised(self) -> Sized: ...
-
-    @property
-    def uses(self) -> Sized: ...
-
-    def listen(self, lane: Lane) -> None:
-        """Have a lane's stream report what its work raises."""
-
-    def settle(self, group: Sendable) -> None:
-        """Answer the first op of a group whose work has failed."""
-
-    def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
-        """Note that an op failed after its work began to be enqueued."""
-
-    def dropped(self, lane: Lane, seq: int) -> None:
-        """Note that an op will never run."""
-
-
-class _Kernels(Protocol):
-    """The kernels of a context: see :class:`accel.engine.kernel_table.KernelTable`."""
-
-    @property
-    def may_block(self) -> Callable[[Any, Any], bool]:
-        """Whether an op is enqueued on another thread."""
-
-
 class LaneContext(LaunchContext, Protocol):
     """The context that owns a lane; see :class:`~accel.engine.context.Context`."""
 
@@ -88,16 +60,10 @@ class LaneContext(LaunchContext, Protocol):
     in_flight: int
     events: EventPool
     buffers: Buffers
+    failures: Failures
+    kernels: KernelTable
     offloaded: OffloadedCalls
     submissions: dict[Submission, float]
-
-    @property
-    def failures(self) -> _Failures:
-        """Its failed work."""
-
-    @property
-    def kernels(self) -> _Kernels:
-        """How ops are enqueued."""
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
         """Return the fault that is behind what a kernel raised."""

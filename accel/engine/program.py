@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.lane import Lane
     from accel.engine.own_library import OwnLibrary
     from accel.engine.scratch import Scratch
+    from accel.engine.stream_clock import StreamClock
     from accel.memory import Block, Usage
     from accel.storage.buffers import Buffers
 
@@ -203,14 +203,14 @@ class Program:
                 remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
             )
 
-    def enqueue(self, lane: Lane) -> None:
+    def enqueue(self, lane: StreamClock) -> None:
         """Enqueue all ops. What one of them raises ends it."""
         if self.plan.status is not None:
             lane.stream.fill(self._status_address, b"\0", self.plan.status.spec.nbytes)
         for kernel, op, plan, inputs, outputs in self._launches:
             kernel(lane, op, plan, inputs, outputs)
 
-    def copy_status(self, lane: Lane, outputs: Sequence[int]) -> None:
+    def copy_status(self, lane: StreamClock, outputs: Sequence[int]) -> None:
         """Copy the ops' statuses, behind a replay, into its own in ``outputs``.
 
         The next replay clears them.
@@ -363,12 +363,12 @@ class Call(Replay):
         """Return the new buffers."""
         return refs[-len(self.results) :]
 
-    def copy_in(self, lane: Lane, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def copy_in(self, lane: StreamClock, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue the copies of operands that come before the replay."""
         for ref, source, place in zip(self.inputs, inputs, outputs[1:], strict=False):
             lane.stream.copy(place, source, ref.nbytes)
 
-    def copy_out(self, lane: Lane, outputs: Sequence[int]) -> None:
+    def copy_out(self, lane: StreamClock, outputs: Sequence[int]) -> None:
         """Enqueue the copies of results that come after the replay."""
         results = self.results
         for ref, place, new in zip(results, outputs[1 + len(self.inputs) :], outputs[-len(results) :], strict=False):
@@ -386,7 +386,7 @@ class GraphSubmission(OpSubmission):
         super().__init__(Capture(program), _NOTHING, future, generation)
         self.program = program
 
-    async def place(self, context: _GraphContext, lane: Lane) -> None:
+    async def place(self, context: _GraphContext, lane: StreamClock) -> None:
         """Give the program its memory and its kernels. What it raises is the caller's business."""
         buffers, program, turn = context.buffers, self.program, Turn()
         for number, op in enumerate(program.ops, 1):  # first: the kernels of a family bring what tells of its scratch memory

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorSystem
     from accel.backend import AccelDevice
-    from accel.engine.lane import Lane
+    from accel.engine.stream_clock import StreamClock
     from accel.memory import Allocator, Block, Dependency
     from accel.ops import KernelOp, Plan
 
@@ -57,7 +57,7 @@ class Scratch:
         """Ask ``size`` how many bytes ops of a kind work in, whose library is not the backend's."""
         self.sizes[op.library, op.kind] = partial(_checked, size)
 
-    def reserve(self, op: KernelOp, plan: Plan, lane: Lane) -> bool:
+    def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
         """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
         if self._reserved is not None:
             self.give_up()  # of an op that could not even be sent
@@ -77,7 +77,7 @@ class Scratch:
         if block is not None:
             self._allocator.free(block)
 
-    def lend(self, op: KernelOp, plan: Plan, lane: Lane, seq: int, dependencies: list[Dependency]) -> list[int]:
+    def lend(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
         """Give an op that has its sequence number the reserved memory, whose next user waits for the op.
 
         Returns the addresses of its status and of its scratch memory, as far as it has them; 0 of memory of no bytes.

@@ -13,8 +13,8 @@ from accel.ops import KernelOp, Plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.backend import AccelEvent, Kernel
-    from accel.engine.lane import Lane
+    from accel.backend import AccelDevice, AccelEvent, Kernel
+    from accel.engine.stream_clock import StreamClock
     from accel.ops import Status
 
 __all__ = ["STATUS_COMMANDS", "PendingStatus"]
@@ -57,7 +57,7 @@ class PendingStatus:
 
     __slots__ = ("_bytes", "_event", "_host", "_is_enqueued", "_is_skipped", "_kernel", "_status", "address")
 
-    def __init__(self, status: Status, kernel: Kernel, lane: Lane) -> None:
+    def __init__(self, status: Status, kernel: Kernel, lane: StreamClock) -> None:
         self._status = status
         self._kernel = kernel
         self.address = 0
@@ -66,11 +66,11 @@ class PendingStatus:
         self._event: AccelEvent = lane.events.take()
         self._is_enqueued = self._is_skipped = False
 
-    def may_block(self, lane: Lane) -> bool:
+    def may_block(self, device: AccelDevice, lane: StreamClock) -> bool:
         """Return whether enqueuing the copy to the host may block."""
-        return lane.device.may_block(lane, _ReadBack(self._host))
+        return device.may_block(lane, _ReadBack(self._host))
 
-    def __call__(self, lane: Lane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def __call__(self, lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue the op, with its status cleared before and copied back behind it, and a mark."""
         lane.stream.fill(self.address, b"\0", len(self._bytes))
         self._kernel(lane, op, plan, inputs, outputs)
@@ -101,6 +101,6 @@ class PendingStatus:
             return error
         return TypeError(f"the check of a status returned {error!r:.200}, which is no AccelError")
 
-    def close(self, lane: Lane) -> None:
+    def close(self, lane: StreamClock) -> None:
         """Give the event back: the stream has passed it, or it will never be recorded."""
         lane.events.give(self._event)

@@ -193,7 +193,7 @@ def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is
     lane: Any = SimpleNamespace(stream=stream, events=EventPool(device), device=device)
     pending = PendingStatus(status, lambda *_: order.append("kernel"), lane)
     pending.address = 4096
-    assert not pending.may_block(lane), "the pinned memory is there"
+    assert not pending.may_block(device, lane), "the pinned memory is there"
     assert not pending.is_known()
     context.driver.fails["query"] = NOT_READY
     pending(lane, SimpleNamespace(kind="solve"), None, (), (4096,))  # type: ignore[arg-type]
