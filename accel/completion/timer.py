@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from accel.fork import close_after_fork
 
@@ -15,25 +15,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["LoopTimer", "Timer", "TimerfdTimer", "create_timer"]
+__all__ = ["LoopTimer", "TimerfdTimer", "create_timer"]
 
 _SHORTEST = 1e-9  # a timerfd takes 0 for "disarm"
-
-
-class Timer(Protocol):
-    """Calls its callback on the loop once the delay it was armed with is over."""
-
-    def arm(self, delay: float) -> None:
-        """Call back once, in ``delay`` seconds.
-
-        This replaces an earlier arming, unless that has just expired.
-        """
-
-    def disarm(self) -> None:
-        """Cancel the arming."""
-
-    def close(self) -> None:
-        """Release the timer's resources. Idempotent."""
 
 
 class LoopTimer:
@@ -47,7 +31,10 @@ class LoopTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, delay: float) -> None:
-        """Call back once, in ``delay`` seconds."""
+        """Call back once, in ``delay`` seconds.
+
+        This replaces an earlier arming, unless that has just expired.
+        """
         self.disarm()
         self._handle = self._loop.call_later(delay, self._expired)
 
@@ -134,7 +121,7 @@ def _set_nothing(delay: float) -> None:
     """Replace the setter in a forked child: the timer is the parent's."""
 
 
-def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
+def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> LoopTimer | TimerfdTimer:
     """Return the most precise timer that the system and the loop have."""
     try:
         return TimerfdTimer(loop, callback)

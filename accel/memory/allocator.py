@@ -224,7 +224,7 @@ class Allocator:
         request.on_adopted()
         self.reserved += slab.nbytes
         found = Slab(slab, self)
-        self._memory.space.add_slab(found, (found.first,))
+        self._memory.add_slab(found, (found.first,))
 
     def restore(self, slab: SlabMemory, blocks: Iterable[tuple[int, int, int]]) -> list[Block]:
         """Add a slab that was another allocator's, with what is left in it; the rest of it is free.
@@ -252,7 +252,7 @@ class Allocator:
             raise ClosedError("the allocator is closed", device=self.device)
         found = Slab(slab, self)
         made, clean = restore_blocks(found, blocks)
-        self._memory.space.add_slab(found, clean)
+        self._memory.add_slab(found, clean)
         self.reserved += slab.nbytes
         self.used += sum(block.size for block in made)
         return made
@@ -296,7 +296,7 @@ class Allocator:
             over.
         """
         self._memory.clean_idle()
-        found = [slab for slab in self._memory.space.slabs if slab.memory in slabs and not slab.has_live()]
+        found = [slab for slab in self._memory.slabs if slab.memory in slabs and not slab.has_live()]
         waiting = [slab.memory for slab in found if not slab.is_empty()]
         return [self._remove(slab) for slab in found if slab.is_empty()], waiting
 
@@ -338,7 +338,7 @@ class Allocator:
 
     def slabs(self) -> list[SlabMemory]:
         """Return the slabs, oldest first."""
-        return [slab.memory for slab in self._memory.space.slabs]
+        return [slab.memory for slab in self._memory.slabs]
 
     def out_of_memory(self, nbytes: int) -> OutOfMemoryError:
         """Return the error that says that there is no room for ``nbytes``."""
@@ -359,10 +359,10 @@ class Allocator:
 
     def _empty_slabs(self) -> list[Slab]:
         self._memory.clean_idle()
-        return [slab for slab in self._memory.space.slabs if slab.is_empty()]
+        return [slab for slab in self._memory.slabs if slab.is_empty()]
 
     def _remove(self, slab: Slab) -> SlabMemory:
-        self._memory.space.remove_slab(slab)
+        self._memory.remove_slab(slab)
         self.reserved -= slab.memory.nbytes
         return slab.memory
 

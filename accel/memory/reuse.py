@@ -1,19 +1,23 @@
 """Freed memory and the ways to use it again, from the cheapest to the last.
 
-Only the allocator uses this. Freed chunks rest by size, with their pending uses; clean memory is in
-:class:`~accel.memory.space.Space`.
+Only the allocator uses this. Freed chunks rest by size, with their pending uses, until clean memory
+has no room.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from accel.memory.space import CLEAN, LIVE, RESTING, Chunk, Space, free_run
+from accel.memory.space import CLEAN, LIVE, RESTING, Chunk, free_run
 from accel.memory.usage import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accel.memory.space import Slab
     from accel.memory.usage import Timeline
 
 __all__ = ["FreeMemory"]
@@ -28,17 +32,31 @@ class FreeMemory:
 
     Attributes
     ----------
+    slabs : list of Slab
+        Oldest first.
     resting : dict of int to list of Chunk
         Freed chunks by their size, oldest first. They are merged only when clean memory has no room.
-    space : Space
-        Clean memory.
+    clean : list of (int, int, Chunk)
+        Size, address and chunk of what is clean, in that order.
     """
 
-    __slots__ = ("resting", "space")
+    __slots__ = ("clean", "resting", "slabs")
 
     def __init__(self) -> None:
-        self.space = Space()
+        self.slabs: list[Slab] = []
         self.resting: defaultdict[int, list[Chunk]] = defaultdict(list)
+        self.clean: list[tuple[int, int, Chunk]] = []
+
+    def add_slab(self, slab: Slab, clean: Iterable[Chunk]) -> None:
+        """Add a slab, and those of its chunks that are clean."""
+        self.slabs.append(slab)
+        for chunk in clean:
+            self._insert(chunk)
+
+    def remove_slab(self, slab: Slab) -> None:
+        """Remove an empty slab."""
+        self.slabs.remove(slab)
+        self._remove(slab.first)
 
     def allocate(self, size: int, timeline: Timeline | None) -> Chunk | None:
         """Return a chunk of ``size`` bytes for use on ``timeline``, or ``None``.
@@ -46,10 +64,10 @@ class FreeMemory:
         Its ``usage`` is what is pending on it. The caller sets its state.
         """
         chunks = self.resting.get(size)
-        found = (_pop_idle(chunks, timeline) if chunks else None) or self.space.allocate(size)
+        found = (_pop_idle(chunks, timeline) if chunks else None) or self._cut(size)
         if found is None:
             self.clean_idle(size)
-            found = self.space.allocate(size) or self._inherit_one(size, timeline) or self._inherit_many(size)
+            found = self._cut(size) or self._inherit_one(size, timeline) or self._inherit_many(size)
         return found
 
     def clean_idle(self, enough: float = math.inf) -> None:
@@ -59,9 +77,40 @@ class FreeMemory:
             for at, chunk in enumerate(chunks, 1):
                 if not chunk.usage.is_idle():
                     self.resting[size].append(chunk)
-                elif self.space.add(chunk) >= enough:
+                elif self._merge(chunk) >= enough:
                     self.resting[size] += chunks[at:]
                     return
+
+    def _cut(self, size: int) -> Chunk | None:
+        """Return a chunk of exactly ``size`` bytes, of the smallest clean one that has them."""
+        at = bisect_left(self.clean, (size,))
+        if at == len(self.clean):
+            return None
+        chunk = self.clean.pop(at)[2]
+        if chunk.size > size:
+            self._insert(chunk.split(size))
+        return chunk
+
+    def _merge(self, chunk: Chunk) -> int:
+        """Make an idle chunk clean: merge it with its clean neighbours, and return their size."""
+        after = chunk.next
+        if after is not None and after.state == CLEAN:
+            self._remove(after)
+            chunk.absorb_next()
+        before = chunk.prev
+        if before is not None and before.state == CLEAN:
+            self._remove(before)
+            before.absorb_next()
+            chunk = before
+        chunk.state = CLEAN
+        self._insert(chunk)
+        return chunk.size
+
+    def _insert(self, chunk: Chunk) -> None:
+        insort(self.clean, (chunk.size, chunk.address, chunk))
+
+    def _remove(self, chunk: Chunk) -> None:
+        del self.clean[bisect_left(self.clean, (chunk.size, chunk.address))]
 
     def _inherit_one(self, size: int, timeline: Timeline | None) -> Chunk | None:
         """Return a resting chunk of the size in spite of its pending uses.
@@ -94,7 +143,7 @@ class FreeMemory:
         usage = Usage()
         for chunk in window:
             if chunk.state == CLEAN:
-                self.space.remove(chunk)
+                self._remove(chunk)
             else:
                 self.resting[chunk.size].remove(chunk)
             usage.merge(chunk.usage)
@@ -109,7 +158,7 @@ class FreeMemory:
 
     def _put_rest(self, tail: Chunk, usage: Usage) -> None:
         if usage.is_idle():
-            self.space.add(tail)
+            self._merge(tail)
         else:
             tail.usage = usage
             tail.state = RESTING

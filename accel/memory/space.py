@@ -1,4 +1,4 @@
-"""The address space of the slabs: chunks in a row, and those that are clean, by size.
+"""The address space of the slabs: chunks in a row.
 
 Only the allocator uses this. A chunk is in one of three states: *live* (a block has it), *resting*
 (freed as it is, perhaps with pending uses; the allocator keeps those by size), or *clean* (free,
@@ -8,7 +8,6 @@ use of one block never makes a large piece of fresh memory wait.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +15,9 @@ from accel.errors import InvalidArgumentError
 from accel.memory.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from accel.backend import SlabMemory
 
-__all__ = ["ALIGNMENT", "BASE", "CLEAN", "LIVE", "RESTING", "Chunk", "Slab", "Space", "free_run", "round_up"]
+__all__ = ["ALIGNMENT", "BASE", "CLEAN", "LIVE", "RESTING", "Chunk", "Slab", "free_run", "round_up"]
 
 BASE: Final = 4096
 """The lowest address at which memory can be: the first page of a process is never mapped, so that a null pointer is below it."""
@@ -126,66 +123,3 @@ def free_run(chunk: Chunk) -> list[Chunk]:
     while (after := run[-1].next) is not None and after.state != LIVE:
         run.append(after)
     return run
-
-
-class Space:
-    """The clean chunks of all slabs.
-
-    Attributes
-    ----------
-    slabs : list of Slab
-        Oldest first.
-    """
-
-    __slots__ = ("_clean", "slabs")
-
-    def __init__(self) -> None:
-        self.slabs: list[Slab] = []
-        self._clean: list[tuple[int, int, Chunk]] = []  # sorted by size, then by address
-
-    def add_slab(self, slab: Slab, clean: Iterable[Chunk]) -> None:
-        """Add a slab, and those of its chunks that are clean."""
-        self.slabs.append(slab)
-        for chunk in clean:
-            self._insert(chunk)
-
-    def remove_slab(self, slab: Slab) -> None:
-        """Remove an empty slab."""
-        self.slabs.remove(slab)
-        self.remove(slab.first)
-
-    def allocate(self, size: int) -> Chunk | None:
-        """Cut a chunk of exactly ``size`` bytes from clean memory: of the smallest that has them.
-
-        Its state is for the caller to set. ``None`` if there is none.
-        """
-        clean = self._clean
-        at = bisect_left(clean, (size,))
-        if at == len(clean):
-            return None
-        chunk = clean.pop(at)[2]
-        if chunk.size > size:
-            self._insert(chunk.split(size))
-        return chunk
-
-    def add(self, chunk: Chunk) -> int:
-        """Make an idle chunk clean: merge it with its clean neighbours, and return their size."""
-        after = chunk.next
-        if after is not None and after.state == CLEAN:
-            self.remove(after)
-            chunk.absorb_next()
-        before = chunk.prev
-        if before is not None and before.state == CLEAN:
-            self.remove(before)
-            before.absorb_next()
-            chunk = before
-        chunk.state = CLEAN
-        self._insert(chunk)
-        return chunk.size
-
-    def remove(self, chunk: Chunk) -> None:
-        """Remove a clean chunk."""
-        del self._clean[bisect_left(self._clean, (chunk.size, chunk.address))]
-
-    def _insert(self, chunk: Chunk) -> None:
-        insort(self._clean, (chunk.size, chunk.address, chunk))

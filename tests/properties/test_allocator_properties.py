@@ -203,12 +203,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         memory = self.allocator._memory
         resting = [chunk for size, chunks in memory.resting.items() for chunk in chunks if (chunk.size, chunk.state) == (size, RESTING)]
         assert len(resting) == sum(len(chunks) for chunks in memory.resting.values())
-        clean = [(chunk.size, chunk.address) for slab in memory.space.slabs for chunk in chunks_of(slab) if chunk.state == CLEAN]
-        assert sorted(clean) == [(size, address) for size, address, _ in memory.space._clean]
+        clean = [(chunk.size, chunk.address) for slab in memory.slabs for chunk in chunks_of(slab) if chunk.state == CLEAN]
+        assert sorted(clean) == [(size, address) for size, address, _ in memory.clean]
 
     @invariant()
     def chunks_cover_the_slabs_and_clean_ones_are_merged(self) -> None:
-        for slab in self.allocator._memory.space.slabs:
+        for slab in self.allocator._memory.slabs:
             at = slab.memory.address
             previous: Chunk | None = None
             for chunk in chunks_of(slab):
