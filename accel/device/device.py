@@ -18,7 +18,6 @@ from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.model_face import ModelFace
-from accel.device.quarantine import opened
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -333,7 +332,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
             From ops, once a context has failed to come up three times in a row.
         """
         self._core.check_home()
-        return opened(self._open_quarantine)
+        return _quarantine(self._open_quarantine)
 
     def attribution(self) -> Attribution:
         """Say that work is examined if the context dies under it.
@@ -537,6 +536,18 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         logger.warning(
             "device_closed_with_work_left", device=info.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation
         )
+
+
+@contextlib.asynccontextmanager
+async def _quarantine(open_quarantine: Callable[[], Awaitable[Device]]) -> AsyncIterator[Device]:
+    """Open a quarantine, and close it at the end of the block; at once if that raises."""
+    device = await open_quarantine()
+    try:
+        yield device
+    except BaseException:
+        await device.aclose(timeout=0.0)
+        raise
+    await device.aclose()
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.

@@ -138,11 +138,7 @@ class DeviceHealth:
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
     """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox."""
     context = host.context
-    used = reserved = workspace = 0
-    if context is not None:
-        used, reserved, workspace = context.memory()
-    else:
-        used, reserved = core.durable.used, core.durable.reserved
+    used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()
     return DeviceInfo(
         name=core.name,
         backend=core.description.backend,

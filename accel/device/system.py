@@ -13,7 +13,7 @@ from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
-from accel.device.quarantine import quarantine_options, set_restarts
+from accel.device.quarantine import set_quarantine_options
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.device_actor import DeviceActor
@@ -257,8 +257,8 @@ class System(ActorSystem):
         :attr:`devices` does not show it.
         """
         name = f"{core.name} quarantine"  # in its errors and its lines of the log
-        own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared, name=name)
-        set_restarts(own)
+        own = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name)
+        set_quarantine_options(own)
         # Libraries that are registered with this device's memory have none there.
         own.own.update((name, library) for name, library in core.own.items() if not library.refs)
         device = await self._bring_up(own, "process", forkserver)

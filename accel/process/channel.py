@@ -117,7 +117,7 @@ class Channel:
         *parts
             They are copied.
         fds
-            File descriptors that go with the message. They are duplicated: the caller may close its own.
+            File descriptors that go with the message. They are duplicated.
         now
             Whether it leaves at once, with what was sent before in this loop iteration, as far as
             the socket takes it.
@@ -127,11 +127,12 @@ class Channel:
         ClosedError
             If the channel was closed or lost.
         InvalidArgumentError
-            If the payload is longer than ``max_message``, there are more than 64 descriptors, or one is not open.
+            If the payload is longer than ``max_message``, or there are more than 64 descriptors, or
+            one of them is not open.
         """
         if self._is_closed:
             raise ClosedError("the connection to the other process is closed")
-        # Joined before anything is appended: a part that is no buffer must not leave half a message.
+        # Joined first: a part that is no buffer must not leave half a message.
         payload = parts[0] if len(parts) == 1 else b"".join([bytes(memoryview(part)) for part in parts])
         if type(payload) is not bytes:
             payload = bytes(memoryview(payload))

@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from accel import _child
-from accel.actors.checks import check_seconds
-from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from accel.errors import ClosedError, HostDiedError, OutOfMemoryError, UnsupportedError
 from accel.process.exit_status import ExitStatus
 from accel.process.forkserver import STATUS
 from accel.process.spawning import Spawned, cannot_start, spawn
@@ -38,7 +37,7 @@ _START = 30.0
 _END = 10.0
 """Seconds within which a killed process must end: one that is in a system call ends after that."""
 _STATUS = 1.0
-"""Seconds that a forkserver has to send an exit status; a library that it imports may hold the GIL."""
+"""Seconds in which a forkserver sends an exit status; an import may hold its GIL."""
 _READING = 0.25
 """Seconds that the owner of the socket has to read what the child had sent before it died."""
 
@@ -178,14 +177,7 @@ class ChildProcess:
             self._spawned.kill()
 
     async def wait(self) -> ExitStatus:
-        """Wait until the process has ended and ``on_exit`` was called. Cancelling detaches the waiter.
-
-        Raises
-        ------
-        ClosedError
-            This is not the loop on which the process was started.
-        """
-        self._check_home()
+        """Wait until the process has ended and ``on_exit`` was called."""
         await self._ended.wait()
         assert self.exit is not None
         return self.exit
@@ -203,10 +195,6 @@ class ChildProcess:
 
         Raises
         ------
-        InvalidArgumentError
-            ``grace`` is negative or not a number.
-        ClosedError
-            This is not the loop on which the process was started.
         HostDiedError
             The process was killed, and has not ended within 10 seconds: it is in a system call that
             does not return, and is left there.
@@ -215,13 +203,10 @@ class ChildProcess:
         -----
         Cancelling kills the process and detaches at once; the loop collects it when it has ended.
         """
-        check_seconds("grace", grace)
-        if grace < 0:
-            raise InvalidArgumentError(f"grace is {grace!r}", remedy="Give seconds, at least 0.")
-        self._check_home()
         self._close_socket()
         try:
-            if grace:  # Python 3.11.2: a timeout in a task that was cancelled before raises CancelledError
+            # Python 3.11.2 raises CancelledError for a timeout in a task that was cancelled before.
+            if grace:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         return await self.wait()
@@ -244,10 +229,6 @@ class ChildProcess:
                 f"child process {self.pid} was killed, and has not ended within {_END:g} s",
                 remedy=f"It is in a system call, perhaps of a driver (see /proc/{self.pid}/stack and the kernel's log): what it holds is not released.",
             ) from None
-
-    def _check_home(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise ClosedError(f"{self!r} belongs to another event loop")
 
     def _close_socket(self) -> None:
         fd = self.sock.fileno()
@@ -276,9 +257,10 @@ class ChildProcess:
         return bool(piece)
 
     def _close_stderr(self) -> None:
-        if self._spawned.stderr >= 0:
-            self._loop.remove_reader(self._spawned.stderr)
-            self._spawned.close_stderr()
+        stderr, self._spawned.stderr = self._spawned.stderr, -1
+        if stderr >= 0:
+            self._loop.remove_reader(stderr)
+            os.close(stderr)
 
     def _on_death(self) -> None:
         if self._spawned.pidfd < 0:  # in a fork, whose loop shares the selector of its parent's
@@ -308,12 +290,11 @@ class ChildProcess:
 
     def _end(self, code: int | None, number: int | None) -> None:
         """Set how the process has ended, and report it."""
-        self._spawned.close_pidfd()
-        self._spawned.close_bond()
         for _ in range(_MOST_PIECES):
             if not self._read():
                 break
         self._close_stderr()
+        self._spawned.close()
         self.exit = ExitStatus(code, number, self._tail.decode("utf-8", "replace"))
         self._report(self.exit, self._loop.time() + _READING, 0.0)
 
@@ -352,7 +333,7 @@ class ChildProcess:
 
 
 async def _wait_uncancelled(future: concurrent.futures.Future[Any], bound: float | None = None) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, or for ``bound`` seconds; return the cancellation meanwhile."""
+    """Wait for ``future``, ``bound`` seconds at most; return the cancellation meanwhile."""
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
     home = os.getpid()

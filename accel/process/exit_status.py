@@ -1,4 +1,4 @@
-"""How a child process ended, and the error that says so."""
+"""The end of a child process, and the error for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINES = 8
 _CHARACTERS = 1000
 _CRASH = "Fatal Python error: "
 _CURRENT = "Current thread "
-"""How ``faulthandler`` begins its report of a crash, and the part of the thread that crashed."""
+"""The begin of ``faulthandler``'s report of a crash, and of the thread that crashed."""
 _MEANINGS = {
     1: "it raised",
     _child.USAGE: "its command line or its socket is wrong",
@@ -31,11 +31,11 @@ class ExitStatus:
     Attributes
     ----------
     code
-        What it exited with; ``None`` if a signal ended it, or if it is not known.
+        The exit code; ``None`` if a signal ended it, or if it is unknown.
     signal
-        Number of the signal that ended it; ``None`` if none did, or if it is not known.
+        The number of the signal that ended it; ``None`` if none did, or if it is unknown.
     stderr
-        The last few KiB of what it wrote to stdout and stderr.
+        The last KiB of its output to stdout and stderr.
     """
 
     code: int | None
@@ -43,9 +43,9 @@ class ExitStatus:
     stderr: str = ""
 
     def describe(self) -> str:
-        """Say in words how the process ended, with the last lines that it wrote, or the first ones of the report of a crash."""
+        """Return in words how the process ended, with its last output or the report of a crash."""
         _, crash, report = self.stderr.rpartition(_CRASH)
-        if crash:  # the thread that crashed may be the last one; its most recent call is the first
+        if crash:  # the crashed thread may be the last one; its most recent call comes first
             what, _, threads = report.partition("\n")
             frames = threads[max(threads.rfind(_CURRENT), 0) :].strip().splitlines()
             said = "\n".join((crash + what, *frames[:_LINES]))[:_CHARACTERS]
@@ -54,7 +54,7 @@ class ExitStatus:
         return f"{self._ending()}; it last wrote:\n{said}" if said else self._ending()
 
     def error(self, **fields: Any) -> HostDiedError:
-        """Return the error for the callers that waited for the process.
+        """Return the error for what waited for the process.
 
         Parameters
         ----------

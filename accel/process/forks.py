@@ -88,7 +88,7 @@ class Forks:
     async def prepare(self, data: bytes, timeout: float) -> str:
         """Have the forkserver import what ``data`` names; it forks nothing meanwhile.
 
-        Returns what the import has raised, or ``""``. :attr:`refused` says whether it can be forked.
+        Returns what the import has raised, or ``""``; :attr:`refused` may be set after it.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Forks:
         return str(answer.get("failed", ""))
 
     async def fork(self, target: str, *, uvloop: bool, on_exit: Callable[[ExitStatus], None]) -> ChildProcess | None:
-        """Fork a child and return it; ``None`` if the forkserver cannot, so that it is to be started.
+        """Fork a child and return it; ``None`` if the forkserver cannot.
 
         Parameters
         ----------

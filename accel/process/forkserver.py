@@ -51,7 +51,7 @@ class ForkKind(enum.IntEnum):
     PREPARE = 1
     """Call the function that the forkserver was started with, which imports, with these bytes."""
     FORK = 2
-    """Fork a child: an order as JSON, and the descriptors of its socket, its output and its bond."""
+    """Fork a child: an order as JSON, with the descriptors of socket, output and bond."""
     ANSWER = 3
     """The answer to each message, in order, as JSON.
 
@@ -139,7 +139,7 @@ class Forkserver:
         return {"refused": self._why_not(), "failed": failed}
 
     def _why_not(self) -> str:
-        """Return why this process must not be forked, such as another thread, which may hold a lock."""
+        """Return why this process must not be forked: a thread may hold a lock."""
         if not self._refused and _others():
             # OpenBLAS ends its threads before a fork, and starts them again at the next product.
             pid = os.fork()
@@ -167,16 +167,16 @@ class Forkserver:
             self._answer(answer)
         else:
             pidfd = os.pidfd_open(pid)
-            self._bonds[pid] = bond  # not reaped before its pidfd is open: another may have the pid then
+            self._bonds[pid] = bond  # from here on it may be reaped, and its pid reused
             self._answer({"pid": pid}, (pidfd,))
             os.close(pidfd)
             self._reap()  # it may have ended before it was known here
         return None
 
     def _reap(self, flags: int = os.WNOHANG) -> None:
-        """Send the exit status of each child that has ended to its bond; without flags, wait for all."""
+        """Send the exit status of each ended child to its bond; without flags, wait for all."""
         for pid in tuple(self._bonds):
-            with contextlib.suppress(ChildProcessError):  # the handler of SIGCHLD has reaped it meanwhile
+            with contextlib.suppress(ChildProcessError):  # the signal's handler has reaped it
                 found, status = os.waitpid(pid, flags)
                 if found:
                     with socket.socket(fileno=self._bonds.pop(pid)) as bond, contextlib.suppress(OSError):

@@ -61,7 +61,7 @@ class Incoming:
         self._descriptors: deque[int] = deque()
 
     def read(self, size: int) -> int:
-        """Read once, up to ``size`` bytes, and return how many there were: 0 at the end of the stream.
+        """Read once, up to ``size`` bytes; return how many there were: 0 at the end of the stream.
 
         Raises
         ------

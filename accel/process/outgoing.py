@@ -71,7 +71,7 @@ class Outgoing:
         return True
 
     def write(self, budget: int) -> bool:
-        """Write what the socket takes, about ``budget`` bytes at most; return whether all is written.
+        """Write what the socket takes, about ``budget`` bytes; return whether all is written.
 
         Raises
         ------

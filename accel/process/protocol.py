@@ -86,7 +86,7 @@ def check_greeting(kind: int, payload: bytes) -> None:
 
 
 def decode_header(data: bytes | bytearray, start: int, max_message: int) -> tuple[int, int, int]:
-    """Return kind, number of descriptors and length of the message whose header begins at ``start``.
+    """Return kind, number of descriptors and length in the header that begins at ``start``.
 
     Raises
     ------

@@ -73,42 +73,30 @@ class Spawned:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def close_pidfd(self) -> None:
-        """Close :attr:`pidfd`. Idempotent."""
-        pidfd, self.pidfd = self.pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
-
     def set_returncode(self, code: int) -> None:
         """Record the exit status, after which nothing waits for the process any more."""
         if self.popen is not None:
             self.popen.returncode = code
 
-    def close_bond(self) -> None:
-        """Close :attr:`bond`, which ends a forked process. Idempotent."""
+    def close(self) -> None:
+        """Close all descriptors but the socket's; a forked process ends then. Idempotent."""
         if self.bond is not None:
             self.bond.close()
-
-    def close_stderr(self) -> None:
-        """Close the pipe. Idempotent."""
-        stderr, self.stderr = self.stderr, -1
-        if stderr >= 0:
-            os.close(stderr)
+        for fd in (self.pidfd, self.stderr):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self.stderr = -1
 
     def close_inherited(self) -> None:
         """Close all in a forked child, which does not wait; see :class:`accel.fork.Inherited`."""
         self.set_returncode(0)
-        self.close_bond()
         self.sock.close()
-        self.close_stderr()
-        self.close_pidfd()
+        self.close()
 
     def destroy(self) -> None:
         """Kill the process, wait for its end for ten seconds at most, and close all. Blocks."""
         self.kill()
         self.sock.close()
-        self.close_bond()
-        self.close_stderr()
         if self.popen is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(_END)
@@ -116,12 +104,12 @@ class Spawned:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
             poll.poll(_END * 1e3)
-        self.close_pidfd()
+        self.close()
 
 
 def cannot_start(error: Exception) -> BackendUnavailableError:
     """Return the error for a child process that cannot be started."""
-    number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # else: no thread to start it from
+    number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # no thread
     remedy = None if number is None else _REMEDIES.get(number)
     code = None if number is None else errno.errorcode.get(number, number)
     new = BackendUnavailableError(
@@ -137,7 +125,7 @@ def python_path() -> list[str]:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # The whole module path, so that the child finds `accel` and the function where this process does.
+    # The whole module path, so that the child finds modules where this process does.
     return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in python_path() if os.pathsep not in path)}
 
 

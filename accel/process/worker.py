@@ -63,7 +63,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _restore_path(python_path: str | None) -> None:
-    # The parent hands its sys.path over as PYTHONPATH, which is not meant for the processes that this one may start.
+    # The parent passes its sys.path as PYTHONPATH, which processes of this one must not inherit.
     sys.path[:] = dict.fromkeys(sys.path)
     os.environ.pop("PYTHONPATH", None)
     if python_path is not None:

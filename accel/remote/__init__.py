@@ -1,1 +1,1 @@
-"""A device whose context lives in a child process: the client, the server, and what they say to each other."""
+"""A device whose context is in a child process: both halves, and the messages between them."""

@@ -1,4 +1,4 @@
-"""The parent's actor that keeps a context in a child process: a child per generation, replaced by its supervisor when it faults or dies."""
+"""The parent's actor that keeps a context in a child process, one child for each generation."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ __all__ = ["RemoteContextActor"]
 logger = get_logger()
 
 _ANSWER = 2.0
-"""Seconds in which a spare child that is promoted must send something; else another child replaces it."""
+"""Seconds in which a promoted spare must send something; else another child replaces it."""
 
 _IMPORTS = 30.0
-"""Seconds for which the first child waits to be forked; after that it is started, and does the imports itself."""
+"""Seconds for which the first child waits for the forkserver, before it is started instead."""
 
 _GRACE = 5.0
-"""Seconds in which a child ends that was asked to."""
+"""Seconds in which a child must end after it was asked to."""
 
 _MEMORY_BACK = 10.0
-"""Seconds for which a new generation asks again for memory that the last one may still hold."""
+"""Seconds for which a new generation retries to get memory that the last one may still hold."""
 
 
 class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
-    """Owns one child, and through it one context. Its messages are copies of arrays that came back, which are made off the loop.
+    """Owns one child, and through it one context.
+
+    Its messages are copies of arrays from shared memory, which it makes off the loop. After a fault
+    of the context or the death of the child its supervisor replaces it.
 
     Parameters
     ----------
@@ -75,7 +78,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         self._ready: _Ready | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
+        """Promote a spare child or start one, and have it begin the generation."""
         core = self._core
         began = time.perf_counter()
 
@@ -92,7 +95,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
 
     async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
-        """Return a context in a child, the child, and what of it was ready before: a spare one if there is one that answers, else a new one."""
+        """Return a context, its child, and what that had made ready: ``None`` for a new child."""
         core = self._core
         while (spare := self._children.take_spare()) is not None:
             state = core.options.standby if spare.is_warm else "starting"
@@ -106,7 +109,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         ready = self._ready = core.loop.create_future()  # it may refuse at once
         link = await Link.start(core, "imports", self, self._children.forkserver)
         try:
-            # The next one does its imports while the last one ends, and is to find the memory of that.
+            # The new child imports while the last one ends, whose memory it needs.
             await self._children.wait_gone()
         except BaseException:
             ready.cancel()
@@ -115,7 +118,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         return await self._begin(link, ready, land, STARTUP_TIMEOUT), link, None
 
     async def _begin(self, link: Link, ready: _Ready, land: _Land, answer: float) -> RemoteContext:
-        """Have a child begin the generation. It must send something within ``answer`` seconds, and then be ready in time."""
+        """Have a child begin the generation. It must send something within ``answer`` seconds."""
         core, watchdog = self._core, link.watchdog
         self._link, link.listener = link, self
         watchdog.begin(answer, then=STARTUP_TIMEOUT)
@@ -125,25 +128,25 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         link.ping()
         is_first = not core.lifecycle.generation
         try:
-            if not ready.done():  # as it is of a child that has ended
+            if not ready.done():  # it is if the child has ended
                 await made.drop_unregistered()
             begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
             link.tell(Kind.BEGIN, pickle.dumps(begin))
             core.capabilities = await ready
             watchdog.end()
             if core.durable.buffers:
-                # What the last one had begun to write there has to be over, whatever it was.
+                # The last child must not write to durable memory any more.
                 await self._check_last_gone()
             watchdog.begin(core.options.limits.busy_timeout)
             await made.bind()
-            for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
+            for registration in [library for library in core.own.values() if library.is_eager and not library.is_leaving]:
                 watchdog.begin(core.options.limits.busy_timeout)
                 await made.open_ahead(registration)
             watchdog.end()
-            made.check_alive()  # it may have ended right after it was ready
+            made.check_alive()  # the child may have ended since it was ready
         except BaseException:
             if not ready.cancel() and not ready.cancelled():
-                ready.exception()  # seen: what was raised may be another consequence
+                ready.exception()  # mark it as retrieved
             self._context = self._link = None
             made.end()
             self._children.kill(link, made.gone)
@@ -151,12 +154,12 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         return made
 
     async def _check_last_gone(self) -> None:
-        """See that no child of before can write to durable memory any more.
+        """Wait until no earlier child can write to durable memory.
 
         Raises
         ------
         HostDiedError
-            If one that was killed does not end.
+            If a killed child does not end.
         """
         core = self._core
         if not await self._children.wait_gone():
@@ -168,7 +171,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             )
 
     async def receive(self, message: tuple[Copy, Landed], context: ActorContext) -> None:
-        """Copy what has come back on a worker thread, and say so on the loop."""
+        """Make a copy on a worker thread, and report its end on the loop."""
         copy, then = message
         failed: AccelError | None = None
         try:
@@ -181,7 +184,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self._fail(op_error(error, "taking what came back", self._core.loop))
 
     def _own(self) -> dict[str, bytes]:
-        """Return the registered libraries that can be sent; ops of others are refused by the child."""
+        """Return the registered libraries that can be pickled. The child refuses ops of others."""
         found = {}
         for name, registration in self._core.own.items():
             try:
@@ -190,7 +193,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
                 logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
         return found
 
-    # -- what the child says
+    # -- called by the link
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """See :class:`~accel.remote.link.Listener`."""
@@ -207,7 +210,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             elif kind in (Kind.REFUSED, Kind.FAULT):
                 ready.set_exception(decode_error(data))
             elif kind in (Kind.DONE, Kind.FAILED) and made is not None and self._link is not None and self._link.asked:
-                made.on_message(kind, data, fds)  # the answers to what it was asked as a spare
+                made.on_message(kind, data, fds)  # answers to questions to the spare
             elif kind not in (Kind.MEMORY, Kind.BUSY):
                 ready.set_exception(
                     HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
@@ -241,18 +244,20 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     # -- the end
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Kill the child. Its shared memory is given out again once it is gone; what must not be before that waits for it."""
+        """Kill the child. Its shared memory is reused once it has ended."""
         self._kill()
 
     async def stopped(self, context: ActorContext) -> None:
-        """Have the child give everything back, and see it end."""
+        """Have the child release everything, and wait for its end."""
         made, link = self._context, self._link
         if made is not None and link is not None and made.fault is None and not made.in_flight:
             self._withdraw()
             made.end()
             made.ask_to_close()
-            link.channel.close()  # before its socket: the loop must not remove a reader of the next descriptor with that number
-            with contextlib.suppress(HostDiedError):  # said below
+            # Before its socket: else the loop would remove the reader of the next descriptor of
+            # that number.
+            link.channel.close()
+            with contextlib.suppress(HostDiedError):  # `wait_gone` logs it
                 await link.child.aclose(grace=_GRACE)
         self._kill()
         await self._children.wait_gone()
@@ -274,10 +279,10 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool, bool]:
-    """Return what a child says that it offers, and whether it has durable buffers, and graphs; what it says is not believed before it was read."""
+    """Return the capabilities in a READY message, and whether it offers durability and graphs."""
     try:
         told = json.loads(data)
-        offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
+        offer = {str(name): frozenset(DType(dtype) for dtype in dtypes) for name, dtypes in told["capabilities"].items()}
         return offer, told.get("durable") is True, told.get("graphs") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

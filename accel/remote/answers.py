@@ -1,4 +1,4 @@
-"""The child's answers: submissions of the parent, and the messages that report their ends."""
+"""The parent's submissions in the child, and the messages that report their ends."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
 
 _SEVERAL = 16
-"""The child flushes after this many answers: the parent reads them while the child runs the next ops."""
+"""Answers after which the child flushes: the parent reads them while the next ops run."""
 
 
 class _Answered:
-    """The common part of the submissions below: their end is reported to the parent by a message.
+    """A submission whose end is reported to the parent by a message.
 
-    A failure is reported when no op of the submission is in a stream any more, because the parent then reuses the shared memory of its arrays.
+    A failure is reported when no op of the submission is in a stream any more: the parent then
+    reuses the shared memory of its arrays.
     """
 
     __slots__ = ()
@@ -43,7 +44,8 @@ class _Answered:
 
     def answered_by(self, answer: Answers, number: int) -> Self:
         """Return itself, whose end is reported under the parent's number."""
-        self._answer, self.number, self._failed = answer, number, None  # type: ignore[misc]  # slots of the classes below
+        # Slots of the classes below.
+        self._answer, self.number, self._failed = answer, number, None  # type: ignore[misc]
         return self
 
     def succeed(self) -> None:
@@ -56,7 +58,7 @@ class _Answered:
         self.release_operands()
 
     def reject(self, error: AccelError) -> None:
-        """Report the failure to the parent, or leave that to :meth:`over`."""
+        """Report the failure, or leave that to :meth:`over` while ops are in a stream."""
         if not self.future.done():
             self.future.cancel()
             self._failed = error  # type: ignore[misc]  # as above
@@ -65,7 +67,7 @@ class _Answered:
         self.release_operands()
 
     def over(self) -> None:
-        """Report a failure that was kept until now."""
+        """Report a failure once no op is in a stream any more."""
         error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:
             self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
@@ -83,7 +85,7 @@ class RemoteBatch(_Answered, BatchSubmission):
     Attributes
     ----------
     refused : AccelError or None
-        The error of the op after these, which could not be made in this process.
+        The error of the op behind these, which could not be made in this process.
     """
 
     __slots__ = ("_answer", "_failed", "number", "refused")
@@ -119,11 +121,11 @@ class Answers:
     channel
         The connection to the parent.
     memory
-        Returns what is taken from the device: reserved, and held by libraries.
+        Returns the bytes that are reserved on the device, and those that libraries hold.
     is_over, is_idle
         Whether the context has faulted; whether nothing is in flight.
     broken
-        Called with an error of accel's own.
+        Called with an error of accel itself.
 
     Attributes
     ----------
@@ -149,12 +151,12 @@ class Answers:
         self._told = (0, 0)
 
     def begin(self) -> None:
-        """Send the answers of a spare child before its generation begins, whose parent knows nothing of its memory."""
+        """Send the pending answers before a generation begins, and report memory anew."""
         self.flush()
         self._told = (0, 0)
 
     def done(self, number: int) -> None:
-        """Send a success: at once if nothing is in flight any more or there are several, else at the end of this loop iteration."""
+        """Report a success: at once if nothing is in flight or several have ended, else soon."""
         ended = self._ended
         ended.append(number)
         if len(ended) >= _SEVERAL or (self._is_idle() and not self._channel.has_more):
@@ -163,14 +165,14 @@ class Answers:
             self.loop.call_soon(self.flush)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
-        """Send a failure, after the successes before it. After a fault the parent itself fails what is in flight."""
+        """Report a failure, after the successes before it, unless the context has faulted."""
         self.flush()
         if self._is_over():
             return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def flush(self) -> None:
-        """Send what has ended. An error here ends the generation, because the lost answer would keep the parent waiting."""
+        """Send the answers. An error here ends the generation: the parent would wait for them."""
         try:
             self._tell()
         except Exception as error:
@@ -187,6 +189,6 @@ class Answers:
 
 
 def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
-    """Answer a submission that could not be dispatched."""
+    """Fail a submission that could not be dispatched."""
     error = op_error(raised, f"sending {submission.name}", loop)
     submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

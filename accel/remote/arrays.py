@@ -1,4 +1,4 @@
-"""Host arrays on their way to and from a child: in blocks of memory that both processes map."""
+"""Host arrays on their way to and from a child, in blocks of memory that both processes map."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["COPIED_HERE", "CopyBack", "SharedArray", "SharedArrays", "close_all"]
 
 COPIED_HERE = 128 << 10
-"""Bytes up to which the loop's thread copies by itself: more takes longer than the hand-off to a worker thread."""
+"""Bytes up to which the loop's thread copies: more takes longer than a hand-off to a thread."""
 
 
 class SharedArray:
@@ -29,7 +29,7 @@ class SharedArray:
     Attributes
     ----------
     place : ArenaSlice
-        Where the child finds it.
+        Where it lies in shared memory.
     array : ndarray
         The user's array.
     is_copied : bool
@@ -41,8 +41,9 @@ class SharedArray:
     def __init__(self, arena: HostArena, piece: Block | None, address: int, array: np.ndarray[Any, Any], place: ArenaSlice) -> None:
         self._arena = arena
         self._piece = piece
-        slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
-        self._view = None if slab is None else slab.view()  # keeps the mapping until this is closed, also when the arena is closed before
+        # The view keeps the mapping until this is closed, also if the arena is closed before.
+        slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]
+        self._view = None if slab is None else slab.view()
         self.address = address
         self.array = array
         self.place = place
@@ -54,7 +55,7 @@ class SharedArray:
 
     def fill(self) -> None:
         """Copy the array into shared memory. May block for as long as that takes."""
-        view = self._view  # under the copy too, if this is closed meanwhile
+        view = self._view  # keeps the mapping while this copies, also if this is closed meanwhile
         if view is not None:
             ctypes.memmove(self.address, self.array.ctypes.data, self.array.nbytes)
 
@@ -65,19 +66,21 @@ class SharedArray:
             ctypes.memmove(self.array.ctypes.data, self.address, self.array.nbytes)
 
     def close(self) -> None:
-        """Give the memory back; the child uses it no more. Idempotent."""
+        """Release the memory, which the child does not use any more. Idempotent."""
         piece, self._piece, self._view = self._piece, None, None
         if piece is not None:
             self._arena.free(piece)
 
 
 class CopyBack:
-    """The copy of arrays that came back, off the loop. The first of :meth:`copy` and :meth:`give_up` decides; the other does nothing.
+    """The copy of arrays from shared memory into the user's, off the loop.
+
+    The first call of :meth:`copy` or :meth:`give_up` decides; the other one does nothing.
 
     Parameters
     ----------
     arrays
-        What is to be copied into the user's arrays.
+        The arrays.
     """
 
     __slots__ = ("_arrays", "_claim")
@@ -87,31 +90,31 @@ class CopyBack:
         self._claim = threading.Lock()
 
     def copy(self) -> None:
-        """Copy, and give the shared memory back; does nothing if that was given back meanwhile. Blocks."""
+        """Copy, and release the shared memory. Blocks."""
         if self._claim.acquire(blocking=False):
             try:
-                for each in self._arrays:
-                    each.land()
+                for array in self._arrays:
+                    array.land()
             finally:
                 close_all(self._arrays)
 
     def give_up(self) -> None:
-        """Give the shared memory back, unless it is being copied: then it is given back after that."""
+        """Release the shared memory; if it is being copied, :meth:`copy` releases it after that."""
         if self._claim.acquire(blocking=False):
             close_all(self._arrays)
 
 
 class SharedArrays:
-    """The blocks that one child knows of.
+    """Places for arrays in the blocks of host memory of a device, for one child.
 
     Parameters
     ----------
     pinned
         Host memory of the device, over all generations.
     known
-        Numbers of the blocks that it knows.
+        Numbers of the blocks that the child has.
     announce
-        Tells the child of a block, which is then among these: ``announce(number, block)``.
+        ``announce(number, block)`` sends the child a block, which is then among these.
     """
 
     def __init__(self, pinned: PinnedMemory, known: Container[int], announce: Callable[[int, HostBlock], None]) -> None:
@@ -121,7 +124,7 @@ class SharedArrays:
         self._known = known
 
     def take(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
-        """Return a place for an array that is there at once, or ``None``: it has to wait for one, or goes in parts."""
+        """Return a place for an array; ``None`` if it has to wait for one, or moves in pieces."""
         if not array.nbytes:
             return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
         found = self._find(array)
@@ -144,7 +147,7 @@ class SharedArrays:
         return SharedArray(self._arena, piece, piece.address, array, place)
 
     def announce(self, outgoing: SharedArray) -> None:
-        """See that the child knows of the block. On the loop's thread, before the op is sent."""
+        """Send the child the block of an array unless it has it, before the op is sent."""
         number = outgoing.place.block
         if number and number not in self._known:
             self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
@@ -161,6 +164,6 @@ class SharedArrays:
 
 
 def close_all(arrays: Sequence[SharedArray]) -> None:
-    """Give shared memory back that no child uses any more, or has ever heard of."""
-    for each in arrays:
-        each.close()
+    """Release shared memory that no child uses."""
+    for array in arrays:
+        array.close()

@@ -1,4 +1,4 @@
-"""The blocks of host memory that a child has mapped: its parent's arrays lie there on their way."""
+"""The blocks of host memory that a child has mapped, through which arrays of its parent move."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _BLOCK = struct.Struct("<QQ")
 
 
 class MappedBlocks:
-    """Maps blocks, registers them with the device, and lets them go.
+    """Maps blocks, registers them with the device, and unmaps them.
 
     Parameters
     ----------
     system
         Has the threads for what may block.
     busy
-        Told of that: ops wait for it.
+        Reports what may block, because ops wait for it.
     """
 
     def __init__(self, system: ActorSystem, busy: Busy) -> None:
         self._system = system
         self._busy = busy
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
-        self._late: dict[int, tuple[int, int]] = {}  # descriptor and size of those that could not be mapped yet
+        self._late: dict[int, tuple[int, int]] = {}  # number -> descriptor, size; not mapped yet
 
     def close_inherited(self) -> None:
-        """Unmap all, in a process that a library forked; see :class:`accel.fork.Inherited`. A copy that is under way keeps its block mapped there."""
+        """Unmap all blocks in a fork; see :class:`accel.fork.Inherited`."""
         blocks, self._blocks = self._blocks, {}
         for mapping, _ in blocks.values():
             with contextlib.suppress(BufferError):
@@ -57,23 +57,23 @@ class MappedBlocks:
             os.close(self._late.popitem()[1][0])
 
     async def add(self, data: bytes, fd: int, device: object) -> None:
-        """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
+        """Handle a BLOCK message: have the device register the block, which makes copies faster.
+
+        Without that, the first op that needs the block maps it.
+        """
         number, nbytes = _BLOCK.unpack(data)
         self._late[number] = fd, nbytes
+        if not isinstance(device, HostRegistrar):
+            return
         try:
             mapping = self._map(number)
-        except AccelError as error:  # the op that needs it tries again, and fails for as long as it cannot be mapped
-            logger.warning("host_memory_not_mapped", nbytes=nbytes, error=error)
-            return
-        if isinstance(device, HostRegistrar):
             address = addressof(c_char.from_buffer(mapping))
-            try:
-                with self._busy:
-                    self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
-            except AccelError as error:
-                if error.is_fault:
-                    raise
-                logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
+            with self._busy:
+                self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
+        except AccelError as error:
+            if error.is_fault:
+                raise
+            logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
     def _map(self, number: int) -> mmap.mmap:
         """Map a block that was announced."""
@@ -89,7 +89,7 @@ class MappedBlocks:
         return mapping
 
     async def drop(self, data: bytes) -> None:
-        """Take a BLOCK_GONE message: end the registration, then the mapping; an array that is still there keeps that until it goes."""
+        """Handle a BLOCK_GONE message: end the registration, then the mapping."""
         number = int.from_bytes(data, "little")
         if number in self._late:
             os.close(self._late.pop(number)[0])
@@ -102,7 +102,7 @@ class MappedBlocks:
             mapping.close()
 
     def array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
-        """Return an array that lies in a block; an empty one lies nowhere."""
+        """Return an array in a block; an empty array has none."""
         if not place.block:
             return np.empty(place.shape, place.dtype.numpy)
         mapping = self._map(place.block) if place.block in self._late else self._blocks[place.block][0]

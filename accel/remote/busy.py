@@ -1,4 +1,4 @@
-"""The child reports when it opens, loads or compiles: ops wait for that, and the parent would take it for a hang."""
+"""Reports of loading and compiling in a child, which the parent must not count as a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AnnouncedCalls", "Busy"]
 
 
 class Busy:
-    """``with busy:`` around what opens, loads or compiles. Reports its begin and its end to the parent.
+    """Reports to the parent that something is opened, loaded or compiled: ``with busy:``.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class Busy:
 
     def __enter__(self) -> None:
         self._count += 1
-        # Each time: the parent counts it as over when nothing is in flight any more, and may be wrong.
+        # Each time: the parent counts the child as not busy when nothing is in flight any more.
         self._channel.send(Kind.BUSY, b"\1")
-        self._channel.flush()  # an import may block the next loop iteration
+        self._channel.flush()  # an import may block the loop
 
     def __exit__(self, *_: object) -> None:
         self._count -= 1
@@ -44,16 +44,17 @@ class Busy:
 
 
 class AnnouncedCalls(OffloadedCalls):
-    """Calls kernels on worker threads, because a kernel may first load or compile.
+    """Calls kernels on worker threads, and reports the calls that may load or compile.
 
     Parameters
     ----------
     loop
-        Of the child.
+        The loop of the child.
     busy
         Reports each call that may load or compile.
     own
-        Names of the registered libraries. All their calls are made here; only the first of each kernel counts as loading.
+        Names of the registered libraries, all of whose calls are made here. Only the first call of
+        each of their kernels counts as loading.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:

@@ -1,4 +1,4 @@
-"""The child sends its log to the parent, whose log is the one that a service's operators read."""
+"""The log of a child, which goes to the log of its parent."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["ToldLog"]
 _LONGEST = 8000
 
 _KNOWN = frozenset(("context_ready", "actor_failed"))
-"""The parent sees for itself that a context is there, or has faulted, and says more of it."""
+"""Events that the parent logs itself, with more fields."""
 
 
 class ToldLog(logging.Handler):
-    """Sends each event of accel's logger to the parent, instead of printing it.
+    """Sends each event of accel's logger to the parent.
 
     Parameters
     ----------
     channel
         The connection to the parent.
     loop
-        Where it is used; events come from any thread.
+        The loop of the channel; events come from any thread.
     level
-        The lowest that is sent.
+        The lowest level that is sent.
     """
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop, level: int) -> None:
@@ -56,7 +56,7 @@ class ToldLog(logging.Handler):
             pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_LONGEST] for key, value in found.items()}
             data = json.dumps([record.levelname.lower(), event, pairs]).encode()
             self._loop.call_soon_threadsafe(self._send, data)
-        except Exception:  # a log that fails must not harm what it tells of
+        except Exception:  # a failure to log must not harm what is logged
             self.handleError(record)
 
     def _send(self, data: bytes) -> None:

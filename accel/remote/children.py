@@ -82,7 +82,7 @@ class Children:
         return next((spare.pid for spare in self._by_readiness()), None)
 
     def take_spare(self) -> Link | None:
-        """Return the readiest spare child, which is then the caller's; ``None`` if there is none."""
+        """Return the readiest spare child, then the caller's; ``None`` if there is none."""
         for spare in self._by_readiness():
             if (link := spare.take()) is not None:
                 return link

@@ -19,7 +19,7 @@ __all__ = ["layout_of", "packed_layout"]
 
 
 def packed_layout(device: AccelDevice, name: str, data: bytes) -> bytes:
-    """Compile a kernel, pickled, on a device, and return its layout for :func:`layout_of`. May block.
+    """Compile a pickled kernel, and return its layout for :func:`layout_of`. May block.
 
     Raises
     ------
@@ -34,12 +34,12 @@ def packed_layout(device: AccelDevice, name: str, data: bytes) -> bytes:
 
 
 def layout_of(data: bytes) -> KernelLayout:
-    """Return the layout that a child has sent; it is looked at closely.
+    """Return the layout that a child has sent, checked.
 
     Raises
     ------
     ProtocolError
-        If it is none.
+        If it is no layout.
     """
     try:
         found = json.loads(data)
@@ -53,6 +53,6 @@ def layout_of(data: bytes) -> KernelLayout:
 
 
 def _ints(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(isinstance(each, int) and each >= 0 for each in values):
+    if not isinstance(values, list) or not all(isinstance(value, int) and value >= 0 for value in values):
         raise ProtocolError(f"the layout of a kernel has {values!r} where numbers are due")
     return tuple(values)

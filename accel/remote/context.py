@@ -1,4 +1,4 @@
-"""The parent's half of a context: which ops go to the child at once, and which wait for shared memory."""
+"""The parent's half of a context, which sends ops at once or once they have shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import Free, Put
 from accel.process.protocol import ProtocolError
-from accel.remote.arrays import COPIED_HERE, close_all
+from accel.remote.arrays import COPIED_HERE
 from accel.remote.durable import kept_message
 from accel.remote.messages import Kind, pickled_library
 from accel.remote.pending_request import PendingRequest, array_of
@@ -40,7 +40,10 @@ logger = get_logger()
 
 
 class RemoteContext(RequestContext):
-    """One generation of a device in a child process. Its parameters are those of :class:`RequestContext`."""
+    """One generation of a device in a child process.
+
+    Its parameters are those of :class:`RequestContext`.
+    """
 
     def __init__(self, core: DeviceCore, owner: ContextOwner, land: Callable[[Copy, Landed], None], link: Link) -> None:
         super().__init__(core, owner, land, link)
@@ -48,7 +51,7 @@ class RemoteContext(RequestContext):
         self._transfers = ArrayTransfers(self, self._arrays)
 
     def dispatch_now(self, submission: OpSubmission) -> bool:
-        """Send one op if it need not wait; else change nothing and return ``False``."""
+        """Send one op if it need not wait; else do nothing and return ``False``."""
         op = submission.op
         if type(op) is Free:
             self.core.refs.dropped.append(op.ref.buffer)
@@ -71,22 +74,21 @@ class RemoteContext(RequestContext):
         return True
 
     def must_wait(self, submission: Submission) -> bool:
-        """Whether a submission has an array for which there is no shared memory at once."""
+        """Return whether a submission has an array that has to wait for shared memory."""
         array = array_of(submission.op) if isinstance(submission, OpSubmission) else None
         return array is not None and not self._arrays.has_place(array)
 
     def batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if there is room for it and its arrays, and it goes in one message; else return ``False``: :meth:`dispatch` sends the rest."""
+        """Send a batch if it has no arrays, fits into a message, and there is room for it.
+
+        Else return ``False``: :meth:`dispatch` sends the rest.
+        """
         ops, limit = submission.ops, self.core.options.max_in_flight
         if submission.sent or len(ops) > MOST_OPS or self.in_flight + min(len(ops), limit) > limit:
             return False
-        arrays = self._transfers.placed(ops)
-        if arrays is None:
+        if any(array_of(op) is not None for op in ops):
             return False
-        try:
-            self.send_batch(submission, ops, arrays)
-        finally:
-            close_all([outgoing for index, outgoing in arrays.items() if index >= submission.sent])
+        self.send_batch(submission, ops, {})
         return submission.sent == len(submission.outputs)
 
     async def dispatch(self, submission: Submission) -> None:
@@ -104,23 +106,24 @@ class RemoteContext(RequestContext):
             await self._transfers.send(submission)
 
     async def open(self, library: str) -> None:
-        """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""
+        """Have the child make and open a registered library. Raises if it cannot."""
         registration = self.core.own[library]
-        # The child serves no other message while it opens a library, so one of the same name that is leaving is waited for here.
-        await self.until(lambda: not any(isinstance(each, Unregistration) and each.library == library for each in self.submissions))
+        # While the child opens a library it handles no other message, such as the unregistration of
+        # an earlier one of this name.
+        await self.until(lambda: not any(isinstance(other, Unregistration) and other.library == library for other in self.submissions))
         try:
             await self.ask(Kind.REGISTER, pickled_library(registration))
         except asyncio.CancelledError:
-            # The child opens it all the same, and has to close it before its memory is given to others.
+            # The child opens it all the same. It has to close it before its memory is reused.
             unwanted = Unregistration(library, self.core.loop.create_future(), self.generation)
             unwanted.future.cancel()
-            with contextlib.suppress(AccelError):  # the child is gone
+            with contextlib.suppress(AccelError):  # the child has ended
                 self._withdraw(unwanted)
             raise
         self.own[library] = True
 
     async def open_ahead(self, registration: Registration) -> None:
-        """Have the child open a registered library, unless it is open, before the generation begins; it does so without one that cannot be opened."""
+        """Have the child open a registered library, if it can, before the generation begins."""
         name = registration.name
         try:
             registration.check()
@@ -132,7 +135,7 @@ class RemoteContext(RequestContext):
             self.own[name] = True
 
     def _withdraw(self, submission: Unregistration) -> None:
-        """Have the child end a registered library, after the ops that were sent before."""
+        """Have the child close a registered library, after the ops that were sent before."""
         self.check_alive()
         name = submission.library
         submission.registration = self.core.withdraw_own(name)
@@ -141,7 +144,10 @@ class RemoteContext(RequestContext):
         self.tell(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""
+        """Have the child compile and load a kernel.
+
+        See :class:`~accel.device.compiler.CompilesApart`.
+        """
         layout = await self.ask(Kind.COMPILE, pickle.dumps(kernel))
         if layout is None:
             self.report_fault(
@@ -152,24 +158,24 @@ class RemoteContext(RequestContext):
         return layout
 
     async def drop_unregistered(self) -> None:
-        """Have a spare child close the libraries that were unregistered since it has opened them."""
+        """Have a promoted spare close the libraries that were unregistered meanwhile."""
         libraries = self._link.libraries
         for name in [name for name, registration in libraries.items() if self.core.own.get(name) is not registration]:
             del libraries[name]
             await self.ask(Kind.UNREGISTER, name.encode())
-        libraries.clear()  # or it would keep their memory when they are unregistered
+        libraries.clear()  # or their memory would be kept after they are unregistered
 
     async def bind(self) -> None:
-        """Have the child bind what is durable of the generation before; no op was sent to it yet."""
+        """Have the child bind the durable buffers of the last generation, before the first op."""
         kept = await self.core.durable.slabs_to_bind()
-        self.check_alive()  # after a fault no answer comes
+        self.check_alive()  # after a fault there is no answer
         errors = await asyncio.gather(
             *[self._link.ask(Kind.HELD, kept_message(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
         )
         self.check_alive()
         self._link.unmap(set(self._link.mapped).difference(slab.number for slab in kept))
         for slab, error in zip(kept, errors, strict=True):
-            if isinstance(error, AccelError):  # this child may be honest, and the one that made the slab not
+            if isinstance(error, AccelError):  # the child that made the slab may have lied
                 self.core.durable.on_slab_lost(slab.number, error)
             else:
                 self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
@@ -177,19 +183,19 @@ class RemoteContext(RequestContext):
         await verify(self, self.core)
 
     def fail_all(self, error: AccelError) -> None:
-        """End everything that waits for the child."""
+        """Fail everything that waits for the child."""
         self._transfers.end()
         super().fail_all(error)
 
 
 class NoSharing:
-    """Refuses to share memory with other libraries: they cannot reach a child's."""
+    """Refuses to share memory with other libraries, which cannot reach that of a child."""
 
     def __init__(self, device: str) -> None:
         self._device = device
 
     def check_free(self, ref: AccelRef) -> None:
-        """Accept: no other library has the memory."""
+        """Accept the free: no other library has the memory."""
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedError(

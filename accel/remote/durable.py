@@ -1,4 +1,4 @@
-"""Durable memory of a context in a child: the child makes it, the parent keeps a descriptor of it."""
+"""Durable memory of a context in a child, of which the parent keeps descriptors."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def kept_in(data: bytes, fd: int) -> Kept:
 
 
 class Announcer:
-    """Reports durable memory of the child's context to the parent, before an op that needed it is answered.
+    """Reports durable memory of the child to the parent, before the op that needed it is answered.
 
     Parameters
     ----------
     channel
-        To the parent.
+        The connection to the parent.
 
     Attributes
     ----------
     most_slabs : int
-        How many slabs the parent keeps; none before :meth:`begin`.
+        How many slabs the parent keeps; 0 before :meth:`begin`.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -60,7 +60,7 @@ class Announcer:
         self._numbers = itertools.count()
 
     def begin(self, generation: int, most_slabs: int) -> None:
-        """Begin a generation, in which slabs are numbered, with the number of slabs that the parent keeps."""
+        """Begin a generation, with its range of numbers of slabs."""
         self.most_slabs = most_slabs
         self._numbers = itertools.count(generation * _PER_GENERATION)
 
@@ -80,7 +80,7 @@ class Announcer:
         self._channel.send(Kind.PLACED, _PLACE.pack(ref.buffer, number, offset, size))
 
     def remove_buffer(self, buffer: int) -> None:
-        """Do nothing: the parent has said so."""
+        """Do nothing: the parent has removed it."""
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
@@ -89,7 +89,7 @@ class Announcer:
 
 
 class DurableShare:
-    """The parent's half, for one child: which durable buffers it was asked to make, and where they are.
+    """The parent's half, for one child: the durable buffers that it was asked to make.
 
     Parameters
     ----------
@@ -102,22 +102,22 @@ class DurableShare:
         self._awaited: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
 
     def expect(self, ref: AccelRef) -> None:
-        """Take note of a durable buffer that the child is asked to make."""
+        """Note a durable buffer that the child is asked to make."""
         self._awaited[ref.buffer] = ref
 
     def dropped(self, buffer: int) -> None:
-        """Take note that the last ref of a buffer was dropped."""
+        """Note that the last ref of a buffer was dropped."""
         self._awaited.pop(buffer, None)
         if self._book.buffers:
             self._book.remove_buffer(buffer)
 
     def take(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
-        """Take what the child says of its durable memory, and return how much is reserved for which new buffer.
+        """Handle a message about durable memory; return the bytes reserved for new buffers.
 
         Raises
         ------
         ValueError, struct.error
-            If it cannot be so.
+            If the message cannot be true.
         """
         if kind == Kind.SLAB:
             number, nbytes = _SLAB.unpack(data)
@@ -128,7 +128,7 @@ class DurableShare:
         elif kind == Kind.PLACED:
             buffer, number, offset, size = _PLACE.unpack(data)
             ref = self._awaited.pop(buffer, None)
-            if ref is not None:  # else it was dropped, and the child is about to learn of it
+            if ref is not None:  # else it was dropped meanwhile
                 self._book.add_buffer(ref, number, offset, size)
                 return {buffer: size}
         else:

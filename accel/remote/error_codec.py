@@ -74,7 +74,7 @@ def decode_error(data: bytes) -> AccelError:
         content = json.loads(bytes(data).decode())
         name, fields, causes = content["class"], content["fields"], content["causes"]
         if not isinstance(name, str) or not isinstance(fields, dict) or not isinstance(causes, list) or len(causes) > _CAUSES:
-            raise TypeError("class, fields and causes are a text, an object and a list")  # noqa: TRY301
+            raise TypeError("class, fields, causes are a text, an object, a list")  # noqa: TRY301
         error = _CLASSES.get(name, LibraryError)(_FIELDS["message"](fields.get("message") or ""))
         for key, value in fields.items():
             if key in error.__dict__ and (value is not None or key not in _REQUIRED):

@@ -26,7 +26,7 @@ logger = get_logger()
 
 
 class ModelStandbyActor(StandbyActor):
-    """Keeps a spare child that has mapped the memory of registered libraries and opened the eager ones.
+    """Keeps a spare child with the memory of registered libraries, and the eager ones open.
 
     What a spare cannot map or open is logged once, and left to its promotion.
 
@@ -57,7 +57,7 @@ class ModelStandbyActor(StandbyActor):
             self._look()
 
     async def _fill(self, link: Link) -> None:
-        """Bring the spare up to what is registered. It answers each question in ``busy_timeout``."""
+        """Bring the spare up to what is registered, each step within ``busy_timeout``."""
         if link is not self._with_context or link.is_warm:
             return
         link.watchdog.begin(self._core.options.limits.busy_timeout)

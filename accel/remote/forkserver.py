@@ -46,9 +46,8 @@ class ForkserverActor(KeptProcess):
         self._source = source
         self._is_first = is_first
         self._ending: Forks | None = None
-        self._is_given_up = self._is_changed = False
+        self._is_given_up = False
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
-        self._left_out: weakref.WeakSet[Registration] = weakref.WeakSet()
         source.on_importing()
 
     async def _keep(self) -> None:
@@ -61,14 +60,12 @@ class ForkserverActor(KeptProcess):
         try:
             if source.forks is None:
                 await self._start()
-            # Without spares the serving child imports them, and the forkserver would do so beside it.
+            # Without spares the serving child imports them, and the forkserver need not.
             for registration in tuple(core.own.values()) if core.options.standby != "none" else ():
-                if source.forks is not None and registration not in self._imported and registration not in self._left_out:
+                if source.forks is not None and registration not in self._imported:
                     self._imported.add(registration)
-                    await self._import_library(source.forks, registration)
-            if source.forks is not None and source.forks.is_ready and self._is_changed:
-                self._is_changed = False
-                logger.info("forkserver_ready", device=core.name, pid=source.forks.child.pid)
+                    wanted = Preload(backend_name(core), registration=registration)
+                    await self._import(source.forks, wanted, core.options.limits.busy_timeout)
         finally:
             source.on_settled()
 
@@ -85,36 +82,28 @@ class ForkserverActor(KeptProcess):
         modules = [TARGET.partition(":")[0]]
         if is_uvloop(core.loop):
             modules.append("uvloop")
-        if logging.getLogger("accel").isEnabledFor(logging.INFO):  # each child logs that its context is ready
+        if logging.getLogger("accel").isEnabledFor(logging.INFO):  # children log then
             modules.append("structlog")
-        failed = await self._import(forks, Preload(backend_name(core), core.options.libraries, tuple(modules)), STARTUP_TIMEOUT)
-        if failed:
-            logger.warning("forkserver_import_failed", device=core.name, error=failed)
-        if forks.refused:  # all further children are started
-            self._is_given_up = True
-            logger.warning("forkserver_given_up", device=core.name, reason=forks.refused, remedy=_REMEDY)
+        await self._import(forks, Preload(backend_name(core), core.options.libraries, tuple(modules)), STARTUP_TIMEOUT)
+        if not self._is_given_up:
+            logger.info("forkserver_ready", device=core.name, pid=forks.child.pid)
 
-    async def _import_library(self, forks: Forks, registration: Registration) -> None:
-        core, name = self._core, registration.name
-        failed = await self._import(forks, Preload(backend_name(core), registration=registration), core.options.limits.busy_timeout)
-        if failed:  # the child that opens the library raises the error
-            logger.info("forkserver_import_failed", device=core.name, library=name, error=failed)
-        if forks.refused:  # another forkserver is started, which does not import the library
-            self._left_out.add(registration)
-            logger.warning("forkserver_without_library", device=core.name, library=name, reason=forks.refused, remedy=_REMEDY)
-            self._look()
-
-    async def _import(self, forks: Forks, wanted: Preload, timeout: float) -> str:
-        """Have the forkserver import; end it if it refuses; return what was raised, or ``""``."""
+    async def _import(self, forks: Forks, wanted: Preload, timeout: float) -> None:
+        """Have the forkserver import; if it must not be forked then, start all further children."""
+        name, registration = self._core.name, wanted.registration
+        library = None if registration is None else registration.name
         try:
             data = pickle.dumps(wanted)
-        except Exception as error:  # pickle raises anything, also in the child that opens the library
-            return repr(error)
-        self._is_changed = True
-        failed = await forks.prepare(data, timeout)
+        except Exception as error:  # pickle raises anything
+            failed = repr(error)
+        else:
+            failed = await forks.prepare(data, timeout)
+        if failed:  # the child that needs it raises the error
+            logger.info("forkserver_import_failed", device=name, library=library, error=failed)
         if forks.refused:
+            self._is_given_up = True
+            logger.warning("forkserver_given_up", device=name, library=library, reason=forks.refused, remedy=_REMEDY)
             await self._end()
-        return failed
 
     def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
         # Children are started meanwhile; those that the forkserver has forked live on.

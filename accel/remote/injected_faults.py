@@ -1,4 +1,4 @@
-"""Faults of a fault plan in a child. The parent counts ops and decides; the child injects the fault."""
+"""Faults of a fault plan in a child: the parent counts ops and decides, the child injects."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["InjectedFaults", "sent_action"]
 
 
 def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Return an action as the child takes it. The parent itself kills the child, and ends hangs."""
+    """Return an action for the child. The parent itself kills the child, and ends hangs."""
     if action is None or isinstance(action, AccelError):
         return None if action is None else encode_error(action)
     if action.kind == "poison":
-        error = action.error  # without one, the backend's own
+        error = action.error  # ``None``: the backend's own
         return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
     if action.kind == "kill":
         link.kill()
@@ -55,13 +55,13 @@ def _released(to: weakref.ref[Link]) -> None:
 
 
 class InjectedFaults:
-    """The child's end: injects what the parent's fault plan has decided, with one entry for each op of the message in hand."""
+    """Injects in the child what the parent's plan has decided: an entry for each op."""
 
     def __init__(self) -> None:
         self.queue: deque[Injection | AccelError | None] = deque()
 
     def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
-        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
+        """Set the entries for the next message; drop those that the last one has left."""
         self.queue.clear()
         self.queue.extend(actions)
 

@@ -46,7 +46,7 @@ class KeptProcess(Actor[None, None]):
 
     @abstractmethod
     async def _keep(self) -> None:
-        """Start the process if it is wanted and there is none, and bring it up to what is registered.
+        """Start the process if it is wanted and there is none; bring it up to what is registered.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class KeptProcess(Actor[None, None]):
 
         def look() -> None:
             if not core.refs.is_closing:
-                with contextlib.suppress(AccelError):  # stopped, or its mailbox is full of such messages
+                with contextlib.suppress(AccelError):  # it has stopped, or its mailbox is full
                     ref.tell(None)
 
         self._look = look

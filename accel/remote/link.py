@@ -48,8 +48,8 @@ STARTUP_TIMEOUT = 120.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 _TAKEN = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
-"""Keys that an event of a child cannot have: parameters of the logging call, and a generation, which
-only the parent counts.
+"""Keys that an event of a child cannot have: parameters of the logging call, and a generation,
+which only the parent counts.
 """
 
 
@@ -210,7 +210,7 @@ class Link:
         self.tell(Kind.PING)
 
     def announce(self, number: int, block: HostBlock) -> None:
-        """Send the child a block of host memory, unless it has it, or the block is being released."""
+        """Send the child a block of host memory, unless it has it or the block is released."""
         fd = None if number in self.known else block.duplicate()
         if fd is not None:
             try:
@@ -220,7 +220,7 @@ class Link:
             self.known.add(number)
 
     def withdraw(self, number: int) -> None:
-        """Have the child release a block of host memory, if it has it. All ops on it are answered."""
+        """Have the child release a block of host memory; all ops on it are answered."""
         if number in self.known:
             self.known.discard(number)
             self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))

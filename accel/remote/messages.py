@@ -1,4 +1,4 @@
-"""What the two halves say to each other."""
+"""The messages between a device and the context in its child."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
     """Kinds of messages. The parent's have low numbers."""
 
     CONFIG = 1
-    """What to open; the first message. A pickled :class:`Config`."""
+    """The first message: what to open, a pickled :class:`Config`."""
     BATCH = 3
     """Ops of one submission: those of a batch, or one that is awaited by itself."""
     FREE = 4
@@ -41,9 +41,9 @@ class Kind(enum.IntEnum):
     BLOCK = 5
     """A block of host memory, with its descriptor."""
     CLOSE = 6
-    """Give everything back, and end."""
+    """Release everything, and end."""
     RELEASE = 7
-    """Let the hangs that were injected end."""
+    """End the hangs that were injected."""
 
     GRAPH = 9
     """Ops to be captured."""
@@ -52,48 +52,51 @@ class Kind(enum.IntEnum):
     UNREGISTER = 13
     """A registered library to be closed after the ops before: a number, and its name."""
     PING = 8
-    """Are you there?"""
+    """Answer by PONG."""
     BEGIN = 20
-    """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
+    """Begin a generation, with a pickled :class:`Begin`."""
     COMPILE = 21
     """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
     NAMED = 22
     """An object that ops name by a number: the number, and the object, pickled."""
     BLOCK_GONE = 12
-    """A block of host memory that was given back: its number. No op that was not answered uses it."""
+    """The number of a released block of host memory. All ops on it are answered."""
     HELD = 11
-    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins. A spare child only maps it."""
+    """A slab of durable memory and its blocks, with its descriptor.
+
+    A child binds it before its generation begins; a spare child only maps it.
+    """
     HELD_GONE = 14
-    """Numbers of slabs that a spare child has mapped, and no registered library of its needs any more."""
+    """Numbers of slabs that a spare child is to unmap."""
 
     READY = 101
-    """The context is there; what it offers."""
+    """The generation is ready: what its context offers, as JSON."""
     REFUSED = 102
-    """There is no context to be had; why. The last message."""
+    """The last message: why there is no context."""
     DONE = 103
     """Numbers of what has ended well."""
     FAILED = 104
-    """What has failed, and why."""
+    """A request that has failed, with the error."""
     FAULT = 105
-    """What ended the context. The last message."""
+    """The last message: the error that ended the context."""
     MEMORY = 106
-    """What is taken from the device."""
+    """Bytes that are reserved on the device, and those that libraries hold."""
     PONG = 107
-    """Yes."""
+    """The answer to PING."""
     WARM = 120
-    """All is made ready that can be before a generation begins."""
+    """All is ready that can be before a generation begins."""
     BUSY = 121
-    """Whether something is opened, loaded or compiled that ops may wait for: one byte."""
+    """One byte: whether something is opened, loaded or compiled that ops may wait for."""
     LOG = 122
     """An event of the log: JSON."""
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
     TORN = 124
-    """Numbers of durable buffers that work which failed halfway has written."""
+    """Numbers of durable buffers that an op has written which failed."""
     SLAB = 108
     """A new slab of durable memory, with its descriptor."""
     SLAB_GONE = 109
-    """A slab in which nothing lives any more."""
+    """The number of a slab of durable memory that has no buffers any more."""
     PLACED = 110
     """Where a durable buffer is."""
 
@@ -127,37 +130,38 @@ def pack(
 
 
 def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]]:
-    """Return the number, the handle, the ids, the actions, the ops and the freed buffers that :func:`pack` was given."""
+    """Return number, handle, ids, actions, ops and freed buffers, as :func:`pack` was given."""
     found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]] = marshal.loads(data)
     return found
 
 
 _NO_REFERENCES = 2
-"""The version of marshal's format that keeps no table of what it has written: it is twice as fast."""
+"""The version of marshal's format without a table of references: it is twice as fast."""
 
 
 Failure = struct.Struct("<Qi")
-"""Number of the submission, and index of the op of a batch (-1: none), before the error of a FAILED message."""
+"""The head of a FAILED message: the number of the request, and the index of the op; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the child is for; known before there is a generation for it.
+    """What a child is started with, before it has a generation.
 
     Parameters
     ----------
     backend
         ``module:class`` of the backend.
     uuid
-        Of the device: it has another index where other devices are visible.
+        Of the device, whose index may be another one in the child.
     name
-        What the device is called.
+        The name of the device.
     options
-        Of the device, as far as they are the child's business.
+        Of the device, as far as the child uses them.
     ahead
-        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with what ``options.libraries`` need.
+        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with
+        what ``options.libraries`` need.
     log_level
-        Events of this level and above are told.
+        The lowest level of events that are sent.
     """
 
     backend: str
@@ -170,19 +174,19 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A generation that begins in a child. What it takes over comes with it, as descriptors.
+    """A generation that begins in a child.
 
     Parameters
     ----------
     generation
         Its number.
     own
-        Libraries that were registered: name -> registration, pickled.
+        Registered libraries: name -> pickled registration.
     most_slabs
         How many slabs of durable memory the parent keeps.
     patience
-        Seconds for which memory that the device does not have yet is asked for again: what the last generation held may come back a little later than
-        its process ends.
+        Seconds for which memory is asked for again if the device has none: that of the last
+        generation may come back a little after its process has ended.
     """
 
     generation: int
@@ -226,7 +230,7 @@ def pickled_library(registration: Registration) -> bytes:
         return pickle.dumps(registration)
     except UnsupportedError as error:
         why, remedy = error.message, error.remedy
-    except Exception as error:  # pickle raises what it likes, and so do the arguments
+    except Exception as error:  # pickle raises anything
         why, remedy = str(error), "Define its class, and what it is made with, at the top of a module that can be imported."
     raise UnsupportedError(
         f"library {registration.name!r} cannot be sent to the device's process: {why}", library=registration.name, remedy=remedy

@@ -1,4 +1,4 @@
-"""Ops on the wire, from a parent to its child: plain values for ``marshal``, and pickles of the rest.
+"""Ops on the wire, from a parent to its child: plain values, and pickles of the rest.
 
 An op travels as ``(number of its class, values of its fields, marks)``. A mark ``(index, how)``
 says that a value stands for something else. Classes, members of enumerations and compiled kernels
@@ -55,7 +55,8 @@ class OpWriter:
     def __init__(self, announce: Callable[[int, object], None]) -> None:
         self._announce = announce
         self._numbers: dict[Hashable, int] = {}
-        self._members: dict[int, tuple[int, object]] = {}  # of enumerations, by id(): not all can be hashed
+        # Members of enumerations, by id(): not all can be hashed.
+        self._members: dict[int, tuple[int, object]] = {}
         self._classes: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {}
 
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
@@ -112,7 +113,7 @@ class OpWriter:
             elif (key := _key_of(value)) is not None:
                 values[i], how = self._number(key, value), _NAMED
                 if isinstance(value, enum.Enum):
-                    self._members[id(value)] = values[i], value  # the reference keeps the id its own
+                    self._members[id(value)] = values[i], value  # keeps the id from reuse
             elif isinstance(value, Program):
                 values[i], how = value.handle.buffer, _PROGRAM
             else:
@@ -155,7 +156,7 @@ class OpReader:
         self._fields: dict[int, tuple[str, ...]] = {}
 
     def learn(self, number: int, value: object) -> None:
-        """Store the object that a number names. ``None``: the object cannot be imported in this process."""
+        """Store the object of a number. ``None``: it cannot be imported in this process."""
         self._named[number] = value
         if isinstance(value, type):
             self._fields[number] = _names(value)

@@ -1,4 +1,4 @@
-"""Requests in flight, and what is checked before one is sent."""
+"""Requests in flight, and what is asked of an op before it is sent."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["PendingRequest", "array_of", "too_long"]
 
 
 class PendingRequest:
-    """A message that the child has not answered: some ops of a submission, or one piece of an array.
+    """A message that the child has not answered: ops of a submission, or one piece of an array.
 
     Attributes
     ----------
     submission
         The submission.
     first, count
-        Which of its ops the child has, and how many end with the answer: none where it is a piece of an op's array.
+        Which of its ops the child has, and how many end with the answer: none if it is a piece.
     arrays
-        Their shared memory, which is given back when they have ended.
+        Their shared memory, which is released when they have ended.
     landing
         Those of them that are then copied into the user's arrays.
     is_answered, is_over : bool
         Whether the child has answered; and whether what came back was copied.
     error : AccelError or None
-        What went wrong with a piece.
+        The error of a piece.
     """
 
     __slots__ = ("arrays", "count", "error", "first", "is_answered", "is_over", "landing", "submission")
@@ -59,7 +59,7 @@ class PendingRequest:
 
 
 def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
-    """Return the error that says that something does not go into a message."""
+    """Return the error for what does not fit into a message."""
     return InvalidArgumentError(
         f"{what} is {nbytes} bytes as a message to the device's process, and a message has at most {MAX_MESSAGE}", remedy=remedy
     )

@@ -1,4 +1,4 @@
-"""What a device's forkserver imports, so that its children need not."""
+"""The imports that a device's forkserver makes for its children."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Preload:
     modules
         Modules that every child of the device imports.
     registration
-        A registered library; ``None`` stands for what comes before: the backend, and what every child imports.
+        A registered library; ``None``: the backend, and what every child imports.
     """
 
     backend: str
@@ -36,19 +36,21 @@ class Preload:
 
 
 def preload(data: bytes) -> str:
-    """Import what a pickled :class:`Preload` says, and return why this process must not be forked then, or ``""``.
+    """Import what a pickled :class:`Preload` names; return why this process must not be forked.
+
+    The answer is ``""`` if it may be.
 
     Raises
     ------
     Exception
-        What an import raises; what came before it is there.
+        What an import raises. Earlier imports stay.
     """
     wanted: Preload = pickle.loads(data)
     module, _, name = wanted.backend.partition(":")
-    # The modules of users' libraries import the public names. Without a library most children need few of them.
+    # Modules of users' libraries import the public names, of which other children need few.
     public = () if wanted.registration is None else ("accel.device", "structlog")
-    for each in (*public, *wanted.modules, module):
-        importlib.import_module(each)
+    for imported in (*public, *wanted.modules, module):
+        importlib.import_module(imported)
     kind = getattr(importlib.import_module(module), name)
     try:
         if wanted.registration is not None:
@@ -61,7 +63,7 @@ def preload(data: bytes) -> str:
 
 
 def _opened(prefixes: tuple[str, ...]) -> str:
-    """Return a file of a driver that this process has open, or ``""``: a driver that was initialized is of no use in a fork."""
+    """Return a file of a driver that this process has open, or ``""``: none survives a fork."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")

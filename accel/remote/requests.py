@@ -1,4 +1,4 @@
-"""The requests to one child in the parent: what is sent, and how the answers settle it."""
+"""The requests to one child, in the parent, and the answers that settle them."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 __all__ = ["Copy", "Landed", "RequestContext"]
 
 Copy: TypeAlias = "Callable[[], None]"
-"""Copies an array that came back, on a worker thread."""
+"""Copies arrays from shared memory, on a worker thread."""
 
 Landed: TypeAlias = "Callable[[AccelError | None], None]"
-"""Called on the loop after the copy, with the error that kept it from being made."""
+"""Called on the loop after the copy, with its error."""
 
 _NUMBER = struct.Struct("<Q")
 _buffer_of = operator.attrgetter("buffer")
 
 _HEAD = 64 << 10
-"""Bytes of a message that are kept for what comes with the ops: numbers, and what a fault plan does to some of them."""
+"""Bytes of a message that are reserved for what comes with the ops, such as numbers."""
 
 _BURST = 16
-"""The parent flushes after this many ops of one loop iteration: the child runs them while the parent sends the next ones."""
+"""Ops of one loop iteration after which the parent flushes: the child runs them meanwhile."""
 
 
 class RequestContext(ContextBase):
-    """The requests to one child: sends ops and questions as messages, and settles them with the child's answers.
+    """Sends ops and questions to one child, and settles them with the answers.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RequestContext(ContextBase):
     owner
         Decides what follows a fault.
     land
-        Calls a function on a worker thread and then another one on the loop, in order, with the error that kept the first one from being called.
+        Calls a copy on a worker thread, in order, and then a function on the loop with its error.
     link
         The child.
     """
@@ -75,16 +75,16 @@ class RequestContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        self.device = None  # it is in the child
+        self.device = None  # the device is in the child
         self._arrays = SharedArrays(core.pinned, link.known, link.announce)
         self._ops = OpWriter(lambda number, named: link.tell(Kind.NAMED, _NUMBER.pack(number) + dumps(named)))
         self._numbers = link.numbers
         self._sent: dict[int, PendingRequest] = {}
-        self._landing: dict[int, CopyBack] = {}  # of answered gets: what is still to be copied
+        self._landing: dict[int, CopyBack] = {}  # number -> copy, of answered gets
         self._asked = link.asked
         self._faults = core.options.faults
-        self._freed: list[int] = []  # buffers, which the next message tells of
-        self._has_durable = False  # buffers, here or on their way
+        self._freed: list[int] = []  # buffers that the next message frees
+        self._has_durable = False  # whether there was a durable buffer
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         link.watchdog.watch(self._sent, self._asked)
@@ -94,7 +94,9 @@ class RequestContext(ContextBase):
     # -- sending
 
     def send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: Mapping[int, SharedArray]) -> None:
-        """Send the next ops of a batch, as many as a message holds. Of those before one that cannot be sent; then raise what is wrong with it.
+        """Send the next ops of a batch, as many as a message holds.
+
+        If one of them cannot be sent, send those before it, and raise the error.
 
         Parameters
         ----------
@@ -107,7 +109,7 @@ class RequestContext(ContextBase):
         ids: list[list[int]] = []
         written: list[WireOp] = []
         refused: AccelError | None = None
-        for index, op in enumerate(ops, start):  # in one go: refs may be dropped whenever others run
+        for index, op in enumerate(ops, start):  # without an await: refs may be dropped during one
             try:
                 made = self.make(submission, index, submission.plans[index])
                 wire = self._ops.write(op, arrays[index].place if index in arrays else None)
@@ -140,11 +142,11 @@ class RequestContext(ContextBase):
         arrays: Mapping[int, SharedArray],
     ) -> None:
         """Send ops of a batch as one message."""
-        number, end = next(self._numbers), start + len(written)
+        end = start + len(written)
         landing = [outgoing for index, outgoing in arrays.items() if isinstance(submission.ops[index], Get)]
         actions = None if self._faults is None else [self.action(kind) for kind in submission.kinds[start:end]]
         request = PendingRequest(submission, start, len(written), tuple(arrays.values()), landing)
-        self._post(number, request, self._packed(number, ids, written, actions))
+        self._send(request, ids, written, actions)
         submission.sent = end
 
     async def send_graph(self, submission: GraphSubmission) -> None:
@@ -169,7 +171,7 @@ class RequestContext(ContextBase):
         self.tell(number, PendingRequest(submission, 0, 1), Kind.GRAPH, data)
 
     def make(self, submission: Submission, index: int, plan: Plan) -> tuple[AccelRef, ...]:
-        """Return refs of what an op is about to make; its operands are checked again, for it may have waited."""
+        """Check an op's operands again, because it may have waited; return refs of its results."""
         self._check(plan)
         core, live = self.core, self._live
         if isinstance(submission, BatchSubmission):
@@ -189,19 +191,19 @@ class RequestContext(ContextBase):
 
     def send_op(self, submission: OpSubmission, plan: Plan, outgoing: SharedArray | None) -> None:
         """Send one op as a whole, with the place of its array, if it has one."""
-        op, number, arrays = submission.op, next(self._numbers), () if outgoing is None else (outgoing,)
+        op, arrays = submission.op, () if outgoing is None else (outgoing,)
         try:
             made = self.make(submission, 0, plan)
             wire = self._ops.write(op, None if outgoing is None else outgoing.place)
             actions = None if self._faults is None else [self.action(submission.name)]
             request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
-            self._post(number, request, self._packed(number, [list(map(_buffer_of, made))], [wire], actions))
+            self._send(request, [list(map(_buffer_of, made))], [wire], actions)
         except BaseException:
             close_all(arrays)
             raise
 
     def begin(self, submission: Submission) -> None:
-        """Count an op whose array moves piece by piece from here on."""
+        """Count an op whose array moves in pieces."""
         submission.launched += 1
         submission.outstanding += 1
         self.sent(submission, 1, 1)
@@ -209,12 +211,11 @@ class RequestContext(ContextBase):
     def send_piece(
         self, submission: Submission, ops: Sequence[KernelOp], ids: list[list[int]], outgoing: SharedArray, action: bytes | str | None
     ) -> PendingRequest:
-        """Send what moves one piece of an array, which comes last of the ops."""
+        """Send one piece of an array: the last of the ops moves it."""
         request = PendingRequest(submission, 0, 0, (outgoing,), (outgoing,) if isinstance(ops[-1], Get) else ())
         try:
-            number, wires = next(self._numbers), [self._ops.write(op, outgoing.place) for op in ops]
-            actions = None if action is None else [action, *[None] * (len(ops) - 1)]
-            self._post(number, request, self._packed(number, ids, wires, actions))
+            wires = [self._ops.write(op, outgoing.place) for op in ops]
+            self._send(request, ids, wires, None if action is None else [action, *[None] * (len(ops) - 1)])
         except BaseException:
             outgoing.close()
             raise
@@ -236,31 +237,29 @@ class RequestContext(ContextBase):
         told: KernelLayout | None = await self._link.ask(kind, data)
         return told
 
-    def _packed(self, number: int, ids: list[list[int]], ops: list[WireOp], actions: list[bytes | str | None] | None = None) -> bytes:
-        """Return the payload of a message of ops, which tells of what was dropped since the last one too."""
-        if self.core.refs.dropped:
-            self._note_dropped()
-        return pack(number, ids, ops, actions, self._freed)
-
-    def _post(self, number: int, request: PendingRequest, data: bytes) -> None:
+    def _send(self, request: PendingRequest, ids: list[list[int]], ops: list[WireOp], actions: list[bytes | str | None] | None) -> None:
+        """Send ops as one message, with the buffers that were dropped since the last one."""
         for outgoing in request.arrays:
             self._arrays.announce(outgoing)
-        self.tell(number, request, Kind.BATCH, data)
+        if self.core.refs.dropped:
+            self._note_dropped()
+        number = next(self._numbers)
+        self.tell(number, request, Kind.BATCH, pack(number, ids, ops, actions, self._freed))
         self._freed = []
 
     def tell(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:
-        """Send a request, and count its ops as launched: they may be on the device from here on."""
-        if self.fault is not None:  # a child that is given up does not answer, and what waited may have been overtaken by the fault
+        """Send a request, and count its ops as launched: they may be on the device now."""
+        if self.fault is not None:  # the child does not answer; this request may have waited
             raise self.poisoned(self.fault)
         submission, count = request.submission, request.count
-        self._tell(kind, data, now=not self.in_flight or not number % _BURST)  # no answer is taken before this returns
+        self._tell(kind, data, now=not self.in_flight or not number % _BURST)
         self._sent[number] = request
         submission.launched += count
         submission.outstanding += count
         self.sent(submission, count, count)
 
     def action(self, kind: str) -> bytes | str | None:
-        """Return what a fault plan does to an op, as the child takes it."""
+        """Return what the fault plan does to an op, for the child."""
         return None if self._faults is None else sent_action(self._faults.take(kind), self._link, self.core.loop)
 
     def _check(self, plan: Plan, own: Collection[int] = ()) -> None:
@@ -272,14 +271,14 @@ class RequestContext(ContextBase):
     # -- memory
 
     def apply_frees(self, most: int | None = None) -> None:
-        """Tell the child of refs that were dropped, of ``most`` at most."""
+        """Have the child free the buffers of dropped refs, of ``most`` at most."""
         self._note_dropped(most)
         freed, self._freed = self._freed, []
         if freed and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
     def _note_dropped(self, most: int | None = None) -> None:
-        """Collect the buffers of dropped refs that the child has."""
+        """Collect the buffers of dropped refs, for the next message."""
         dropped = self.core.refs.dropped
         for _ in range(len(dropped) if most is None else min(most, len(dropped))):
             buffer = dropped.popleft()
@@ -289,7 +288,7 @@ class RequestContext(ContextBase):
                     self._durable.dropped(buffer)
 
     def memory(self) -> tuple[int, int, int]:
-        """Return the bytes that are used, reserved, and held by libraries."""
+        """Return the bytes that are used, that are reserved, and that libraries hold."""
         return sum(self._live.values()), self._reserved, self._workspace
 
     # -- answers
@@ -302,7 +301,7 @@ class RequestContext(ContextBase):
         elif kind == Kind.FAILED:
             number, index = Failure.unpack_from(data)
             self._ended(number, decode_error(data[Failure.size :]), index)
-        elif kind == Kind.FAULT:
+        elif kind in (Kind.FAULT, Kind.REFUSED):
             self.report_fault(decode_error(data))
         elif kind == Kind.COMPILED:
             self._ended(_NUMBER.unpack_from(data)[0], None, -1, layout_of(data[_NUMBER.size :]))
@@ -312,7 +311,7 @@ class RequestContext(ContextBase):
             self.core.durable.tear((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
             self._live.update(self._durable.take(kind, data, fds))
-        elif kind != Kind.BUSY:  # the link knows of that
+        elif kind != Kind.BUSY:  # the link has handled that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _ended(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
@@ -325,18 +324,18 @@ class RequestContext(ContextBase):
         if error is not None:
             self._failed(request, error, index)
         elif request.landing:
-            # In order: what moves in pieces ends with the last of them.
-            if self._landing or sum([each.array.nbytes for each in request.landing if each.is_copied]) > COPIED_HERE:
+            # In order: a copy off the loop must not be overtaken by a later one.
+            if self._landing or sum([outgoing.array.nbytes for outgoing in request.landing if outgoing.is_copied]) > COPIED_HERE:
                 landing = self._landing[number] = CopyBack(request.landing)
                 self._land(landing.copy, lambda error: self._landed(number, request, error))
                 self.wake()
                 return
-            for each in request.landing:
-                each.land()
+            for outgoing in request.landing:
+                outgoing.land()
         self._retire(request)
 
     def _failed(self, request: PendingRequest, error: AccelError, index: int) -> None:
-        """Answer a submission with what went wrong with an op of a message; with a piece, that is done by what sent it."""
+        """Fail a submission with the error of an op. That of a piece is kept for its sender."""
         submission = request.submission
         if not request.count:
             request.error = error
@@ -376,7 +375,7 @@ class RequestContext(ContextBase):
             self.retire(submission, count, count, is_last=is_sent and submission.outstanding == count)
 
     def stall(self) -> str:
-        """Return what shows that the child makes no progress, or nothing."""
+        """Return why the child seems to make no progress, or ``""``."""
         return super().stall() or self._link.watchdog.silence()
 
     def busy_seconds(self) -> float:
@@ -386,7 +385,7 @@ class RequestContext(ContextBase):
     # -- the end
 
     def gone(self) -> None:
-        """Give back the shared memory that the child used, after its process has ended."""
+        """Release the shared memory that the child used, after its process has ended."""
         while self._sent:
             close_all(self._sent.popitem()[1].arrays)
         while self._landing:
@@ -394,18 +393,18 @@ class RequestContext(ContextBase):
 
     def fail_all(self, error: AccelError) -> None:
         """End everything that waits for the child."""
-        for each in self._asked.values():
-            if not each.done():
-                each.set_exception(self.poisoned(error))
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(self.poisoned(error))
         self._asked.clear()
         super().fail_all(error)
 
     def ask_to_close(self) -> None:
-        """Ask the child to give everything back and end."""
+        """Ask the child to release everything and end."""
         self._tell(Kind.CLOSE, now=True)
 
     def end(self) -> None:
-        """Take no more requests, and fail those in flight with :class:`ClosedError`."""
+        """Refuse further requests, and fail those in flight with :class:`ClosedError`."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)

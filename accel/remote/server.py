@@ -1,4 +1,4 @@
-"""The child's half: the same context and kernel actors as inline, which get ops from messages instead of a device actor."""
+"""The child's half: a context as inline, which gets its ops from messages of the parent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = ["Server"]
 
 
 _FAULTED = 3
-"""Exit status after a fault, which was reported before."""
+"""The exit code after a fault, which was reported before."""
 
 
 _REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
@@ -64,14 +64,14 @@ _REPORT = "This is an error in accel or in the backend: report it, with what the
 
 @dataclass(slots=True)
 class _Taken:
-    """The ops of a message that could be made in this process.
+    """The ops of a message, up to the first that cannot be made in this process.
 
     Attributes
     ----------
     ops, plans, made
-        The ops, what they do to memory, and refs of what they make.
+        The ops, their plans, and refs of their results.
     refused
-        What is wrong with the op behind them, if it could not be made; its ``op_index`` is that of the op.
+        The error of the op behind them, with its ``op_index``.
     """
 
     ops: list[KernelOp]
@@ -105,31 +105,31 @@ class Server:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Unmap the parent's blocks in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        """Unmap the parent's blocks in a fork; see :class:`accel.fork.Inherited`."""
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
-        """Prepare what is possible before a generation begins, and report that."""
+        """Make ready what is possible before a generation begins, and report that."""
         config, system = self._config, self._system
         module, _, name = config.backend.partition(":")
         backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
         self._files = DeviceFiles(getattr(backend, "device_files", ()))
         devices = await system.run_blocking(backend.devices)
-        description = next((each for each in devices if each.uuid == config.uuid), None)
+        description = next((device for device in devices if device.uuid == config.uuid), None)
         if description is None:
             raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
         options = dataclasses.replace(config.options, faults=self._script)
-        # The parent numbers buffers; buffers that only this process makes have negative numbers.
+        # The parent numbers buffers; those that only this process makes have negative numbers.
         numbers = itertools.count(-1, -1)
         self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._announcer)
         if isinstance(backend, PreloadsLibraries):
             await system.run_blocking(backend.preload, options.libraries)
-        gc.freeze()  # modules live as long as the process: without them, the collections at its end take 70 ms less
+        gc.freeze()  # modules live as long as the process: its last collections take 70 ms less
         if config.ahead == "context":
             await self._open()
         self._channel.send(Kind.WARM)
 
-    async def begin(self, begin: Begin) -> None:
+    async def _begin(self, begin: Begin) -> None:
         """Begin the generation, and report what its context offers."""
         core, self._has_begun = self._core, True
         core.memory_back.until = time.monotonic() + begin.patience
@@ -139,13 +139,13 @@ class Server:
             self._answers.begin()
         else:
             await self._open()
-        capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
+        capabilities = {name: sorted(dtype.value for dtype in dtypes) for name, dtypes in core.capabilities.items()}
         offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered, "graphs": core.has_graphs}
         self._channel.send(Kind.READY, json.dumps(offer).encode())
 
     async def _open(self) -> None:
-        """Make the context. Here it is always of generation 1: the parent alone knows how many there were."""
-        # Never restarted here: after a fault the parent makes another child.
+        """Make the context. Its generation is 1: only the parent counts them."""
+        # After a fault the parent starts another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
         self.context.opening = self._busy
@@ -157,7 +157,7 @@ class Server:
             self.context = context
 
     def on_fault(self, error: AccelError) -> NoReturn:
-        """Tell the parent, and end: a process that has lost its context has nothing more to give."""
+        """Report the fault to the parent, and end the process."""
         self.give_up(error)
 
     def _memory(self) -> tuple[int, int]:
@@ -166,12 +166,12 @@ class Server:
 
     def give_up(self, error: AccelError) -> NoReturn:
         """Tell the parent what ends the generation, and end."""
-        with contextlib.suppress(ClosedError):  # the parent is gone
+        with contextlib.suppress(ClosedError):  # the parent has ended
             self._channel.send(Kind.FAULT, encode_error(error), now=True)
         os._exit(_FAULTED)
 
     def broken(self, error: BaseException) -> None:
-        """End the generation for an unhandled error of accel's own, which may have lost the answer to an op."""
+        """End the generation after an error of accel itself, by which an answer may be lost."""
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
         self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
@@ -183,6 +183,8 @@ class Server:
             await self.dispatch(rest)
         elif rest:
             return
+        elif kind == Kind.BEGIN:
+            await self._begin(pickle.loads(data))
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
@@ -225,12 +227,12 @@ class Server:
         return True
 
     def _send_now(self, submission: RemoteOp | RemoteBatch) -> bool:
-        """Send ops on their way if nothing has to be waited for."""
+        """Dispatch ops if they need not wait."""
         context = self.context
         return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.batch_now(submission)
 
     def _submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
-        """Return the ops of a message, up to the first that cannot be made here, which is then the one that has failed."""
+        """Return the submission of a message; refuse it if the first op cannot be made here."""
         number, _, ids, actions, wires, freed = unpack(data)
         if freed:
             self._free(freed)
@@ -250,14 +252,14 @@ class Server:
         return batch.answered_by(self._answers, number)
 
     def _take(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _Taken:
-        """Return the ops of a message up to the first that cannot be made here, with refs of what they make, under the parent's numbers."""
+        """Return the ops of a message, with refs of their results under the parent's numbers."""
         taken = _Taken([], [], [])
         for index, (wire, mine) in enumerate(zip(wires, ids, strict=True)):
             try:
                 op = self._reader.read(wire)
                 plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
                 made = tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
-            except BaseException as raised:  # a user's class raises anything
+            except BaseException as raised:  # a class of a user's raises anything
                 taken.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)
                 break
             taken.ops.append(op)
@@ -266,7 +268,7 @@ class Server:
         return taken
 
     def _refuse(self, number: int, raised: BaseException) -> None:
-        """Answer a submission of which no op could be made here."""
+        """Fail a request that cannot be made a submission here."""
         error = op_error(raised, "taking an op", self._core.loop)
         self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
@@ -289,10 +291,11 @@ class Server:
         await self.dispatch(graph.answered_by(self._answers, number))
 
     def _learn(self, data: bytes) -> None:
-        """Take a NAMED message. Its object may be of a module that is imported here, which takes as long as any loading."""
+        """Handle a NAMED message. Loading its object may import a module."""
         (number,) = struct.unpack_from("<Q", data)
         named: object = None
-        with self._busy, contextlib.suppress(BaseException):  # an import raises anything; the ops that name the object are refused then
+        # An import raises anything. Ops that name the object are refused then.
+        with self._busy, contextlib.suppress(BaseException):
             named = pickle.loads(data[8:])
         self._reader.learn(number, named)
 
@@ -312,17 +315,17 @@ class Server:
         self._answers.flush()
 
     async def dispatch(self, submission: Any) -> None:
-        """Send a submission on its way, or answer it."""
+        """Dispatch a submission, or fail it."""
         try:
             if not (isinstance(submission, RemoteOp) and self.context.dispatch_now(submission)):
                 await self.context.dispatch(submission)
-        except (asyncio.CancelledError, GeneratorExit):  # the child ends: no code of users is awaited
+        except (asyncio.CancelledError, GeneratorExit):  # the child ends
             raise
         except BaseException as error:
             reject(submission, error, self._core.loop)
 
     async def _register(self, data: bytes) -> None:
-        """Open a library, and answer whether it is open. One that the generation began with stays registered if it is not."""
+        """Open a library, and answer. One of the begin of the generation stays registered."""
         number, registration = _number(data), pickle.loads(data[8:])
         name = registration.name
         is_new = name not in self._core.own
@@ -350,7 +353,7 @@ class Server:
             os.close(fd)
 
     def _compile(self, data: bytes) -> None:
-        """Compile in a task: a compilation takes no place in the order of ops."""
+        """Compile in a task, because a compilation takes no place in the order of ops."""
         task = asyncio.ensure_future(self._compiled(data))
         self._compiling.add(task)
         task.add_done_callback(self._compiling.discard)
@@ -364,7 +367,7 @@ class Server:
             if error.is_fault:
                 self.context.report_fault(error)
             self._answers.failed(number, error, -1)
-        except Exception as error:  # the compiler's bug is no reason to end the child
+        except Exception as error:  # a bug of the compiler does not end the child
             self._answers.failed(number, op_error(error, "compiling", self._core.loop, op="compile"), -1)
         else:
             self._channel.send(Kind.COMPILED, data[:8], layout)
@@ -379,7 +382,7 @@ class Server:
         return Injection("poison", error) if error.is_fault else error
 
     def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return the ref of a buffer. One that is not known yet is made by the batch that is being read, or refused when it is used."""
+        """Return the ref of a buffer, a new one if it is made by the message that is being read."""
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)
@@ -387,6 +390,6 @@ class Server:
 
 
 def _number(data: bytes) -> int:
-    """Return the number that a message begins with, by which the answer names it."""
+    """Return the number at the begin of a message, which its answer has."""
     (number,) = struct.unpack_from("<Q", data)
     return int(number)

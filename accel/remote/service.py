@@ -1,4 +1,4 @@
-"""The program of a child: it makes things ready, begins a generation when it is told, and hands the messages to what serves them."""
+"""The program of a child, which hands the messages of its parent to the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _OPS_IN_HAND = 0
-"""Kind of what is no message any more, but the ops that one has brought."""
+"""The kind of a submission that a message has become, and that has to wait."""
 
 
 async def serve(sock: socket.socket) -> None:
@@ -34,23 +34,23 @@ async def serve(sock: socket.socket) -> None:
 
 
 class _Service:
-    """Hands the messages to the server: at once, or, while one of them has to wait, in a queue."""
+    """Hands messages to the server: at once, or by a queue while one of them waits."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._inbox: asyncio.Queue[tuple[int, Any, list[int]] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._server: Server | None = None  # while nothing is in hand
+        self._server: Server | None = None  # set while no message is being handled
         self._channel = Channel(sock, self._loop, on_message=self._received, on_lost=lambda _: self._inbox.put_nowait(None))
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Close the descriptors of messages that wait, in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        """Close the descriptors of queued messages in a fork; see :class:`accel.fork.Inherited`."""
         while not self._inbox.empty():
             for fd in (self._inbox.get_nowait() or (0, b"", []))[2]:
                 os.close(fd)
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
+        if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
         rest: bool | RemoteOp | RemoteBatch = False
@@ -58,12 +58,12 @@ class _Service:
             rest = self._server.take_now(kind, data)
         if rest is False:
             self._inbox.put_nowait((kind, data, fds.copy()))
-            fds.clear()  # they are ours now
+            fds.clear()  # kept
         elif rest is not True:
             self._inbox.put_nowait((_OPS_IN_HAND, rest, []))
 
     async def run(self) -> None:
-        """Serve until the parent wants this to end, or is gone."""
+        """Serve until the parent closes the child, or has ended."""
         first = await self._inbox.get()
         if first is None:
             return
@@ -71,25 +71,15 @@ class _Service:
         ToldLog(self._channel, self._loop, config.log_level)
         async with ActorSystem("host") as system:
             server = Server(self._channel, config, system)
+            self._loop.set_exception_handler(partial(_mishap, server))
             try:
                 await server.prepare()
-                await self._until_begun(server)
+                await self._serve(server)
             except AccelError as error:
                 self._channel.send(Kind.REFUSED, encode_error(error))
                 self._channel.flush()
                 return
-            self._loop.set_exception_handler(partial(_mishap, server))
-            await self._serve(server)
         self._channel.close()
-
-    async def _until_begun(self, server: Server) -> None:
-        while (message := await self._inbox.get()) is not None and message[0] != Kind.CLOSE:
-            kind, data, fds = message
-            if kind == Kind.BEGIN:
-                await server.begin(pickle.loads(data))
-                return
-            await server.handle(kind, data, fds)
-        self._inbox.put_nowait(None)
 
     async def _serve(self, server: Server) -> None:
         inbox = self._inbox
@@ -114,7 +104,7 @@ def _mishap(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, 
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Return whether it was code of accel's, and not a user's, that the event loop called and that raised."""
+    """Return whether the callback that raised is of accel, and not of a user."""
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__"))

@@ -133,7 +133,7 @@ class StandbyActor(KeptProcess):
         if link is None or self._error is not None:  # promoted, or given up
             return
         if kind == Kind.WARM:
-            if self._ahead != "imports":  # the spare maps and registers host memory before its promotion
+            if self._ahead != "imports":  # it maps host memory before its promotion
                 for block in core.pinned.arena.blocks():
                     link.announce(block.number, block)
             self._on_context(link)

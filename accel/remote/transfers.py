@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +64,7 @@ class ArrayTransfers:
             self._over.set_result(None)
 
     async def send(self, submission: OpSubmission) -> None:
-        """Send an op with an array once there is room. One in pieces has ended when this returns."""
+        """Send an op with an array once there is room; if it moves in pieces, wait for its end."""
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         outgoing = await self._place(submission, 0, submission.op, plan)
@@ -75,32 +74,6 @@ class ArrayTransfers:
             outgoing.close()
         else:
             self._context.send_op(submission, plan, outgoing)
-
-    def placed(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
-        """Return filled places for the arrays of a batch, by the index of the op.
-
-        ``None`` if one has to wait for room, or they are too large to be copied on the loop.
-        """
-        with contextlib.ExitStack() as undo:
-            arrays: dict[int, SharedArray] = {}
-            nbytes = 0
-            for index, op in enumerate(ops):
-                array = array_of(op)
-                if array is None:
-                    continue
-                outgoing = self._arrays.take(array)
-                if outgoing is None:
-                    return None
-                undo.callback(outgoing.close)
-                arrays[index] = outgoing
-                nbytes += array.nbytes if outgoing.is_copied and type(op) is Put else 0
-                if nbytes > COPIED_HERE:
-                    return None
-            for index, outgoing in arrays.items():
-                if type(ops[index]) is Put:
-                    outgoing.fill()
-            undo.pop_all()
-        return arrays
 
     async def send_batch(self, submission: BatchSubmission) -> None:
         """Send the rest of a batch."""
@@ -166,7 +139,10 @@ class ArrayTransfers:
         if type(op) is not Put:
             return
         try:
-            await self._run_blocking(outgoing.fill)
+            if not outgoing.is_copied or outgoing.array.nbytes <= COPIED_HERE:
+                outgoing.fill()
+            else:
+                await self._run_blocking(outgoing.fill)
             self._context.check_alive()
         except Exception:  # not if this is cancelled: the copy goes on then
             outgoing.close()
@@ -185,7 +161,7 @@ class ArrayTransfers:
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
             if waiting.done() and context.fault is None:
                 return waiting.result()
-            if waiting.done() and waiting.exception() is None:  # the fault came in the same loop iteration
+            if waiting.done() and waiting.exception() is None:  # with a fault in the same iteration
                 self._pinned.arena.free(waiting.result())
             context.check_alive()
             return None
@@ -197,7 +173,7 @@ class ArrayTransfers:
     # -- pieces
 
     async def _in_pieces(self, submission: Submission, index: int, op: KernelOp, plan: Plan, piece: Block) -> None:
-        """Move the array of op ``index`` in pieces, the first one through ``piece``; settle the op."""
+        """Move the array of op ``index`` in pieces, the first through ``piece``; settle the op."""
         context, array, is_put = self._context, array_of(op), type(op) is Put
         assert array is not None, "other ops have no pieces"
         flat: np.ndarray[Any, Any] = array.reshape(-1).view(np.uint8)

@@ -41,8 +41,9 @@ class _Child(Protocol):
 class Watchdog:
     """Bounds every step of one child: its start, its answer to the oldest request, and its silence.
 
-    Only the time in which this process could read answers counts; see :class:`~accel.engine.stall.LoopClock`. A bound that has
-    expired is checked again after what has arrived meanwhile was read.
+    Only time counts in which this process could read answers; see
+    :class:`~accel.engine.stall.LoopClock`. A bound that has expired is checked again after the loop
+    has read what has arrived meanwhile.
 
     Parameters
     ----------
@@ -72,9 +73,9 @@ class Watchdog:
         self._period = min(shortest / 4, _PERIOD)
         self._clock = LoopClock(loop)
         self._step: _Step | None = None
-        self._oldest: list[tuple[OldestInFlight, float, str]] = []  # with the limit, and what expires
+        self._oldest: list[tuple[OldestInFlight, float, str]] = []  # with its limit and its message
         self.is_heard = False
-        self._asked: float | None = None  # when the first ping was sent that is not answered
+        self._asked: float | None = None  # when the oldest unanswered ping was sent
         self._next_ping = 0.0
         self._suspicion = ""
         self._handle = self._clock.arm(self._period, self._tick)
@@ -152,7 +153,7 @@ class Watchdog:
         return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
     def _silent(self) -> str:
-        """Return that the child is silent for too long. A starting one may be, a busy one for longer."""
+        """Return that the child is silent for too long, or ``""``. A starting one may be."""
         if self.is_heard or self.is_starting:
             self._asked = None
         limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy else 1)
