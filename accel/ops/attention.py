@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from accel.dtype import DType
 from accel.enums import Causal
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, planned, same_dtype, to_real
+from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, plan_of, planned, same_dtype, to_real
 from accel.ops.fields import set_fields, to_int, to_integer, unless_none
 from accel.ref import AccelRef
 
@@ -61,7 +61,10 @@ class AttentionForm(OutOp):
     def _planned(self, dtype: DType, **others: AccelRef) -> Plan:
         """Return the plan of an op that reads ``others`` besides q, k and v."""
         q, k, v = self.q, self.k, self.v
-        return planned(self.out, {"q": q, "k": k, "v": v, **others}, (*q.shape[:-1], v.shape[-1]), dtype, "attention")
+        shape = (*q.shape[:-1], v.shape[-1])
+        if self.out is None and not others:
+            return plan_of(((q, k, v), (), (Spec(shape, dtype),), "attention", dtype, False, None))
+        return planned(self.out, {"q": q, "k": k, "v": v, **others}, shape, dtype, "attention")
 
 
 def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
@@ -119,6 +122,8 @@ class Attention(AttentionForm):
             raise InvalidArgumentError(
                 f"q has {self.q.shape[0]} batches and k {self.k.shape[0]}", remedy="Give q, k and v of one batch size."
             )
+        if self.bias is None is self.lengths_q is self.lengths_kv:  # mostly there are none
+            return self._planned(dtype)
         others: dict[str, AccelRef] = {}
         if self.bias is not None:
             bias = others["bias"] = operand("bias", self.bias, ndim=4)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, as_shape, check_tf32, op, operand, planned, same_dtype
-from accel.ops.fields import set_fields, to_int
+from accel.ops.fields import integer, set_fields
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -46,9 +46,9 @@ class ConvolutionForm(OutOp):
 
     def __post_init__(self) -> None:
         """Convert ``stride``, ``padding``, ``dilation`` and ``groups``."""
-        rank = self.rank
+        rank, groups = self.rank, integer("groups", self.groups, "Give an int.")
         stride, dilation = steps_of("stride", self.stride, rank), steps_of("dilation", self.dilation, rank)
-        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation, groups=to_int("groups", self.groups))
+        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation, groups=groups)
 
     @abstractmethod
     def dtype(self) -> DType:

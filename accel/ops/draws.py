@@ -7,7 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -59,11 +59,7 @@ def _seed(name: str, value: object) -> int:
     return secrets.randbits(64) if value is None else whole(name, value, 0, _END)
 
 
-def _offset(name: str, value: object) -> int:
-    return whole(name, value, 0, _LONGEST)
-
-
-@op("rng", convert={"seed": _seed, "offset": _offset})
+@op("rng", convert={"seed": _seed, "offset": partial(whole, low=0, high=_LONGEST)})
 class Draw(OutOp):
     """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 

@@ -123,8 +123,7 @@ class Binary(_OfElements):
     @property
     def dtype(self) -> DType:
         """The operands' dtype."""
-        x = self.x if isinstance(self.x, AccelRef) else operand("y", self.y)
-        return x.dtype
+        return (self.x if isinstance(self.x, AccelRef) else operand("y", self.y)).dtype
 
     def is_plain(self) -> bool:
         """Return whether both operands are refs of one shape, and none is strided."""

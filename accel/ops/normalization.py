@@ -6,10 +6,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import OutOp, Plan, Shape, as_shape, op, operand, planned, same_dtype, to_real, to_shape
+from accel.ops.base import OutOp, Plan, Shape, op, operand, planned, same_dtype, to_real, to_shape
 from accel.ops.fields import to_axis, to_integer
 from accel.ops.pieces import axis_of, lines_of
 from accel.ref import AccelRef
@@ -128,19 +128,9 @@ class RowNorm(Norm):
         """Return the rows."""
 
 
-def _trailing(x: AccelRef, normalized_shape: Any) -> Shape:
-    """Return ``normalized_shape``, if ``x`` ends so."""
-    shape = as_shape(normalized_shape)
-    if not shape or x.shape[-len(shape) :] != shape:
-        raise InvalidArgumentError(
-            f"x has shape {x.shape}, which does not end in normalized_shape {normalized_shape}", remedy="Give the last dimensions of x."
-        )
-    return shape
-
-
-def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
+def trailing_rows(x: AccelRef, normalized_shape: int | Sequence[int]) -> NormRows:
     """Return the rows of an array whose last dimensions are normalized together."""
-    shape = as_shape(normalized_shape)
+    shape = cast("Shape", normalized_shape)
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
 
@@ -150,6 +140,16 @@ class _OfLast(RowNorm):
 
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
+
+    def trailing(self) -> Shape:
+        """Return ``normalized_shape``, if ``x`` ends so."""
+        shape = cast("Shape", self.normalized_shape)
+        if not shape or self.x.shape[-len(shape) :] != shape:
+            raise InvalidArgumentError(
+                f"x has shape {self.x.shape}, which does not end in normalized_shape {shape}",
+                remedy="Give the last dimensions of x.",
+            )
+        return shape
 
     def rows(self) -> NormRows:
         return trailing_rows(self.x, self.normalized_shape)
@@ -176,7 +176,7 @@ class LayerNorm(_OfLast):
     bias: AccelRef | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
-        shape = _trailing(self.x, self.normalized_shape)
+        shape = self.trailing()
         return Parameter("weight", self.weight, shape), Parameter("bias", self.bias, shape)
 
 
@@ -202,7 +202,7 @@ class RmsNorm(_OfLast):
     eps: float = 1e-6
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("weight", self.weight, _trailing(self.x, self.normalized_shape)),)
+        return (Parameter("weight", self.weight, self.trailing()),)
 
 
 _GROUPS = "Give (N, C, ...), and a number of groups that divides C."
