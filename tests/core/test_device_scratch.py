@@ -36,6 +36,7 @@ class Worked:
 
     def __init__(self) -> None:
         self.addresses: list[int] = []
+        self.of_nothing: list[int] = []
         self.known: dict[Any, int] = {}
         self.measured: list[threading.Thread] = []
 
@@ -53,6 +54,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
         original(lane.device, "elementwise")["unary"](lane, op, plan, [work], [result])
 
     def binary(lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
+        said.of_nothing.append(outputs[-1])
         original(lane.device, "elementwise")["binary"](lane, op, plan, inputs, outputs)
 
     kernels: dict[str, Kernel] = {"unary": unary, "binary": binary}
@@ -145,6 +147,16 @@ async def test_it_is_there_for_the_op_and_then_for_the_next(worked: Worked, rng:
         assert worked.measured[0] is not threading.current_thread()
         np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), x + x)
         assert len(set(worked.addresses)) <= 2, "it and the result change places, at most"
+
+
+async def test_an_op_that_works_in_no_bytes_takes_no_memory(worked: Worked) -> None:
+    async with opened() as device:
+        ref = await device.zeros(1000)
+        for _ in range(3):
+            await device.elementwise.binary("add", ref, ref)
+        async with device.batch() as batch:
+            batch.elementwise.binary("add", ref, ref)
+    assert worked.of_nothing == [0] * 4
 
 
 async def test_it_counts_against_the_limit(worked: Worked) -> None:
