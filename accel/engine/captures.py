@@ -39,14 +39,14 @@ class Captures:
         self._lanes: weakref.WeakSet[WaitsForCaptures] = weakref.WeakSet()
 
     def add(self, lane: WaitsForCaptures) -> None:
-        """Let a lane know when all captures are over."""
+        """Have ``lane.go_on()`` called when all captures are over."""
         self._lanes.add(lane)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
-        """Let no work of other libraries be marked inside the block.
+        """Keep work of other libraries from being marked inside the block.
 
-        On the loop's thread; other tasks run meanwhile.
+        For the loop's thread; other tasks run meanwhile.
         """
         self.count += 1
         try:
@@ -59,10 +59,9 @@ class Captures:
 
 
 def captures_of(core: DeviceCore) -> Captures:
-    """Return those of a device.
+    """Return the captures of a device.
 
-    All its contexts in a system have them in common: they may share what the driver calls a
-    context.
+    All its contexts in a system share them, because these may be one context of the driver.
     """
     found: Captures = core.shared.setdefault((Captures, core.name), Captures())
     return found

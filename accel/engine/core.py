@@ -40,8 +40,8 @@ class DeviceCore:
     Parameters
     ----------
     system, backend, description, options, shared
-        Where it was opened, what it is, how it was opened, and what it has in common with other
-        devices of the system.
+        The system, the backend with its description of the device, the options, and the state that
+        the devices of the system share.
     name
         Such as ``"cpu:0"``; ``None``: as described.
     numbers
@@ -61,19 +61,19 @@ class DeviceCore:
     durable : DurableBook
         The buffers that outlive a generation.
     keeper : DurableKeeper
-        The book, or in a child what tells the parent.
+        The book; in a child the messages to the parent.
     pinned : PinnedMemory
-        Host memory for arrays that move fast.
+        Pinned host memory for ``put`` and ``get``.
     memory_back : MemoryBack
-        Asks for contexts and slabs.
+        Tries again where memory of the context before is not free yet.
     disposal : Disposal
         Closes descriptors.
     workload : Workload
-        Counts what is on its way.
+        Counts submissions that wait, are in hand, or have retired.
     own : dict
         Name -> registration, of the libraries of the user's own.
     own_listeners : list of callable
-        Called when that has changed.
+        Called when a library was registered or unregistered.
     families : dict
         Name -> family, of the families from outside ``accel`` whose ops were sent.
     capabilities : Mapping

@@ -101,8 +101,7 @@ class Failures:
         """Have a lane's stream report what its work raises, if it can."""
         stream, raised = lane.stream, self.raised
         if isinstance(stream, ReportsFailures):
-            # Ops are enqueued in the order of their numbers: the op that is being enqueued has the
-            # next.
+            # Ops are enqueued in the order of their numbers: the one being enqueued has the next.
             stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: raised.append(((lane, seq), error)))
             self.is_tracking = self._is_listening = True
 
@@ -121,7 +120,7 @@ class Failures:
     def enlist(self, lane: StreamClock, seq: int, plan: Plan) -> None:
         """Record what an op reads and overwrites. Called before its uses are recorded.
 
-        Where nothing is in flight and all memory is sound, there is nothing to take note of.
+        Where nothing is in flight and all memory is sound, nothing is recorded.
         """
         blocks, uses = self._buffers.blocks, _Uses()
         for ref in plan.reads:
@@ -208,7 +207,7 @@ class Failures:
         uses = self.uses.get((lane, seq))
         if uses is not None:
             self._dropped.append((lane, seq))
-            uses.reads = uses.replaces
+            uses.reads = uses.replaces  # its readers get the contents that it did not overwrite
             if uses.replaced is not None:
                 self._spread({(lane, seq)}, uses.replaced)
 

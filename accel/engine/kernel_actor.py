@@ -1,8 +1,8 @@
 """The kernel actor of a library: opens, owns and closes what it needs in a context's lanes.
 
-It is a child of the context's actor, made at the library's first use; if it cannot open the
-library, it ends with why, and the library's next op makes another one. Ops do not pass through it:
-they go from the context to a lane.
+It is a child of the context's actor, started at the library's first use. If the library cannot be
+opened, the actor stops with the error, and the library's next op starts another one. Ops do not
+pass through it: they go from the context to a lane.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ logger = get_logger()
 T = TypeVar("T")
 
 NEVER_ENDS = RestartStrategy(decide=lambda _: Directive.RESUME)
-"""For actors that answer an op with what goes wrong in it, and go on, whatever that is."""
+"""For actors that answer each op with its own error, and go on."""
 
 
 class KernelActor(Actor["Lane | Unregistration", None]):
     """Owns the workspaces and kernels of one library in a context, or the instance of a user's.
 
-    Its messages are further lanes that are to take the library's ops, and the end of a library of
-    the user's.
+    Its messages are further lanes for the library's ops, and the end of a user's library.
 
     Parameters
     ----------
@@ -58,12 +57,12 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         self._own: OwnLibrary | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Open the library, and let its ops come."""
+        """Open the library, and route its ops to a lane."""
         try:
             await self._open()
         except AccelError as error:
-            # The actor's start keeps the error: no frame in its traceback may have the
-            # registration, and so what this was made with.
+            # The actor's start keeps the error, and the frames of its traceback would keep the
+            # registration, with its arguments.
             raise error.with_traceback(None)  # noqa: B904
 
     async def _open(self) -> None:
@@ -97,8 +96,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             return
         made = self._context
         try:
-            # What is in the streams now may be of the library: also batches, and replays of graphs,
-            # in lanes that are not its own.
+            # Batches and replays of graphs may have ops of the library in any lane.
             await made.wait_passed([(lane, lane.issued) for lane in made.lanes.all])
             with made.opening:
                 await self._close()
@@ -108,9 +106,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def stopped(self, context: ActorContext) -> None:
         """Close the instance of a user's library.
 
-        If the context has faulted, or ends with work in flight, the instance is abandoned.
-
-        What the library has in the lanes goes with them.
+        If the context has faulted, or ends with work in flight, the instance is abandoned. The
+        library's workspaces and kernels end with the lanes.
         """
         if self._context.fault is None and not self._context.in_flight:
             await self._close()

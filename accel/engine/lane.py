@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from accel._log import get_logger
 from accel.backend import Injection, TakesWorkspace
 from accel.engine.captures import captures_of
-from accel.engine.dropped import pass_over
 from accel.engine.launches import LaunchContext, OpSubmission
+from accel.engine.marks import pass_over
 from accel.engine.op_error import op_error
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError

@@ -75,7 +75,7 @@ class Libraries:
                 if not opening.cancelled():  # else its context ended
                     opening.result()
         except AccelError as error:
-            # Where this context has faulted meanwhile, there are no more actors of it.
+            # If this context has faulted meanwhile, its actors have stopped.
             if context.fault is None and not error.is_fault:
                 # A copy: the task and the actor keep the error that they ended with, and its
                 # traceback would keep the callers' frames.
@@ -127,7 +127,7 @@ class Libraries:
             context.retire(submission, 1, 0, is_last=True)
 
     async def aclose(self) -> None:
-        """Cancel what closes libraries: the context ends."""
+        """Cancel the tasks that close libraries: the context ends."""
         for task in tuple(self._closings):
             task.cancel()
             await asyncio.wait((task,))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from accel.errors import AccelError
+
 if TYPE_CHECKING:
     from accel.backend import AccelEvent
-    from accel.engine.launches import LaunchContext
+    from accel.engine.launches import LaunchContext, Sendable
     from accel.engine.stream_clock import StreamClock
-    from accel.errors import AccelError
 
-__all__ = ["LaneMark"]
+__all__ = ["LaneMark", "pass_over"]
 
 
 class LaneMark:
@@ -20,15 +21,15 @@ class LaneMark:
     Parameters
     ----------
     context
-        Told of what keeps the mark from being passed.
+        Gets the fault that keeps the mark from being passed.
     lane
-        Whose end is marked.
+        The lane that is marked.
     seq
-        The number that is over then.
+        The last sequence number before the mark.
     event
-        Recorded in the lane's stream.
+        The mark in the lane's stream.
     kind
-        What the duration is predicted by.
+        Key of the predicted duration.
     """
 
     __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
@@ -51,3 +52,25 @@ class LaneMark:
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""
         self._context.report_fault(error)
+
+
+def pass_over(context: LaunchContext, group: Sendable) -> None:
+    """Move the lane's clock past the numbers of a dropped group, also if nothing comes after it.
+
+    Its lane waits, in its stream, for what the group depends on: the recorded uses stand for that.
+    """
+    lane, launches = group.lane, group.launches
+    if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
+        lane.complete(launches[-1].seq)
+        return
+    event = lane.events.take()
+    try:
+        is_over = lane.stream.record(event)
+    except AccelError as error:
+        context.report_fault(error)
+        return
+    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
+    if is_over:
+        mark.complete()
+    else:
+        context.watcher.watch(mark)

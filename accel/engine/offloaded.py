@@ -23,7 +23,7 @@ class OffloadedCalls:
     """The calls of one context that run beside the loop.
 
     The wait for a call can be cancelled; the call itself cannot be, and goes on using streams,
-    handles and memory. So these are given back by way of :meth:`when_over`.
+    handles and memory. So they are closed through :meth:`when_over`.
 
     Parameters
     ----------

@@ -36,10 +36,10 @@ _ALIGNED = 16
 
 
 class JoinsUses(Protocol):
-    """Has the uses of several buffers tracked as one, also those by other libraries."""
+    """Tracks the uses of several buffers as one, also those by other libraries."""
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return what stands for the uses of several buffers from now on."""
+        """Return the one usage that several buffers have from now on."""
 
 
 class _GraphContext(LaunchContext, Protocol):
@@ -74,17 +74,17 @@ class Program:
     ops, plans, outputs : sequence
         As they were recorded.
     made : sequence of AccelRef
-        All of ``outputs``, what the kernels work in, and where they write their statuses.
+        All refs of ``outputs``, the scratch memory, and the memory of the statuses.
     native : object
-        What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued
-        one by one.
+        The backend's one command for it, with a ``close`` method; ``None`` where the ops are
+        enqueued one by one.
     own : sequence of OwnLibrary
         Registered libraries whose kernels it calls, or has captured.
     called : tuple or None
-        What each :class:`Call` writes and makes.
+        The refs that each :class:`Call` writes, and the specs of its results.
     handle : AccelRef
-        Stands for the program as for a buffer: replays write it, so that they follow each other,
-        and its end is the program's.
+        Stands for the program like a buffer: replays write it, so that they follow each other, and
+        freeing it ends the program.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Program:
         own = {ref.buffer for ref in program.made}
         read: dict[int, AccelRef] = {}
         written: dict[int, AccelRef] = {}
-        renewed: set[int] = set(own)  # nothing that was there before is left
+        renewed: set[int] = set(own)  # wholly overwritten so far: earlier contents are not read
         for number, plan in enumerate(plans, 1):
             if not number % EVERY and turn.is_over:
                 await turn.next()
@@ -339,7 +339,7 @@ class Call(Replay):
     inputs, results
         Buffers of the program's own.
     operands
-        What is copied to ``inputs``, and behind that what else the ops read, where it is.
+        The refs that are copied to ``inputs``, and then those that the ops read in place.
     """
 
     kind: ClassVar[str] = "call"

@@ -18,7 +18,7 @@ _CHECKS = 8
 """Checks within ``stall_after``: a stall is seen an eighth of it late at most."""
 
 _KINDS = 256
-"""How many kinds of slow work are remembered with how long they take."""
+"""The most kinds of slow work whose durations are remembered."""
 
 _LATE = 0.1
 """Seconds by which a timer may be late without the loop counting as stopped."""
@@ -38,7 +38,7 @@ class LoopClock:
     Attributes
     ----------
     seconds : float
-        As of the last timer.
+        The count at the last timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,7 +62,7 @@ class LoopClock:
 
 
 class OldestInFlight:
-    """The oldest work in flight, and for how long it has been so.
+    """The oldest work in flight, and since when it is the oldest.
 
     Work waits for what was sent before it, and for nothing else. So the oldest waits for nothing:
     if it does not end, the device makes no progress, whatever goes on in other streams.
@@ -70,18 +70,18 @@ class OldestInFlight:
     Parameters
     ----------
     first
-        Returns what names the oldest work in flight and its progress; ``None`` where nothing is in
+        Returns a key of the oldest work in flight, with its progress; ``None`` where nothing is in
         flight.
     busy_seconds
-        Returns for how many seconds so far something was opened, loaded or compiled that work may
+        Returns the seconds so far in which something was opened, loaded or compiled that work may
         wait for.
     allowance
-        How many of these seconds do not count, for each work that is the oldest.
+        The most of these seconds that are not counted in the age of one work.
 
     Attributes
     ----------
     key : object
-        What ``first`` returned at the last look.
+        Returned by ``first`` at the last look.
     """
 
     def __init__(self, first: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:
