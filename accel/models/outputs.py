@@ -238,7 +238,9 @@ class OutputSpecs:
                 ends = {key: _ends(inner, each) for key, each in {id(each): each for each in sizes}.items()}
                 parts = [part[ends[id(each)]] for part, each in zip(parts, sizes, strict=True)]
             found.append(parts)
-        return found[0] if self.structure == "array" else list(map(self.joined, zip(*found, strict=True)))
+        if self.structure == "array":
+            return found[0]
+        return [self.joined(answer) for answer in (zip(*found, strict=True) if found else [()] * len(sizes))]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """Return arrays as the model returns them: one array, a tuple or a dict."""

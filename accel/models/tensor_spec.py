@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -320,8 +321,10 @@ def _misfit(name: str, shape: tuple[int, ...], expected: tuple[int | str, ...], 
 
 def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:
     axis = spec.batch_axis or 0
-    if not axis and len(shape) > 1 and len(rows) == shape[0] and set(map(attrgetter("shape"), rows)) == {shape[1:]}:
-        return np.concatenate(rows).reshape(shape)  # np.stack takes three times as long
+    # No row is longer than its place in any dimension: if there are as many elements, all are as long.
+    if not axis and len(shape) > 1 and sum(map(attrgetter("size"), rows)) == math.prod(shape):
+        # An item is read where it is. np.stack takes three times as long as np.concatenate.
+        return (rows[0] if len(rows) == 1 else np.concatenate(rows)).reshape(shape)
     return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)], axis)
 
 
