@@ -172,8 +172,8 @@ class KernelOp(ABC, Generic[R_co]):
 
     library: ClassVar[str]
     kind: ClassVar[str]
-    conversions: ClassVar[Mapping[str, Conversion]] = {}
-    """Name of a field -> what brings it into the form that kernels read; see :func:`op`."""
+    conversions: ClassVar[tuple[tuple[str, Callable[[str, Any], Any], frozenset[type]], ...]] = ()
+    """Names of fields, and the function and the plain types of their conversions; see :func:`op`."""
     derived: Any
 
     def takes_strided(self, ref: AccelRef) -> bool:
@@ -218,7 +218,8 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
         cls.kind = kind or _WORD.sub("_", cls.__name__).lower()
         has_fields = bool(inspect.get_annotations(cls))  # else the base's methods do, and half of the import's time is saved
         if convert:
-            cls.conversions = {**cls.conversions, **{name: converting(given) for name, given in convert.items()}}
+            of_bases = [each for each in cls.conversions if each[0] not in convert]
+            cls.conversions = (*of_bases, *[(name, *converting(given)) for name, given in convert.items()])
             if not hasattr(cls, "__post_init__"):
                 has_fields = True
                 cast("Any", cls).__post_init__ = convert_fields

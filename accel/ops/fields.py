@@ -73,7 +73,7 @@ def set_fields(frozen: object, /, **values: object) -> None:
 
 def convert_fields(frozen: Any) -> None:
     """Convert the fields of an op as its class says; the ``__post_init__`` of most."""
-    for name, (convert, plain) in frozen.conversions.items():
+    for name, convert, plain in frozen.conversions:
         value = getattr(frozen, name)
         if type(value) not in plain:
             object.__setattr__(frozen, name, convert(name, value))
