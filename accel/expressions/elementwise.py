@@ -31,8 +31,6 @@ def _floating(name: str, instruction: str = "") -> Unary:
     """Return a function of floats; integers are converted to the default float."""
 
     def call(self: Any, x: Array, /) -> Array:
-        if not isinstance(x, Array):
-            raise _no_array(x)
         return apply(instruction or name, cast(x, DEFAULT["real floating"]) if x.dtype in _WHOLE else x)
 
     return _named(call, name, f"{name} of each element.")  # type: ignore[no-any-return]
@@ -42,8 +40,6 @@ def _rounding(name: str, instruction: str = "") -> Unary:
     """Return a function that leaves integers as they are."""
 
     def call(self: Any, x: Array, /) -> Array:
-        if not isinstance(x, Array):
-            raise _no_array(x)
         return x if x.dtype in _WHOLE else apply(instruction or name, x)
 
     return _named(call, name, f"{name} of each element; integers stay as they are.")  # type: ignore[no-any-return]
@@ -53,8 +49,6 @@ def _testing(name: str, of_integers: bool) -> Unary:
     """Return a test, which is the same for all integers."""
 
     def call(self: Any, x: Array, /) -> Array:
-        if not isinstance(x, Array):
-            raise _no_array(x)
         if x.dtype in _WHOLE:
             return apply("equal" if of_integers else "not_equal", x, x)
         return apply(name, x)
@@ -64,8 +58,6 @@ def _testing(name: str, of_integers: bool) -> Unary:
 
 def _unary(name: str, instruction: str = "", *, dtype: DType | None = None) -> Unary:
     def call(self: Any, x: Array, /) -> Array:
-        if not isinstance(x, Array):
-            raise _no_array(x)
         return apply(instruction or name, x if dtype is None else cast(x, dtype))
 
     return _named(call, name, f"{name} of each element.")  # type: ignore[no-any-return]
@@ -80,10 +72,6 @@ def _binary(name: str, instruction: str = "", *, dtype: DType | None = None, flo
         return apply(instruction or name, x1, x2, dtype=wanted)
 
     return _named(call, name, f"{name} of elements, which are promoted and broadcast; one of the two may be a number.")  # type: ignore[no-any-return]
-
-
-def _no_array(x: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{x!r:.100} is not an array", remedy="Make one of it: xp.asarray(...).")
 
 
 class ElementwiseFunctions(Functions):

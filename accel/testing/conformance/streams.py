@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -13,6 +12,7 @@ import numpy as np
 from accel.backend import Injection
 from accel.completion.semaphore import Semaphore
 from accel.errors import AccelError, ClosedError, FaultScope
+from accel.testing.conformance.device_harness import PATIENCE, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +39,6 @@ __all__ = [
     "check_wait_takes_the_mark_as_it_is_now",
 ]
 
-_PATIENCE = 20.0  # seconds; a fault of real hardware takes up to half a second to surface
-
 
 class _Hang:
     """A stream stopped by an injection until it is let go."""
@@ -50,7 +48,7 @@ class _Hang:
         device.inject(Injection("hang", release=self._wait), stream)
 
     def _wait(self) -> None:
-        self._let_go.wait(_PATIENCE)
+        self._let_go.wait(PATIENCE)
 
     def end(self) -> None:
         """Let the stream go on."""
@@ -64,6 +62,21 @@ def _hang(device: AccelDevice, stream: AccelStream) -> Iterator[_Hang]:
         yield hang
     finally:
         hang.end()
+
+
+@contextlib.contextmanager
+def _streams(harness: Harness) -> Iterator[tuple[AccelDevice, AccelStream, AccelStream]]:
+    """Open a context with two streams."""
+    with harness.open_context() as device:
+        yield device, device.create_stream(), device.create_stream()
+
+
+@contextlib.contextmanager
+def _memory(device: AccelDevice, nbytes: int) -> Iterator[int]:
+    """Give the address of memory, which is freed."""
+    slab = device.create_slab(nbytes)
+    yield slab.address
+    slab.close()
 
 
 def _mark(device: AccelDevice, stream: AccelStream) -> AccelEvent:
@@ -85,16 +98,9 @@ async def _bounded(what: str, call: Callable[[], object]) -> None:
             outcome.append(None)
 
     threading.Thread(target=run, name="accel-conformance", daemon=True).start()
-    await _until(what, lambda: bool(outcome))
+    await until(what, lambda: bool(outcome))
     if outcome[0] is not None:
         raise outcome[0]
-
-
-async def _until(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not end within {_PATIENCE} s"
-        await asyncio.sleep(0)
 
 
 async def _fault(what: str, call: Callable[[], object]) -> AccelError:
@@ -127,8 +133,8 @@ def _read(device: AccelDevice, address: int, nbytes: int) -> bytes:
 
 async def check_event_never_recorded_has_passed(harness: Harness) -> None:
     """Check that a fresh event counts as complete, to queries, to threads and to streams."""
-    with harness.open_context() as device:
-        stream, event = device.create_stream(), device.create_event()
+    with _streams(harness) as (device, stream, _):
+        event = device.create_event()
         assert event.query() is True, "a fresh event has not passed"
         await _bounded("event.synchronize()", event.synchronize)
         stream.wait(event)
@@ -139,8 +145,7 @@ async def check_event_never_recorded_has_passed(harness: Harness) -> None:
 
 async def check_events_pass_with_their_stream(harness: Harness) -> None:
     """Check that a mark is passed after everything enqueued before it, and not before."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
+    with _streams(harness) as (device, stream, _):
         with _hang(device, stream) as hang:
             event = device.create_event()
             assert stream.record(event) is False, "record() says that a hanging stream has passed the mark"
@@ -152,8 +157,7 @@ async def check_events_pass_with_their_stream(harness: Harness) -> None:
 
 async def check_event_recorded_again_marks_the_new_place(harness: Harness) -> None:
     """Check that an event that has passed can be recorded again, and has then not passed until the new place is."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
+    with _streams(harness) as (device, stream, _):
         event = _mark(device, stream)
         await _bounded("event.synchronize()", event.synchronize)
         with _hang(device, stream) as hang:
@@ -166,68 +170,56 @@ async def check_event_recorded_again_marks_the_new_place(harness: Harness) -> No
 
 async def check_stream_keeps_its_order(harness: Harness) -> None:
     """Check that work of one stream runs in the order in which it was enqueued, large and small mixed."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
-        rounds, nbytes = 50, 1 << 20
-        slab = device.create_slab(nbytes + rounds)
+    rounds, nbytes = 50, 1 << 20
+    with _streams(harness) as (device, stream, _), _memory(device, nbytes + rounds) as address:
         for number in range(rounds):
             size = nbytes if harness.rng.integers(2) else 1
-            stream.fill(slab.address + nbytes - size, bytes([number + 1]), size)
-            stream.copy(slab.address + nbytes + number, slab.address + nbytes - 1, 1)
+            stream.fill(address + nbytes - size, bytes([number + 1]), size)
+            stream.copy(address + nbytes + number, address + nbytes - 1, 1)
         await _bounded("stream.synchronize()", stream.synchronize)
-        got = _read(device, slab.address + nbytes, rounds)
+        got = _read(device, address + nbytes, rounds)
         assert got == bytes(range(1, rounds + 1)), f"the work ran in another order: {list(got)} (seed {harness.seed})"
-        slab.close()
 
 
 async def check_streams_overlap(harness: Harness) -> None:
     """Check that a stream that stands still holds no other stream up."""
-    with harness.open_context() as device:
-        first, second = device.create_stream(), device.create_stream()
-        slab = device.create_slab(1 << 20)
-        with _hang(device, first) as hang:
-            event = _mark(device, first)
-            second.fill(slab.address, b"\x07", 1 << 20)
-            await _bounded("the other stream's synchronize()", second.synchronize)
-            assert event.query() is False
-            hang.end()
-            await _bounded("stream.synchronize()", first.synchronize)
-        slab.close()
+    with _streams(harness) as (device, first, second), _memory(device, 1 << 20) as address, _hang(device, first) as hang:
+        event = _mark(device, first)
+        second.fill(address, b"\x07", 1 << 20)
+        await _bounded("the other stream's synchronize()", second.synchronize)
+        assert event.query() is False
+        hang.end()
+        await _bounded("stream.synchronize()", first.synchronize)
 
 
 async def check_wait_orders_streams(harness: Harness) -> None:
     """Check that work enqueued after ``wait`` sees what was enqueued before the mark in the other stream."""
-    with harness.open_context() as device:
-        writer, reader = device.create_stream(), device.create_stream()
-        slab = device.create_slab(1 << 20)
+    with _streams(harness) as (device, writer, reader), _memory(device, 1 << 20) as address:
         half = 1 << 19
-        writer.fill(slab.address, b"\0", 1 << 20)
+        writer.fill(address, b"\0", 1 << 20)
         await _bounded("stream.synchronize()", writer.synchronize)
         with _hang(device, writer) as hang:
-            writer.fill(slab.address, b"\x09", half)
+            writer.fill(address, b"\x09", half)
             reader.wait(_mark(device, writer))
-            reader.copy(slab.address + half, slab.address, half)
+            reader.copy(address + half, address, half)
             assert _mark(device, reader).query() is False, "the waiting stream went on"
             hang.end()
             await _bounded("stream.synchronize()", reader.synchronize)
-        assert _read(device, slab.address + half, half) == b"\x09" * half, "the reader ran before the writer"
-        slab.close()
+        assert _read(device, address + half, half) == b"\x09" * half, "the reader ran before the writer"
 
 
 async def check_wait_takes_the_mark_as_it_is_now(harness: Harness) -> None:
     """Check that recording an event again changes nothing for a stream that waits for its earlier mark."""
-    with harness.open_context() as device:
-        first, second = device.create_stream(), device.create_stream()
-        with _hang(device, first) as earlier:
-            event = _mark(device, first)
-            second.wait(event)
-            with _hang(device, first) as later:
-                first.record(event)
-                earlier.end()
-                await _bounded("the waiting stream's synchronize()", second.synchronize)
-                assert event.query() is False, "the event recorded again shows the earlier mark"
-                later.end()
-                await _bounded("stream.synchronize()", first.synchronize)
+    with _streams(harness) as (device, first, second), _hang(device, first) as earlier:
+        event = _mark(device, first)
+        second.wait(event)
+        with _hang(device, first) as later:
+            first.record(event)
+            earlier.end()
+            await _bounded("the waiting stream's synchronize()", second.synchronize)
+            assert event.query() is False, "the event recorded again shows the earlier mark"
+            later.end()
+            await _bounded("stream.synchronize()", first.synchronize)
 
 
 async def check_host_function_runs_after_the_work_before_it(harness: Harness) -> None:
@@ -238,7 +230,7 @@ async def check_host_function_runs_after_the_work_before_it(harness: Harness) ->
             stream.launch_host_function(semaphore)
             assert not semaphore.try_acquire(), "the host function ran before the work ahead of it"
             hang.end()
-            await _until("waiting for the host function", semaphore.try_acquire)
+            await until("the call of the host function", semaphore.try_acquire)
             await _bounded("stream.synchronize()", stream.synchronize)
         assert not semaphore.try_acquire(), "the host function ran twice"
 
@@ -260,28 +252,25 @@ async def check_host_function_never_runs_after_a_fault(harness: Harness) -> None
 
 async def check_poison_reaches_every_wait(harness: Harness) -> None:
     """Check that after a fault, queries and waits for marks that were not passed raise it in bounded time, each an instance of its own."""
-    with harness.open_context() as device:
-        stream, other = device.create_stream(), device.create_stream()
-        with _hang(device, other) as hang:
-            elsewhere = _mark(device, other)
-            device.inject(Injection("poison"), stream)
-            with contextlib.suppress(AccelError):  # a driver may know already
-                event = _mark(device, stream)
-                await _fault("event.synchronize()", event.synchronize)
-                await _fault("event.query()", event.query)
-            first = await _fault("stream.synchronize()", stream.synchronize)
-            second = await _fault("stream.synchronize()", stream.synchronize)
-            assert first is not second, "two waiters got the same instance"
-            hang.end()
-            await _fault("another stream's event.synchronize()", elsewhere.synchronize)
-            await _fault("another stream's event.query()", elsewhere.query)
-            await _fault("another stream's synchronize()", other.synchronize)
+    with _streams(harness) as (device, stream, other), _hang(device, other) as hang:
+        elsewhere = _mark(device, other)
+        device.inject(Injection("poison"), stream)
+        with contextlib.suppress(AccelError):  # a driver may know already
+            event = _mark(device, stream)
+            await _fault("event.synchronize()", event.synchronize)
+            await _fault("event.query()", event.query)
+        first = await _fault("stream.synchronize()", stream.synchronize)
+        second = await _fault("stream.synchronize()", stream.synchronize)
+        assert first is not second, "two waiters got the same instance"
+        hang.end()
+        await _fault("another stream's event.synchronize()", elsewhere.synchronize)
+        await _fault("another stream's event.query()", elsewhere.query)
+        await _fault("another stream's synchronize()", other.synchronize)
 
 
 async def check_nothing_succeeds_after_a_fault(harness: Harness) -> None:
     """Check that work that is enqueued in a poisoned context is refused, or its mark is never passed."""
-    with harness.open_context() as device:
-        stream, other = device.create_stream(), device.create_stream()
+    with _streams(harness) as (device, stream, other):
         await _poison(device, stream)
         for each in (stream, other):
             with contextlib.suppress(AccelError):
@@ -292,8 +281,7 @@ async def check_nothing_succeeds_after_a_fault(harness: Harness) -> None:
 
 async def check_marks_seen_before_a_fault_stay_passed(harness: Harness) -> None:
     """Check that a mark that was seen to be passed is passed after the fault too."""
-    with harness.open_context() as device:
-        stream, other = device.create_stream(), device.create_stream()
+    with _streams(harness) as (device, stream, other):
         events = [_mark(device, stream), _mark(device, other)]
         for event in events:
             await _bounded("event.synchronize()", event.synchronize)
@@ -304,43 +292,36 @@ async def check_marks_seen_before_a_fault_stay_passed(harness: Harness) -> None:
 
 async def check_fill_writes_patterns(harness: Harness) -> None:
     """Check that fill writes patterns of 1, 2, 4, 8 and 16 bytes, as often as asked, and nothing beside them."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
-        slab = device.create_slab(1 << 20)
+    with _streams(harness) as (device, stream, _), _memory(device, 1 << 20) as address:
         for width in (1, 2, 4, 8, 16):
             for count in (0, 1, 3, int(harness.rng.integers(4, 60_000))):
                 what = f"fill of {count} x {width} bytes (seed {harness.seed})"
                 pattern = harness.rng.bytes(width)
-                stream.fill(slab.address, b"\xa5", width * count + 512)
-                stream.fill(slab.address + 256, pattern, count)
+                stream.fill(address, b"\xa5", width * count + 512)
+                stream.fill(address + 256, pattern, count)
                 await _bounded(what, stream.synchronize)
-                got = _read(device, slab.address, width * count + 512)
+                got = _read(device, address, width * count + 512)
                 assert got[256 : 256 + width * count] == pattern * count, f"{what}: other bytes were written"
                 assert got[:256] == got[256 + width * count :] == b"\xa5" * 256, f"{what}: wrote beside the memory"
-        slab.close()
 
 
 async def check_copy_moves_bytes(harness: Harness) -> None:
     """Check that copies of any size move exactly their bytes."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
-        slab = device.create_slab(4 << 20)
+    with _streams(harness) as (device, stream, _), _memory(device, 4 << 20) as address:
         half = 2 << 20
         for nbytes in (0, 1, 255, 4096, int(harness.rng.integers(1 << 16, half - 512))):
             data = np.frombuffer(harness.rng.bytes(nbytes), np.uint8).tobytes()
-            stream.copy_htod(slab.address, memoryview(data))
-            stream.fill(slab.address + half, b"\xa5", nbytes + 256)
-            stream.copy(slab.address + half, slab.address, nbytes)
+            stream.copy_htod(address, memoryview(data))
+            stream.fill(address + half, b"\xa5", nbytes + 256)
+            stream.copy(address + half, address, nbytes)
             await _bounded("stream.synchronize()", stream.synchronize)
-            got = _read(device, slab.address + half, nbytes + 256)
+            got = _read(device, address + half, nbytes + 256)
             assert got == data + b"\xa5" * 256, f"copy of {nbytes} bytes moved others (seed {harness.seed})"
-        slab.close()
 
 
 async def check_close_is_idempotent(harness: Harness) -> None:
     """Check that streams, slabs and contexts can be closed again; closing a stream waits for its work."""
-    with harness.open_context() as device:
-        stream, other = device.create_stream(), device.create_stream()
+    with _streams(harness) as (device, stream, other):
         slab = device.create_slab(1 << 20)
         stream.fill(slab.address, b"\x01", 1 << 20)
         await _bounded("stream.close()", stream.close)
@@ -356,14 +337,12 @@ async def check_close_is_idempotent(harness: Harness) -> None:
 
 async def check_abandon_returns_while_a_stream_hangs(harness: Harness) -> None:
     """Check that a context with a hanging stream can be abandoned at once, and no wait for its marks goes on."""
-    with harness.open_context() as device:
-        stream = device.create_stream()
-        with _hang(device, stream) as hang:
-            event = _mark(device, stream)
-            started = time.monotonic()
-            await _bounded("stream.close(abandon=True)", lambda: stream.close(abandon=True))
-            await _bounded("device.close(abandon=True)", lambda: device.close(abandon=True))
-            assert time.monotonic() - started < _PATIENCE / 2, "abandoning waited for the hang"
-            with contextlib.suppress(ClosedError):
-                assert event.query() is False, "abandoning passed the mark"
-            hang.end()
+    with _streams(harness) as (device, stream, _), _hang(device, stream) as hang:
+        event = _mark(device, stream)
+        started = time.monotonic()
+        await _bounded("stream.close(abandon=True)", lambda: stream.close(abandon=True))
+        await _bounded("device.close(abandon=True)", lambda: device.close(abandon=True))
+        assert time.monotonic() - started < PATIENCE / 2, "abandoning waited for the hang"
+        with contextlib.suppress(ClosedError):
+            assert event.query() is False, "abandoning passed the mark"
+        hang.end()
