@@ -1,4 +1,4 @@
-"""A handle of one of NVIDIA's libraries, bound to one stream: cuBLAS, cuSOLVER and cuSPARSE have such."""
+"""Handles of NVIDIA's libraries, each bound to one stream: cuBLAS, cuSOLVER, cuSPARSE and cuDSS have such."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.libraries import VendorLibrary
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["LibraryHandle"]
+__all__ = ["LibraryHandle", "StreamHandles"]
 
 
 class LibraryHandle:
@@ -78,3 +78,42 @@ class LibraryHandle:
     def _destroy(self) -> None:
         with contextlib.suppress(self.error):  # what else the stream has is given back all the same
             self.module.destroy(self.value)
+
+
+class StreamHandles:
+    """A library in one context, with a handle for each of its streams. Any thread may call it.
+
+    Parameters
+    ----------
+    library
+        The library.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the library or its bindings are not installed.
+    """
+
+    def __init__(self, library: VendorLibrary) -> None:
+        self._library = library
+        self._bindings: Any = library.load()
+        self._error: Any = library.load_error()
+        self._handles: dict[int, LibraryHandle] = {}
+
+    def has_handle(self, stream: CudaStream) -> bool:
+        """Return whether a stream has its handle. Quick."""
+        return stream.handle in self._handles
+
+    def handle(self, stream: CudaStream) -> LibraryHandle:
+        """Return the handle of a stream; the context is current. May block where there is none."""
+        number = stream.handle
+        found = self._handles.get(number)
+        if found is None:
+            found = LibraryHandle(self._library, stream)
+            self._set_up(found, stream)
+            self._handles[number] = found
+            stream.at_close(lambda: self._handles.pop(number, None))
+        return found
+
+    def _set_up(self, handle: LibraryHandle, stream: CudaStream) -> None:
+        """Tell the library what else it is to know of a stream."""

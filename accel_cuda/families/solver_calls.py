@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from accel import DType, UnsupportedError
 from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.libraries import VendorLibrary, load_module
-from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.library_handle import StreamHandles
 from accel_cuda.core.memo import Memo
 from accel_cuda.errors import error_of
 
@@ -70,7 +70,7 @@ class Call(NamedTuple):
     vectors: str = "all"
 
 
-class SolverCalls:
+class SolverCalls(StreamHandles):
     """What the streams of one context share. Any thread may call it.
 
     Parameters
@@ -85,31 +85,20 @@ class SolverCalls:
     """
 
     def __init__(self, context: CudaContext) -> None:
-        self._solver = CUSOLVER.load()
-        self._error: Any = CUSOLVER.load_error()
+        super().__init__(CUSOLVER)
         data: Any = load_module("nvmath", "nvmath-python").CudaDataType
         self._types = {dtype: int(data[name]) for dtype, name in _DATA.items()}
         self._context = context
-        self._handles: dict[int, LibraryHandle] = {}
         self._measuring = threading.Lock()  # one thread at a time uses the handle that belongs to no stream
         self._keeping = threading.Lock()  # of what is kept for calls that are not at their end
         self._used: deque[tuple[CudaEvent, bytearray]] = deque()
         self.sizes: Memo[Call, tuple[int, int]] = Memo()
         try:
             with context.section:
-                self._handle = int(self._solver.create())
-                self._params = int(self._solver.create_params())
+                self._handle = int(self._bindings.create())
+                self._params = int(self._bindings.create_params())
         except self._error as error:
             raise self._failure(error, "create") from error
-
-    def handle(self, stream: CudaStream) -> LibraryHandle:
-        """Return the handle of a stream; the context is current. May block where there is none."""
-        found = self._handles.get(stream.handle)
-        if found is None:
-            number = stream.handle
-            found = self._handles[number] = LibraryHandle(CUSOLVER, stream)
-            stream.at_close(lambda: self._handles.pop(number, None))
-        return found
 
     def measure(self, call: Call) -> tuple[int, int]:
         """Return how many bytes a call works in on the device, and on the host. May block."""
@@ -165,8 +154,8 @@ class SolverCalls:
             event.close()
         self._used.clear()
         with self._context.section, contextlib.suppress(self._error):  # what else there is is given back all the same
-            self._solver.destroy_params(self._params)
-            self._solver.destroy(self._handle)
+            self._bindings.destroy_params(self._params)
+            self._bindings.destroy(self._handle)
 
     def _run(self, stream: CudaStream, name: str, *arguments: int) -> None:
         """Call with the stream's handle. To make one may wait for the device, which a capture forbids: that is lent the one that measures."""
@@ -175,21 +164,21 @@ class SolverCalls:
             return
         with self._measuring:
             try:
-                self._solver.set_stream(self._handle, stream.handle)
+                self._bindings.set_stream(self._handle, stream.handle)
                 try:
-                    getattr(self._solver, name)(self._handle, *arguments)
+                    getattr(self._bindings, name)(self._handle, *arguments)
                 finally:
-                    self._solver.set_stream(self._handle, 0)
+                    self._bindings.set_stream(self._handle, 0)
             except self._error as error:
                 raise stream.failure(int(error.status), name, CUSOLVER.name) from error
 
     def _measured(self, call: Call) -> tuple[int, int]:
         arguments = self._arguments(call, (_ANY_ADDRESS,) * _OPERANDS[call.name])
         if call.name in _TYPED:
-            return int(getattr(self._solver, f"{self._typed(call)}_buffer_size")(self._handle, *arguments)) * call.dtype.itemsize, 0
+            return int(getattr(self._bindings, f"{self._typed(call)}_buffer_size")(self._handle, *arguments)) * call.dtype.itemsize, 0
         if call.name == "getrf":  # the one call that is measured without one of its operands, the pivots
             arguments = *arguments[:5], arguments[6]
-        device, host = getattr(self._solver, f"x{call.name}_buffer_size")(self._handle, self._params, *arguments)
+        device, host = getattr(self._bindings, f"x{call.name}_buffer_size")(self._handle, self._params, *arguments)
         return int(device), int(host)
 
     @staticmethod

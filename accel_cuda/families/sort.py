@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from accel import DType, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RadixSort, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
-from accel_cuda.families.kernels import CODES, aligned, bits, launch_each
+from accel_cuda.families.kernels import CODES, aligned, bits, clear, launch_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -306,9 +306,7 @@ class SortLibrary(FamilyState[Cub]):
         *found, count, scratch = outputs
         size, room = op.x.size, op.room(op.x.size)
         stream, work = _ready(lane, op)
-        _clear(stream, count, 8)
-        for each in found:
-            _clear(stream, each, 8 * room)
+        clear(stream, (count, 8), *[(each, 8 * room) for each in found])
         if not size:
             return
         rooms = work.rooms(scratch)
@@ -325,8 +323,7 @@ class SortLibrary(FamilyState[Cub]):
         size, width = op.condition.size, op.width()
         room, itemsize = op.room(size), op.x.dtype.itemsize
         stream, work = _ready(lane, op)
-        _clear(stream, count, 8)
-        _clear(stream, found, room * width * itemsize)
+        clear(stream, (count, 8), (found, room * width * itemsize))
         if not size:
             return
         rooms = work.rooms(scratch)
@@ -339,11 +336,7 @@ class SortLibrary(FamilyState[Cub]):
         values, indices, inverse, counts = found if len(found) > 1 else (found[0], 0, 0, 0)
         size, room = op.x.size, op.room(op.x.size)
         stream, work = _ready(lane, op)
-        _clear(stream, count, 8)
-        _clear(stream, values, room * op.x.dtype.itemsize)
-        for each in (indices, counts):
-            if each:
-                _clear(stream, each, 8 * room)
+        clear(stream, (count, 8), (values, room * op.x.dtype.itemsize), *[(each, 8 * room) for each in (indices, counts) if each])
         order, rooms = work.order, work.rooms(scratch)
         if order is None:
             return
@@ -374,11 +367,6 @@ def _ready(lane: Any, op: Any) -> tuple[CudaStream, _Work]:
     return lane.stream, work
 
 
-def _clear(stream: CudaStream, address: int, nbytes: int) -> None:
-    if nbytes:
-        stream.fill(address, b"\0", nbytes)
-
-
 def _select(stream: CudaStream, op: Any, x: int, values: int, indices: int) -> None:
     before, length, behind = op.lines()
     kept = length * op.x.dtype.itemsize
@@ -405,7 +393,7 @@ def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Seq
     made, status = outputs[:2]
     code, size, length = CODES[op.x.dtype], op.x.size, op.length
     itemsize = 8 if op.weights is None else op.weights.dtype.itemsize
-    _clear(stream, made, length * itemsize)
+    clear(stream, (made, length * itemsize))
     if not size:
         return
     if op.weights is not None:
@@ -420,7 +408,7 @@ def _bincount(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Seq
 def _histogram(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stream, _ = _ready(lane, op)
     size, bins, (low, high) = op.x.size, op.bins, op.range
-    _clear(stream, outputs[0], 8 * bins)
+    clear(stream, (outputs[0], 8 * bins))
     if not size:
         return
     is_shared = bins <= _SHARED_BINS

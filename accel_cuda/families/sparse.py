@@ -13,7 +13,7 @@ from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source
 from accel_cuda.families.cublas import scale
-from accel_cuda.families.kernels import CODES, aligned, launch_each
+from accel_cuda.families.kernels import CODES, aligned, clear, launch_each
 from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
@@ -150,7 +150,7 @@ class SparseLibrary(FamilyState[SparsePlans]):
         if not n:
             return
         with stream.ready().section:
-            _clear(stream, (outputs[0], n * a.dtype.itemsize))
+            clear(stream, (outputs[0], n * a.dtype.itemsize))
             if a.nnz:
                 form, count = ("_coo", a.nnz) if a.format == "coo" else ("", n)
                 launch_each(
@@ -161,9 +161,9 @@ class SparseLibrary(FamilyState[SparsePlans]):
         stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
         (rows, columns), room, width = x.shape, op.room(x.size), op.index_type.itemsize
         with stream.ready().section:
-            _clear(stream, (data, room * x.dtype.itemsize), (indices, room * width), (count, 8))
+            clear(stream, (data, room * x.dtype.itemsize), (indices, room * width), (count, 8))
             if not x.size:
-                _clear(stream, (indptr, (rows + 1) * width))
+                clear(stream, (indptr, (rows + 1) * width))
                 return
             name, blocks = f"{CODES[x.dtype]}_{width}", -(-rows // (_BLOCK // 32))
             stream.launch(stream.functions[f"sparse_count_{name}"], blocks, _BLOCK, inputs[0], indptr, rows, columns)
@@ -178,14 +178,14 @@ class SparseLibrary(FamilyState[SparsePlans]):
         if spec is None and most:
             raise UnsupportedError("cuSPARSE adds matrices with indices of int32 only", op=op.kind, remedy="Give int32 indices.")
         with stream.ready().section:
-            _clear(stream, (data, room * itemsize), (indices, room * width), (count, 8))
+            clear(stream, (data, room * itemsize), (indices, room * width), (count, 8))
             if spec is None:
-                _clear(stream, (indptr, a.indptr.nbytes))
+                clear(stream, (indptr, a.indptr.nbytes))
                 return
             made = data, indices
             if room < most:  # the library writes as many as there are
                 made = scratch, scratch + aligned(most * itemsize)
-                _clear(stream, (scratch, _room(op)))
+                clear(stream, (scratch, _room(op)))
             matrices = *inputs[:6], *made, indptr, count
             self.loaded().run(stream, spec, matrices, (), scratch + _room(op), op.alpha, op.beta)
             if room < most:
@@ -365,13 +365,6 @@ def _room(op: Any) -> int:
     if op.kind not in _CONVERSIONS or {op.target, op.a[0]} != {"csc", "coo"}:
         return 0
     return aligned(4 * (_matrix_of(op).shape[0] + 1))
-
-
-def _clear(stream: CudaStream, *parts: tuple[int, int]) -> None:
-    """Enqueue zeros for memory of so many bytes each."""
-    for address, nbytes in parts:
-        if nbytes:
-            stream.fill(address, b"\0", nbytes)
 
 
 def _running(op: Any) -> RunningOp:

@@ -15,13 +15,14 @@ import numpy as np
 from accel import DType, Transpose, UnsupportedError
 from accel.sparse_ref import sparse_of
 from accel_cuda.core.libraries import VendorLibrary
-from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.library_handle import StreamHandles
 from accel_cuda.families.cublas import blas_of
 from accel_cuda.families.kernels import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel_cuda.core.library_handle import LibraryHandle
     from accel_cuda.core.stream import CudaStream
 
 __all__ = ["CUDSS", "DirectSolver", "solve_scratch"]
@@ -43,8 +44,8 @@ def solve_scratch(op: Any) -> int:
     return 2 * aligned(op.b.nbytes) if _columns(op) > 1 else 0
 
 
-class DirectSolver:
-    """The handles of one context, one for each stream. Any thread may call it.
+class DirectSolver(StreamHandles):
+    """cuDSS in one context, with a handle for each stream. Any thread may call it.
 
     Raises
     ------
@@ -53,8 +54,7 @@ class DirectSolver:
     """
 
     def __init__(self) -> None:
-        self._solver = CUDSS.load()
-        self._handles: dict[int, LibraryHandle] = {}
+        super().__init__(CUDSS)
 
     def run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Solve a system; the context is current. Blocks."""
@@ -78,18 +78,10 @@ class DirectSolver:
                 _turn(lane, op.b.dtype, count, n, x, out)
         stream.fill(info, bad.to_bytes(4, "little"), 1)
 
-    def _handle(self, stream: CudaStream) -> LibraryHandle:
-        found = self._handles.get(stream.handle)
-        if found is None:
-            number = stream.handle
-            found = LibraryHandle(CUDSS, stream)
-            context = stream.context
-            # Without it the library allocates by cudaMalloc, which waits for the whole device.
-            pool = int(context.call("cuDeviceGetDefaultMemPool", context.device))
-            found.call("set_async_workspace_allocator", pool)
-            self._handles[number] = found
-            stream.at_close(lambda: self._handles.pop(number, None))
-        return found
+    def _set_up(self, handle: LibraryHandle, stream: CudaStream) -> None:
+        context = stream.context
+        # Without it the library allocates by cudaMalloc, which waits for the whole device.
+        handle.call("set_async_workspace_allocator", int(context.call("cuDeviceGetDefaultMemPool", context.device)))
 
     def _solved(self, stream: CudaStream, op: Any, addresses: tuple[int, ...]) -> int:
         """Solve, and return how many pivots were 0: none, if it was solved.
@@ -97,7 +89,7 @@ class DirectSolver:
         The library looks for pivots close to the diagonal only, so large elements are brought there first. Where a pivot is 0 all the same, or the library
         cannot match rows and columns (some matrices have no way to), it tries again without: a matrix is singular if both find a pivot of 0.
         """
-        handle, a = self._handle(stream), sparse_of("a", op.a)
+        handle, a = self.handle(stream), sparse_of("a", op.a)
         cudss, types = handle.module, handle.module.DataType
         data, indices, indptr, b, x = addresses
         kind, index = int(types[_DATA[a.dtype]]), int(types[_INDICES[a.indices.dtype]])
@@ -144,14 +136,14 @@ class DirectSolver:
             return abs(bad)
 
     def _set(self, config: int, name: str, value: float) -> None:
-        parameter = int(self._solver.ConfigParam[name])
-        held = np.array([value], self._solver.get_config_param_dtype(parameter))
-        self._solver.config_set(config, parameter, held.ctypes.data, held.nbytes)
+        parameter = int(self._bindings.ConfigParam[name])
+        held = np.array([value], self._bindings.get_config_param_dtype(parameter))
+        self._bindings.config_set(config, parameter, held.ctypes.data, held.nbytes)
 
     def _got(self, handle: LibraryHandle, data: int, name: str, nbytes: int) -> int:
         """Return a number that the factorization has left; waits for it."""
         held, written = np.zeros(8 // nbytes, f"i{nbytes}"), np.zeros(1, np.uint64)
-        self._solver.data_get(handle.value, data, int(self._solver.DataParam[name]), held.ctypes.data, nbytes, written.ctypes.data)
+        self._bindings.data_get(handle.value, data, int(self._bindings.DataParam[name]), held.ctypes.data, nbytes, written.ctypes.data)
         return int(held[0])
 
 

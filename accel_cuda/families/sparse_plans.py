@@ -9,7 +9,7 @@ import numpy as np
 
 from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
-from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.core.library_handle import StreamHandles
 from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.errors import error_of
@@ -132,7 +132,7 @@ class Plan:
         self.owned: list[tuple[Callable[[int], object], int]] = []
 
 
-class SparsePlans:
+class SparsePlans(StreamHandles):
     """The plans of one context, a handle for each of its streams, and how much memory each call works in. Any thread may call it.
 
     Parameters
@@ -149,31 +149,16 @@ class SparsePlans:
     """
 
     def __init__(self, context: CudaContext) -> None:
-        self._sparse = CUSPARSE.load()
-        self._error: Any = CUSPARSE.load_error()
+        super().__init__(CUSPARSE)
         self._data: Any = load_module("nvmath", "nvmath-python").CudaDataType
         self._context = context
-        self._handles: dict[int, LibraryHandle] = {}
         try:
             with context.section:
-                self._handle = int(self._sparse.create())
+                self._handle = int(self._bindings.create())
         except self._error as error:
             raise self._failure(error, "create") from error
         self.cache: PlanCache[SparseSpec, Plan] = PlanCache(self._make, self._destroy, KEPT)
         self.sizes: Memo[SparseSpec, int] = Memo()
-
-    def has_handle(self, stream: CudaStream) -> bool:
-        """Return whether a stream has its handle. Quick."""
-        return stream.handle in self._handles
-
-    def handle(self, stream: CudaStream) -> LibraryHandle:
-        """Return the handle of a stream; the context is current. May block where there is none."""
-        found = self._handles.get(stream.handle)
-        if found is None:
-            found = self._handles[stream.handle] = LibraryHandle(CUSPARSE, stream)
-            stream.at_close(lambda: self._handles.pop(number, None))
-            number = stream.handle
-        return found
 
     def type_of(self, dtype: DType) -> int:
         """Return the library's number of a dtype."""
@@ -228,11 +213,11 @@ class SparsePlans:
         """Destroy the plans. May block; the streams have ended, and the context is healthy."""
         self.cache.close()
         with self._context.section, contextlib.suppress(self._error):  # what else there is is given back all the same
-            self._sparse.destroy(self._handle)
+            self._bindings.destroy(self._handle)
 
     def _point(self, plan: Plan, spec: SparseSpec, matrix: Sequence[int], dense: Sequence[int]) -> None:
         """Let the descriptors name the operands of this op."""
-        sparse = self._sparse
+        sparse = self._bindings
         if spec.call not in ("turn", "add"):
             data, indices, indptr = matrix
             if spec.matrix.form == "bsr":  # the library has nothing that points such a descriptor elsewhere
@@ -248,7 +233,7 @@ class SparsePlans:
             (sparse.dn_vec_set_values if len(shape) == 1 else sparse.dn_mat_set_values)(descriptor, address)
 
     def _call(self, handle: int, plan: Plan, spec: SparseSpec, matrix: Sequence[int], scratch: int) -> None:
-        sparse = self._sparse
+        sparse = self._bindings
         if spec.call == "turn":
             sparse.csr2csc_ex2(handle, *self._turned(spec.matrix, matrix), scratch)
         elif spec.call == "add":
@@ -274,7 +259,7 @@ class SparsePlans:
 
     def _add(self, handle: int, plan: Plan, spec: SparseSpec, matrix: Sequence[int], scratch: int) -> None:
         """Enqueue a sum in two steps. The first writes indptr, and the number of elements to the device: the host does not wait for it."""
-        sparse, descriptor = self._sparse, plan.matrix
+        sparse, descriptor = self._bindings, plan.matrix
         rows, columns, _, _, nnz_a, _, ptr_a, ind_a, _, _, nnz_b, _, ptr_b, ind_b, _, _, made_indptr, _ = self._sum(plan, spec, matrix)
         first, second = (descriptor, nnz_a, ptr_a, ind_a), (descriptor, nnz_b, ptr_b, ind_b)
         sparse.set_pointer_mode(handle, int(sparse.PointerMode.DEVICE))
@@ -286,7 +271,7 @@ class SparsePlans:
 
     def _solve(self, handle: int, plan: Plan, name: str, scratch: int) -> None:
         """Analyse a triangular matrix, whose elements may be others each time, and solve."""
-        sparse = self._sparse
+        sparse = self._bindings
         descriptor, destroy = int(getattr(sparse, f"{name}_create_descr")()), getattr(sparse, f"{name}_destroy_descr")
         try:
             getattr(sparse, f"{name}_buffer_size")(handle, *plan.arguments, descriptor)
@@ -301,8 +286,8 @@ class SparsePlans:
         try:
             with self._context.section:
                 if spec.call == "add":
-                    plan.matrix = int(self._sparse.create_mat_descr())  # a general matrix, whose indices begin at 0
-                    plan.owned.append((self._sparse.destroy_mat_descr, plan.matrix))
+                    plan.matrix = int(self._bindings.create_mat_descr())  # a general matrix, whose indices begin at 0
+                    plan.owned.append((self._bindings.destroy_mat_descr, plan.matrix))
                 elif spec.call != "turn":
                     self._describe(plan, spec)
                     plan.arguments = self._arguments(plan, spec, self.type_of(computed))
@@ -314,7 +299,7 @@ class SparsePlans:
 
     def _describe(self, plan: Plan, spec: SparseSpec) -> None:
         """Make the descriptors."""
-        sparse, matrix, at = self._sparse, spec.matrix, _ANY_ADDRESS
+        sparse, matrix, at = self._bindings, spec.matrix, _ANY_ADDRESS
         kind = self.type_of(matrix.dtype)
         for shape in spec.dense:
             if len(shape) == 1:
@@ -331,7 +316,7 @@ class SparsePlans:
 
     def _describe_matrix(self, plan: Plan, matrix: Matrix, indptr: int, indices: int, data: int) -> None:
         """Make the descriptor of the sparse matrix, the last one that the plan owns."""
-        sparse, kind, index = self._sparse, self.type_of(matrix.dtype), _INDICES[matrix.index_type]
+        sparse, kind, index = self._bindings, self.type_of(matrix.dtype), _INDICES[matrix.index_type]
         if matrix.form == "coo":
             made = sparse.create_coo(*matrix.shape, matrix.nnz, indptr, indices, data, index, _BASE, kind)
         elif matrix.form == "bsr":
@@ -366,7 +351,7 @@ class SparsePlans:
 
     def _measured(self, plan: Plan, spec: SparseSpec) -> int:
         """Return how much memory a call works in."""
-        sparse, handle = self._sparse, self._handle
+        sparse, handle = self._bindings, self._handle
         if spec.call == "add":
             measure = getattr(sparse, f"{_SUMS[spec.matrix.dtype]}_buffer_size_ext")
             return int(measure(handle, *self._sum(plan, spec, (_ANY_ADDRESS,) * 9)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
-from accel_cuda.families.kernels import CODES, bits, program_for
+from accel_cuda.families.kernels import CODES, bits, clear, program_for
 from accel_cuda.families.normalization import columns_of
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def _of_rows(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequ
     stream.ready()
     if not op.x.size:
         nbytes = math.prod(op.norm().parameters()[0].shape) * dtype.itemsize
-        for address in made if nbytes else ():
-            stream.fill(address, bytes(1), nbytes)
+        clear(stream, *[(address, nbytes) for address in made])
         return
     rows, length, groups, each = op.rows()
     room, step = Room(scratch), rows * _width(dtype)

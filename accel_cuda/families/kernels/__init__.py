@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel import BinaryOp, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "aligned", "bits", "instances", "launch_each", "program_for"]
+__all__ = ["CODES", "aligned", "bits", "clear", "instances", "launch_each", "program_for"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -70,6 +70,19 @@ def launch_each(stream: Any, name: str, count: int, *arguments: int) -> None:
     if count:
         stream.ready()
         stream.launch(stream.functions[name], -(-count // _THREADS), _THREADS, *arguments)
+
+
+def clear(stream: Any, *parts: tuple[int, int]) -> None:
+    """Enqueue zeros for parts of memory, each of which is an address and how many bytes there are; nothing for none.
+
+    Raises
+    ------
+    AccelError
+        If nothing can be enqueued.
+    """
+    for address, nbytes in parts:
+        if nbytes:
+            stream.fill(address, b"\0", nbytes)
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
