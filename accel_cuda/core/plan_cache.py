@@ -28,26 +28,30 @@ class _Entry(Generic[P]):
     ----------
     lock : Lock
         Held by the thread that uses the plan.
-    users : int
-        Threads that use the plan or wait for it; the cache's lock guards it.
     is_warm : bool
         Whether the plan was used: its kernels are loaded.
+    is_gone : bool
+        Whether the plan is, or will be, destroyed: a thread that waited for the lock looks for the plan again.
     uses : dict
         What is in flight in a stream -> the number of the plan's last use there.
     """
 
-    __slots__ = ("is_warm", "lock", "plan", "users", "uses")
+    __slots__ = ("is_gone", "is_warm", "lock", "plan", "uses")
 
     def __init__(self, plan: P) -> None:
         self.plan = plan
         self.lock = threading.Lock()
-        self.users = 1
         self.is_warm = False
+        self.is_gone = False
         self.uses: dict[StreamTransfers, int] = {}
 
-    def is_idle(self) -> bool:
-        """Return whether no thread uses the plan, and every stream is known to have passed its last use."""
-        return not self.users and all(transfers.finished >= number for transfers, number in self.uses.items())
+    def retire(self) -> bool:
+        """Let the plan go if no thread uses it, and every stream is known to have passed its last use; return whether it is gone. Never blocks."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        self.is_gone = all(transfers.finished >= number for transfers, number in self.uses.items())
+        self.lock.release()
+        return self.is_gone
 
 
 class _Use(Generic[K, P]):
@@ -66,7 +70,6 @@ class _Use(Generic[K, P]):
         self._entry = entry = self._cache.acquire(self._key)
         if self._stream.is_capturing:
             self._cache.hold(self._key)
-        entry.lock.acquire()
         return entry.plan
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -76,7 +79,6 @@ class _Use(Generic[K, P]):
         if not stream.is_capturing:
             entry.uses[stream.transfers] = stream.transfers.number()
         entry.lock.release()
-        self._cache.release(entry)
 
 
 class PlanCache(Generic[K, P]):
@@ -125,9 +127,7 @@ class PlanCache(Generic[K, P]):
 
     def prepare(self, key: K) -> P:
         """Make a plan if it is not there, and return it for what it tells: only :meth:`use` may enqueue with it. May block."""
-        entry = self.acquire(key)
-        self.release(entry)
-        return entry.plan
+        return self._entry(key).plan
 
     def use(self, key: K, stream: CudaStream) -> _Use[K, P]:
         """Have a plan for what a ``with`` block enqueues into ``stream``; other threads that want the plan wait for the end of the block.
@@ -153,30 +153,30 @@ class PlanCache(Generic[K, P]):
         return entry
 
     def acquire(self, key: K) -> _Entry[P]:
-        """Return the entry of a plan, with one user more. One thread makes a plan that is not there; others that want a new one wait."""
-        entry = self._acquire_if_there(key)
-        if entry is None:
-            with self._making:
-                entry = self._acquire_if_there(key)
-                if entry is None:
-                    self._evict()
-                    entry = _Entry(self._make(key))
-                    with self._lock:
-                        self._plans[key] = entry
-                        self.made += 1
-        return entry
+        """Return the entry of a plan, which is this thread's until its lock is released. May block."""
+        while True:
+            entry = self._entry(key)
+            entry.lock.acquire()
+            if not entry.is_gone:
+                return entry
+            entry.lock.release()
 
-    def _acquire_if_there(self, key: K) -> _Entry[P] | None:
+    def _entry(self, key: K) -> _Entry[P]:
+        """Return the entry of a plan. One thread makes a plan that is not there; others that want a new one wait."""
         with self._lock:
             entry = self._found(key)
-            if entry is not None:
-                entry.users += 1
+        if entry is not None:
             return entry
-
-    def release(self, entry: _Entry[P]) -> None:
-        """Note that a plan has one user less."""
-        with self._lock:
-            entry.users -= 1
+        with self._making:
+            with self._lock:
+                entry = self._found(key)
+            if entry is None:
+                self._evict()
+                entry = _Entry(self._make(key))
+                with self._lock:
+                    self._plans[key] = entry
+                    self.made += 1
+            return entry
 
     def hold(self, key: K) -> None:
         """Keep a plan for good: a graph uses it at each replay."""
@@ -191,7 +191,7 @@ class PlanCache(Generic[K, P]):
             for key, entry in list(self._plans.items()):
                 if len(self._plans) < self._kept:
                     break
-                if entry.is_idle():
+                if entry.retire():
                     gone.append(self._plans.pop(key))
         self._end(gone)
 

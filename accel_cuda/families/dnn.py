@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError, UnaryOp
 from accel_cuda.core.family import CudaPart, FamilyState, Source, derived
@@ -94,7 +94,8 @@ class DnnLibrary(FamilyState[Cudnn]):
         return nbytes
 
     def _convolve(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        stream, work, (y, scratch) = lane.stream, cast("ConvolutionWork", derived(op, _work_of)), outputs
+        work: Any = derived(op, _work_of)
+        stream, (y, scratch) = lane.stream, outputs
         x, w, bias = (*inputs, 0)[:3]
         nbytes = work.sizes[_RESULT]
         if not nbytes:
@@ -108,7 +109,8 @@ class DnnLibrary(FamilyState[Cudnn]):
             enqueue_unary(stream, UnaryOp.RELU, work.dtype, y, y, nbytes // work.dtype.itemsize)
 
     def _attend(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        work, (*made, scratch) = cast("AttentionWork", derived(op, _work_of)), outputs
+        work: Any = derived(op, _work_of)
+        *made, scratch = outputs
         pointers = dict(zip(work.tensors, (*inputs, *made), strict=True))
         enqueue = attend_backward if work.form == "attention_grad" else attend
         enqueue(lane.stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
@@ -160,7 +162,7 @@ def _activation_program(op: Any) -> str:
 
 def _attention_program(op: Any) -> str:
     # What is for cuDNN needs it where cuDNN refuses, or is given lengths: its first use loads it then, beside the loop.
-    work = cast("AttentionWork", derived(op, _work_of))
+    work: Any = derived(op, _work_of)
     return "" if work.is_for_cudnn and not work.has_lengths else f"attention_{CODES[op.q.dtype]}"
 
 

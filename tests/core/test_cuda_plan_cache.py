@@ -132,6 +132,20 @@ def test_one_thread_at_a_time_uses_a_plan(streams: list[CudaStream]) -> None:
     assert plans.cache.made == 2
 
 
+def test_a_thread_that_waited_for_a_plan_that_went_has_a_new_one(streams: list[CudaStream]) -> None:
+    plans = Plans(3)
+    entry = plans.cache.acquire("a")
+    with ThreadPoolExecutor(1) as pool:
+        use = pool.submit(plans.use, "a", streams[1])
+        with pytest.raises(TimeoutError):
+            use.result(0.05)
+        entry.is_gone = True
+        plans.cache._plans.clear()
+        entry.lock.release()
+        assert use.result(PATIENCE) == ["A"]
+    assert plans.cache.made == 2
+
+
 def test_a_plan_that_many_threads_want_is_made_by_one_and_none_waits_that_wants_another(streams: list[CudaStream]) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
