@@ -1,8 +1,8 @@
 """The actor that makes contexts: one instance per generation, replaced after a fault.
 
-The supervision loop that runs this actor is what rebuilds the context: a fault fails the actor,
-``restarting`` gives the dead context back, the fresh instance's ``started`` makes the next one,
-within the budget and after the delays of the device's :class:`~accel.RestartStrategy`.
+A rebuild is a restart of this actor by its supervisor: a fault fails the actor, ``restarting``
+closes the dead context, and ``started`` of a fresh instance makes the next one, within the budget
+and after the delays of the device's :class:`~accel.RestartStrategy`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ContextActor(Actor[Never, None]):
     core
         State of the device that outlives its contexts.
     owner
-        Told the context once it is ready, and ``None`` when it is not any more.
+        Gets the context once it is ready, ``None`` after its end, and decides what follows a fault.
     share
-        Makes what shares a context's memory with other libraries.
+        Makes the object that shares a context's memory with other libraries.
     """
 
     carries_context: ClassVar[bool] = False

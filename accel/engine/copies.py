@@ -62,16 +62,16 @@ class OpList:
     Parameters
     ----------
     core
-        The device.
+        State of the device that outlives its contexts.
     check
         Returns the plan of an op; see :meth:`accel.engine.sender.Sender.check`.
     generation
-        Of the refs.
+        Generation of the refs of results.
 
     Attributes
     ----------
     generation : int
-        Of the refs that are made from now on.
+        Generation of the refs that are made from now on.
     ops, plans, outputs : list
         See :class:`~accel.engine.submission.BatchSubmission`.
     """

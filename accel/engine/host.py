@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accel.engine.in_flight import ContextOwner
 
     MakeContextActor: TypeAlias = "Callable[[DeviceCore, ContextOwner], Actor[Any, Any]]"
-    """Makes the actor that keeps one context, here or in a child."""
+    """Makes the actor of one context, here or in a child."""
 
 __all__ = ["ChildProcesses", "Host"]
 
@@ -57,20 +57,18 @@ class Host:
 
     The only place that decides whether another context follows a fault.
 
-    A context is kept in this process until a fault of scope PROCESS: no other context can be made
+    Contexts are made in this process until a fault of scope PROCESS: no other context can be made
     here after that. Then the device moves to a child, if it may. A child that faults, dies or hangs
-    is replaced. After a fault of scope DEVICE nothing follows.
+    is replaced. After a fault of scope DEVICE no context follows.
 
     Parameters
     ----------
     core
         State of the device that outlives its contexts.
     inline
-        Makes the actor that keeps a context in this process; ``None`` where contexts are kept in
-        children from the beginning.
+        Makes the actor of a context in this process; ``None`` where all contexts are in children.
     remote
-        Makes the actor that keeps a context in a child; ``None`` where the device never moves to
-        one.
+        Makes the actor of a context in a child; ``None`` where the device never moves to one.
     children
         The other child processes of the device.
     start_forkserver, start_spare
@@ -143,9 +141,9 @@ class Host:
         return actor
 
     def _make(self) -> Actor[Any, Any]:
-        """Make the actor that keeps the next context, where that is to be."""
+        """Return the actor of the next context, which is in the place of :attr:`kind`."""
         make = self._makers[self.kind]
-        assert make is not None, "the place was chosen among those that there are"
+        assert make is not None, "the device only moves to a place that it has"
         return make(self._core, self)
 
     def on_published(self, context: object) -> None:

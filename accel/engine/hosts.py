@@ -19,9 +19,9 @@ class InlineHost:
     Parameters
     ----------
     stall_after
-        Seconds. :meth:`Device.health` is not ready while the oldest op in flight has been so for
-        longer than ops of its kind usually take and this besides. The first op of a kind, loading
-        and compiling do not count. ``None``: it looks at no op.
+        Seconds. :meth:`Device.health` is not ready while the oldest op in flight takes longer than
+        ops of its kind usually do, and this besides. The first op of a kind, loading and compiling
+        do not count. ``None``: ops are not looked at.
     """
 
     stall_after: float | None = 2.0
@@ -37,22 +37,21 @@ class ProcessHost:
     Parameters
     ----------
     after_fault
-        Whether the contexts are in this process until a fault has taken the device from it, and in
-        children from then on, as with ``host="auto"``.
+        Whether contexts are made in this process until a fault of scope PROCESS, and in children
+        from then on, as with ``host="auto"``.
     stall_after
         See :class:`InlineHost`.
     busy_timeout
-        Seconds that a child may take for what is no op: to take over durable memory, to open a
-        registered library, to compile a kernel; and seconds of loading and compiling that do not
-        count as a hang of one op. After that it is killed, and another one goes on. A large library
-        loads in tens of seconds.
+        Seconds that a child may take to map durable memory, to open a registered library or to
+        compile a kernel; and seconds of loading and compiling that do not count as a hang of one
+        op. After that the child is killed, and another one replaces it. A large library loads in
+        tens of seconds.
     heartbeat_interval
-        Seconds between two questions to a child whether it is there. :meth:`Device.health` is not
-        ready while one is unanswered for longer.
+        Seconds between two heartbeats that a child must answer. :meth:`Device.health` is not ready
+        while one is unanswered for longer.
     heartbeat_timeout
-        Seconds without an answer after which the child is killed, and another one goes on; six
-        times as many while it loads or compiles. One call of a library that keeps the GIL may take
-        some.
+        Seconds without an answer after which the child is killed, and another one replaces it; six
+        times as many while it loads or compiles. A library call that keeps the GIL delays answers.
     """
 
     after_fault: bool = False

@@ -66,23 +66,23 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             raise error.with_traceback(None)  # noqa: B904
 
     async def _open(self) -> None:
-        made, library, lanes = self._context, self._library, self._context.lanes
-        registration = made.core.own.get(library)
+        context, library, lanes = self._context, self._library, self._context.lanes
+        registration = context.core.own.get(library)
         if registration is not None:
             lane = await self._open_own(registration)
         elif library in lanes.spread:
             lane = lanes.pool[0]
         else:
             lane = await lanes.named(library, captures=library == "capture")
-        await made.provide_workspaces(lane, library)
+        await context.provide_workspaces(lane, library)
         if library in lanes.spread:
-            while lanes.unused and library in made.core.options.libraries:
+            while lanes.unused and library in context.core.options.libraries:
                 lanes.grow()
             for other in lanes.pool:
                 if not lanes.takes_workspaces or not other.needs_workspace(library):
                     other.provided.add(library)
         lanes.routes[library] = lane
-        if library in made.core.options.libraries:
+        if library in context.core.options.libraries:
             for prepared in lanes.lanes_with(library):
                 await self._prepare(prepared)
 
@@ -94,14 +94,14 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         if isinstance(message, Lane):
             await self._equip(message)
             return
-        made = self._context
+        owner = self._context
         try:
             # Batches and replays of graphs may have ops of the library in any lane.
-            await made.wait_passed([(lane, lane.issued) for lane in made.lanes.all])
-            with made.opening:
+            await owner.wait_passed([(lane, lane.issued) for lane in owner.lanes.all])
+            with owner.opening:
                 await self._close()
         except AccelError as error:  # the context is gone
-            logger.debug("library_not_closed", device=made.core.name, library=self._library, error=error)
+            logger.debug("library_not_closed", device=owner.core.name, library=self._library, error=error)
 
     async def stopped(self, context: ActorContext) -> None:
         """Close the instance of a user's library.
@@ -119,57 +119,57 @@ class KernelActor(Actor["Lane | Unregistration", None]):
 
     async def _equip(self, lane: Lane) -> None:
         """Prepare one more lane for the library's ops, if there is memory for it."""
-        made, lanes = self._context, self._context.lanes
+        context, lanes = self._context, self._context.lanes
         try:
             lanes.equipping = lane
-            await made.provide_workspaces(lane, self._library)
-            if self._library in made.core.options.libraries:
+            await context.provide_workspaces(lane, self._library)
+            if self._library in context.core.options.libraries:
                 await self._prepare(lane)
         except Exception as raised:
             lanes.stop_equipping()
-            error = op_error(raised, "giving a stream its workspaces", made.core.loop)
+            error = op_error(raised, "giving a stream its workspaces", context.core.loop)
             if error.is_fault:
-                made.report_fault(error)
+                context.report_fault(error)
             else:
-                logger.info("stream_not_equipped", device=made.core.name, library=self._library, error=error)
+                logger.info("stream_not_equipped", device=context.core.name, library=self._library, error=error)
         finally:
             lanes.on_equipped()
 
     async def _prepare(self, lane: Lane) -> None:
         """Make kernels ready in a lane: the library was named when the device was opened."""
-        made = self._context
-        if isinstance(made.device, PreparesLibraries):
-            await made.core.system.run_blocking(made.offloaded.make, made.device.prepare, self._library, lane.stream)
+        context = self._context
+        if isinstance(context.device, PreparesLibraries):
+            await context.core.system.run_blocking(context.offloaded.make, context.device.prepare, self._library, lane.stream)
 
     # -- libraries of the user's
 
     async def _open_own(self, registration: Registration) -> Lane:
         """Make the instance of a registered library, open it with its stream; return its lane."""
-        made, library = self._context, self._library
+        context, library = self._context, self._library
         own: OwnLibrary | None = None
         try:
-            own = await self._call(lambda: OwnLibrary(library, registration.make(self._operand), made.core.description))
+            own = await self._call(lambda: OwnLibrary(library, registration.make(self._operand), context.core.description))
             several, captures = own.library.several_streams, own.library.captures
-            lane = made.lanes.pool[0] if several else await made.lanes.named(library, is_own=True, captures=captures)
-            with captures_of(made.core).one_more() if captures else contextlib.nullcontext():
+            lane = context.lanes.pool[0] if several else await context.lanes.named(library, is_own=True, captures=captures)
+            with captures_of(context.core).one_more() if captures else contextlib.nullcontext():
                 await self._call(lambda: own.library.open(lane.stream))
-            if made.core.own.get(library) is not registration:  # unregistered meanwhile, or the call that registered it was cancelled
-                raise ClosedError(f"library {library!r} is not registered any more", library=library, device=made.core.name)  # noqa: TRY301
+            if context.core.own.get(library) is not registration:  # unregistered meanwhile, or the call that registered it was cancelled
+                raise ClosedError(f"library {library!r} is not registered any more", library=library, device=context.core.name)  # noqa: TRY301
         except BaseException:
-            if own is not None and made.fault is None:
-                await made.core.system.run_blocking(own.close)
-            made.lanes.leave(library)
+            if own is not None and context.fault is None:
+                await context.core.system.run_blocking(own.close)
+            context.lanes.leave(library)
             raise
         if several:
-            made.lanes.spread.add(library)
-        made.kernels.add_own(own)
+            context.lanes.spread.add(library)
+        context.kernels.add_own(own)
         self._own = own
         return lane
 
     def _operand(self, argument: DurableArgument) -> Operand:
         """Return the memory of a durable argument of the registration."""
-        made, description = self._context, self._context.core.description
-        address = made.durables.address(made.buffers, argument.buffer)
+        context, description = self._context, self._context.core.description
+        address = context.durables.address(context.buffers, argument.buffer)
         if address is None:
             raise StaleRefError(
                 f"buffer {argument.buffer}, which library {self._library!r} was registered with, is not in memory any more", reason="freed"
@@ -178,23 +178,23 @@ class KernelActor(Actor["Lane | Unregistration", None]):
 
     async def _call(self, call: Callable[[], T]) -> T:
         """Call code of the library on a worker thread; raise the error behind what it raises."""
-        made, library = self._context, self._library
+        context, library = self._context, self._library
 
         def answer() -> T | AccelError:
-            made.libraries.calls += 1
+            context.libraries.calls += 1
             try:
-                return made.offloaded.make(call)
+                return context.offloaded.make(call)
             except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
-                is_out_of_memory = made.is_out_of_memory(raised)
+                is_out_of_memory = context.is_out_of_memory(raised)
                 what = f"opening library {library!r}"
-                return op_error(raised, what, made.core.loop, is_out_of_memory=is_out_of_memory, library=library)
+                return op_error(raised, what, context.core.loop, is_out_of_memory=is_out_of_memory, library=library)
             finally:
-                made.libraries.calls -= 1
+                context.libraries.calls -= 1
 
-        found = await made.core.system.run_blocking(answer)
+        found = await context.core.system.run_blocking(answer)
         if not isinstance(found, AccelError):
             return found
         if isinstance(found, OutOfMemoryError):
-            made.buffers.release_idle()
+            context.buffers.release_idle()
         # A copy: this frame keeps the error that it found, and the traceback this frame.
-        raise found.clone() if found.is_fault else made.fault_of(made.lanes.pool[0].stream, found) or found.clone()
+        raise found.clone() if found.is_fault else context.fault_of(context.lanes.pool[0].stream, found) or found.clone()

@@ -33,7 +33,7 @@ class KernelTable:
     device
         The backend's context.
     scratch
-        Is told what the ops of a family work in.
+        Gets the sizes of the scratch memory that ops of a family need.
 
     Attributes
     ----------

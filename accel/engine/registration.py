@@ -36,7 +36,7 @@ class DurableArgument:
     offset : int
         Bytes from the start of the buffer.
     shape, dtype
-        Of the ref.
+        Shape and dtype of the ref.
     """
 
     buffer: int
@@ -48,15 +48,14 @@ class DurableArgument:
 class Registration:
     """A registered library.
 
-    Pickling leaves its refs behind, and what unpickles it imports nothing of the user's before
-    :meth:`make`.
+    It pickles without its refs. Unpickling it imports no module of the user's: :meth:`make` does.
 
     Parameters
     ----------
     name
-        The library's.
+        Name of the library.
     call
-        The class, and the arguments with a :class:`DurableArgument` for each ref; or their pickle.
+        The class, and its arguments, with a :class:`DurableArgument` for each ref; or their pickle.
     is_eager
         Whether the library is opened before a generation begins.
     refs
@@ -67,7 +66,7 @@ class Registration:
     buffers : frozenset of int
         Numbers of the refs' buffers.
     is_leaving : bool
-        Whether ``unregister`` was called: it is not opened ahead any more.
+        Whether ``unregister`` was called: the next generation does not open it.
     """
 
     def __init__(self, name: str, call: Call | bytes, *, is_eager: bool = False, refs: tuple[AccelRef, ...] = ()) -> None:
