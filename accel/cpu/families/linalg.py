@@ -48,9 +48,12 @@ def _multiply(op: Any, result: DType, sizes: tuple[tuple[int, ...], int, int, in
     batch, m, n, k = sizes
     dtype = result.numpy
     wide = _COMPUTED.get(op.a.dtype) or wider(op.a.dtype.numpy)
-    x = np.broadcast_to(_matrices(memory.a, op.a, op.transpose_a, (1, -1)), (*batch, m, k))
-    y = np.broadcast_to(_matrices(memory.b, op.b, op.transpose_b, (-1, 1)), (*batch, k, n))
+    x, y = _matrices(memory.a, op.a, op.transpose_a, (1, -1)), _matrices(memory.b, op.b, op.transpose_b, (-1, 1))
     out = array(memory.out, (*batch, m, n), dtype)
+    if x.dtype == wide == dtype and op.activation is None and not (memory.bias or memory.aux):  # nothing is converted, nothing follows
+        np.matmul(x, y, out=out)
+        return
+    x, y = np.broadcast_to(x, (*batch, m, k)), np.broadcast_to(y, (*batch, k, n))
     aux = array(memory.aux, out.shape, dtype) if memory.aux else None
     bias = array(memory.bias, (n,), op.bias_type().numpy).astype(wide) if memory.bias else None
     scale = (float(_number(memory.scale_a)) if memory.scale_a else 1.0) * (float(_number(memory.scale_b)) if memory.scale_b else 1.0)
