@@ -114,17 +114,12 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
         """Return whether enqueuing ``op`` loads the library, asks it for an algorithm, loads a kernel, or tries several."""
         spec = derived(op, _spec_of)
         if spec.way == "library":
-            return self.library is None or not self.library.is_ready(spec)
+            return self.library is None or not lane.stream.workspaces or not self.library.is_ready(spec)
         return spec.way == "stacks" and (spec not in self._ran or lane.stream.blas is None)
 
-    def scratch_nbytes(self, op: Any) -> int | None:
-        """Return how many bytes an op works in, or ``None`` if its algorithm is not known; see :class:`accel.backend.TakesScratch`."""
-        spec = derived(op, _spec_of)
-        if spec.way != "library":
-            return 0
-        if self.library is None or (nbytes := self.library.workspaces.get(spec)) is None:
-            return None
-        return nbytes + _bias_room(op)
+    def scratch_nbytes(self, op: Any) -> int:
+        """Return how many bytes an op works in besides the stream's workspace; see :class:`accel.backend.TakesScratch`."""
+        return _bias_room(op)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
@@ -132,20 +127,15 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
         # A product whose sums are split over blocks takes two launches.
         return 2 * len(spec.starts) + (_bias_room(op) > 0)
 
-    def measure(self, op: Any) -> None:
-        """See that :meth:`scratch_nbytes` knows. May block."""
-        self.loaded().measure(derived(op, _spec_of))
-
     def _matmul(self, lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue one product, or as many strided batches as broadcasting needs."""
         stream, memory, spec = lane.stream, op.memory(inputs, outputs), derived(op, _spec_of)
         with stream.ready().section:
             if spec.way == "library":
-                workspace = outputs[-1]
-                if room := _bias_room(op):
-                    stream.copy(workspace, memory.bias, op.bias.nbytes)
-                    memory, workspace = memory._replace(bias=workspace), workspace + room
-                self.loaded().enqueue(stream, spec, memory, workspace)
+                if _bias_room(op):
+                    stream.copy(outputs[-1], memory.bias, op.bias.nbytes)
+                    memory = memory._replace(bias=outputs[-1])
+                self.loaded().enqueue(stream, spec, memory, stream.prepare_workspace())
             elif spec.way == "stacks":
                 _multiply_stacks(stream, spec, memory)
                 self._ran[spec] = None

@@ -199,11 +199,6 @@ class MatmulPlans:
     ----------
     context
         The context.
-
-    Attributes
-    ----------
-    workspaces : Memo
-        Product -> bytes that it works in, of those that were measured.
     """
 
     def __init__(self, context: CudaContext) -> None:
@@ -221,25 +216,19 @@ class MatmulPlans:
             raise error_of(int(error.status), "create", library=CUBLASLT.name, device=context.description.spec) from error
         self._cache: PlanCache[MatmulSpec, _Plan] = PlanCache(self._make, self._destroy, KEPT)
         self._tuned: Memo[MatmulSpec, int] = Memo()
-        self.workspaces: Memo[MatmulSpec, int] = Memo()
 
     def is_ready(self, spec: MatmulSpec) -> bool:
         """Return whether :meth:`enqueue` does not block. Never blocks."""
         return self._cache.is_ready(spec) and (not spec.autotune or spec in self._tuned)
 
-    def measure(self, spec: MatmulSpec) -> None:
-        """See that :attr:`workspaces` has a product. May block.
+    def enqueue(self, stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory, workspace: int) -> None:
+        """Enqueue a product. The context is current. May block where the product is not ready.
 
         Raises
         ------
         UnsupportedError
             If cuBLASLt has no algorithm for it.
         """
-        if spec not in self.workspaces:
-            self.workspaces[spec] = max(nbytes for _, nbytes in self._cache.prepare(spec).algorithms)
-
-    def enqueue(self, stream: CudaStream, spec: MatmulSpec, memory: MatmulMemory, workspace: int) -> None:
-        """Enqueue a product. The context is current. May block where the product is not ready."""
         with self._cache.use(spec, stream) as plan:
             which = self._which(stream, spec, plan, memory, workspace) if spec.autotune else 0
             for start_a, start_b, start_out in plan.starts:

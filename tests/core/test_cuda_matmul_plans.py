@@ -15,7 +15,7 @@ from accel import DType, UnsupportedError, ops
 from accel.cpu.views import array
 from accel.memory import HostArena
 from accel.ref import AccelRef
-from accel_cuda.core.stream import CudaStream
+from accel_cuda.core.stream import WORKSPACE, CudaStream
 from accel_cuda.families import linalg, linalg_plans
 from accel_cuda.families.linalg import LinalgLibrary, spread
 from accel_cuda.families.linalg_plans import CUBLASLT
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accel.ref import RefOwner
 
 RESULT = np.dtype([("algo", "<u8", (8,)), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"), ("reserved", "<i4", (4,))])
-A, B, BIAS, OUT, WORK = (1 << 30, 2 << 30, 3 << 30, 4 << 30, 5 << 30)
+A, B, BIAS, OUT, WORK, SCRATCH = (place << 30 for place in range(1, 7))
 
 
 class FakeLt(FakeLibrary):
@@ -84,7 +84,9 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def stream(context: Any) -> CudaStream:
-    return CudaStream(context, {})
+    made = CudaStream(context, {})
+    made.use_workspace(WORK, WORKSPACE)
+    return made
 
 
 F = TypeVar("F", bound=FakeLt)
@@ -241,7 +243,7 @@ def test_what_the_library_is_told_gives_the_product(
     tolerance = 1e-2 if dtype is DType.FLOAT16 else 1e-5
     context.driver.hot.copy = lambda to, source, nbytes, pointer: ctypes.memmove(to, source, nbytes.value) and 0
     held = np.zeros(1024, np.uint8)
-    workspace = held.ctypes.data + -held.ctypes.data % 256
+    scratch = held.ctypes.data + -held.ctypes.data % 256
     for shape_a, shape_b, options in PRODUCTS:
         if dtype.is_complex and "bias" in options:
             continue
@@ -253,10 +255,9 @@ def test_what_the_library_is_told_gives_the_product(
         given |= {name: placed(rng, owner, expected.shape, dtype, skip) for name, skip in (("out", skips[3]), ("aux", skips[4]))}
         given = {name: each for name, each in given.items() if name in options or name == "out"}
         op = ops.Matmul(ra, rb, **{**options, **{name: each for name, (each, _) in given.items()}})
-        library.measure(op)
         bias = [given["bias"][1].ctypes.data] if "bias" in given else []
         written = [given[name][1].ctypes.data for name in ("out", "aux") if name in given]
-        library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [a.ctypes.data, b.ctypes.data, *bias], [*written, workspace])
+        library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [a.ctypes.data, b.ctypes.data, *bias], [*written, scratch])
         if bias:
             expected = expected + given["bias"][1].astype(wide)
         active = np.maximum(expected, 0) if "relu" in options.values() else np.tanh(expected) if "gelu" in options.values() else expected
@@ -275,11 +276,8 @@ def ref(owner: RefOwner, shape: tuple[int, ...], dtype: DType = DType.FLOAT32) -
 
 
 def run(library: LinalgLibrary, stream: CudaStream, op: Any, inputs: list[int]) -> None:
-    """Run an op as the engine does: it has memory to work in once that is measured."""
-    if library.scratch_nbytes(op) is None:
-        library.measure(op)
-    assert library.scratch_nbytes(op) is not None
-    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, inputs, [OUT, WORK])
+    """Run an op as the engine does."""
+    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, inputs, [OUT, SCRATCH])
 
 
 def code(name: str) -> int:
@@ -293,9 +291,11 @@ def matmuls(lt: FakeLt) -> list[tuple[Any, ...]]:
 def test_b_is_the_first_matrix_and_the_bias_has_its_address(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
     library = LinalgLibrary(context)
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), bias=ref(owner, (3,)), activation="gelu")
-    assert library.may_block(None, op)
+    lane, other = SimpleNamespace(stream=stream), SimpleNamespace(stream=SimpleNamespace(workspaces=[]))
+    assert library.may_block(lane, op)
     run(library, stream, op, [A, B, BIAS])
-    assert not library.may_block(None, op)
+    assert not library.may_block(lane, op)
+    assert library.may_block(other, op), "that stream has no workspace"
     layouts = [call[2:] for call in lt.called if call[0] == "matrix_layout_create"]
     assert layouts == [(7, 5, 7), (3, 7, 3), (3, 5, 3)]  # a, b and the result: rows, columns, leading dimension
     (call,) = matmuls(lt)
@@ -366,15 +366,14 @@ def test_autotune_times_the_candidates_once(context: Any, stream: CudaStream, lt
 
     context.driver.call = call
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), autotune=True)
-    library.measure(op)
-    assert library.scratch_nbytes(op) == 3000, "any of the candidates may be run"
     stream.is_capturing = True
     run(library, stream, op, [A, B])
     assert len(matmuls(lt)) == 1, "nothing can be timed while a graph is made"
     stream.is_capturing = False
-    assert library.may_block(None, op)
+    lane = SimpleNamespace(stream=stream)
+    assert library.may_block(lane, op)
     run(library, stream, op, [A, B])
-    assert not library.may_block(None, op)
+    assert not library.may_block(lane, op)
     calls = matmuls(lt)
     assert len(calls) == 1 + 3 * 6 + 1
     assert calls[-1][14] == 2000
@@ -478,7 +477,6 @@ def test_an_algorithm_that_the_library_refuses_to_run_gives_way_to_the_next(
     monkeypatch.setattr(lt, "workspace", 0)
     library = LinalgLibrary(context)
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)))
-    library.measure(op)
     refused = 2
 
     def matmul(*arguments: Any) -> None:
@@ -504,8 +502,7 @@ def test_a_bias_between_two_vectors_is_copied(context: Any, stream: CudaStream, 
     library = LinalgLibrary(context)
     whole = ref(owner, (64,))
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), bias=whole[1:4])
-    library.measure(op)
-    assert library.scratch_nbytes(op) == 256 + 1000
+    assert library.scratch_nbytes(op) == 256
     assert library.commands(op) == 3
     copying: Any = SimpleNamespace(
         context=context,
@@ -513,20 +510,18 @@ def test_a_bias_between_two_vectors_is_copied(context: Any, stream: CudaStream, 
         handle=77,
         is_capturing=True,
         copy=lambda to, source, nbytes: copied.append((to, source, nbytes)),
+        prepare_workspace=lambda: WORK,
     )
     run(library, copying, op, [A, B, BIAS + 4])
-    assert copied == [(WORK, BIAS + 4, 12)]
-    assert lt.put[-1] == (code("BIAS_POINTER"), WORK)
-    assert matmuls(lt)[-1][13] == WORK + 256
-    aligned = ops.Matmul(op.a, op.b, bias=whole[4:7])
-    library.measure(aligned)
-    assert library.scratch_nbytes(aligned) == 1000
+    assert copied == [(SCRATCH, BIAS + 4, 12)]
+    assert lt.put[-1] == (code("BIAS_POINTER"), SCRATCH)
+    assert matmuls(lt)[-1][13] == WORK
+    assert library.scratch_nbytes(ops.Matmul(op.a, op.b, bias=whole[4:7])) == 0
 
 
 def test_autotune_passes_over_what_cannot_be_run(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
     library = LinalgLibrary(context)
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), autotune=True)
-    library.measure(op)
 
     def matmul(*arguments: Any) -> None:
         lt.called.append(("matmul", *arguments))
@@ -538,13 +533,13 @@ def test_autotune_passes_over_what_cannot_be_run(context: Any, stream: CudaStrea
     assert matmuls(lt)[-1][14] == 2000
 
 
-def test_what_the_library_has_no_algorithm_for_is_unsupported(context: Any, lt: FakeLt, owner: Any) -> None:
+def test_what_the_library_has_no_algorithm_for_is_unsupported(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
     library = LinalgLibrary(context)
     op = ops.Matmul(ref(owner, (5, 7), DType.INT8), ref(owner, (7, 3), DType.INT8))
     for fails, algorithms in (({"matmul_algo_get_heuristic": 15}, 3), ({}, 0)):
         lt.fails, lt.algorithms = fails, algorithms
         with pytest.raises(UnsupportedError, match=r"int8 \(5, 7\) @ int8 \(7, 3\) to int32") as caught:
-            library.measure(op)
+            run(library, stream, op, [A, B])
         assert "transpose_b=True" in str(caught.value.remedy)
     assert lt.names().count("matmul_desc_destroy") == 2
 
@@ -555,8 +550,7 @@ def test_float8_results_have_scales_and_a_largest_value(context: Any, stream: Cu
     numbers = [AccelRef(owner, 10 + i, (), DType.FLOAT32, 1) for i in range(3)]
     a, b = AccelRef(owner, 2, (16, 32), f8, 1), AccelRef(owner, 3, (16, 32), f8, 1)
     op = ops.Matmul(a, b, transpose_b=True, out_dtype=f8, scale_a=numbers[0], scale_out=numbers[1], amax=numbers[2])
-    library.measure(op)
-    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [A, B, 256, 512], [768, OUT, WORK])
+    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [A, B, 256, 512], [768, OUT, SCRATCH])
     assert lt.put[-3:] == [(code("B_SCALE_POINTER"), 256), (code("D_SCALE_POINTER"), 512), (code("AMAX_D_POINTER"), 768)]
     (call,) = matmuls(lt)
     assert (call[8], call[10]) == (0, OUT)
