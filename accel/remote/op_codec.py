@@ -23,7 +23,7 @@ from accel.dtype import DType
 from accel.engine.by_value import by_value
 from accel.engine.program import Program
 from accel.errors import AccelError, UnsupportedError
-from accel.ops import CompiledKernel, KernelOp
+from accel.ops import CompiledKernel, KernelOp, Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView, StridedRef, view_of
 from accel.remote.messages import ArenaSlice, WireOp
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OpReader", "OpWriter"]
 
-_REF, _NAMED, _TUPLE, _ARRAY, _PROGRAM, _PICKLED = range(6)
-"""What a value stands for: a ref, a named object, a tuple with marks of its own, an array in shared
-memory, a recorded graph, or another object, pickled.
+_REF, _NAMED, _TUPLE, _SPEC, _ARRAY, _PROGRAM, _PICKLED = range(7)
+"""What a value stands for: a ref, a named object, a tuple or a Spec with marks of its own, an array in
+shared memory, a recorded graph, or another object, pickled.
 """
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -101,10 +101,10 @@ class OpWriter:
                 values[i], how = member[0], _NAMED
             elif isinstance(value, AccelRef):
                 values[i], how = _described(value), _REF
-            elif kind is tuple:
-                if _PLAIN.issuperset(map(type, value)):
+            elif kind is tuple or kind is Spec:
+                if kind is tuple and _PLAIN.issuperset(map(type, value)):
                     continue
-                values[i], how = self._encode(list(value)), _TUPLE
+                values[i], how = self._encode(list(value)), _TUPLE if kind is tuple else _SPEC
             elif isinstance(value, np.ndarray) and place is not None:
                 values[i], how = (place.block, place.offset, place.shape, place.dtype.value), _ARRAY
             elif isinstance(value, np.ndarray):
@@ -193,9 +193,9 @@ class OpReader:
                 values[i] = base if len(value) == 3 else view_of(base, value[3], value[4], _DTYPES[value[5]], value[6])
             elif how == _NAMED:
                 values[i] = self._find(value)
-            elif how == _TUPLE:
+            elif how in (_TUPLE, _SPEC):
                 self._decode(*value)
-                values[i] = tuple(value[0])
+                values[i] = tuple(value[0]) if how == _TUPLE else Spec(*value[0])
             elif how == _ARRAY:
                 values[i] = self._array_of(ArenaSlice(value[0], value[1], value[2], _DTYPES[value[3]]))
             elif how == _PROGRAM:

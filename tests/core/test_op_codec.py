@@ -18,7 +18,7 @@ from accel import ops
 from accel.dtype import DType
 from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.errors import StaleRefError, UnsupportedError
-from accel.ops import KernelOp, Plan
+from accel.ops import KernelOp, Plan, Spec
 from accel.ref import AccelRef, RefView
 from accel.remote.messages import ArenaSlice
 from accel.remote.op_codec import OpReader, OpWriter
@@ -298,6 +298,18 @@ def test_plain_values_and_tuples_of_them_are_equal() -> None:
     for value in (None, True, 3, 2.5, 1j, "text", b"bytes", (1, "two", 3.0), (1, (2, DType.INT8), np.float32(3.0))):
         back = there_and_back(Mine((), value)).value
         assert (back, type(back)) == (value, type(value))
+
+
+def test_specs_travel_by_what_they_say_and_are_not_pickled() -> None:
+    wire = Wire()
+    specs = (Spec((2, 3), DType.FLOAT32), Spec((), DType.BOOL, durable=True), Spec((np.int64(4),), "float16"))  # type: ignore[arg-type]
+    data = wire.write(Mine((), specs[:2]))
+    assert b"Spec" not in data
+    assert wire.read(data).value == specs[:2]
+    back = there_and_back(Mine((), specs)).value
+    assert back == specs
+    assert {type(each) for each in back} == {Spec}
+    assert back[0].dtype is DType.FLOAT32
 
 
 @pytest.mark.parametrize("op", [ops.Put(np.zeros(3), A, durable=True), ops.Get(A, np.zeros((8, 8), np.float32))])
