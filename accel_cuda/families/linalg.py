@@ -117,9 +117,16 @@ class LinalgLibrary(FamilyState[MatmulPlans]):
             return self.library is None or not lane.stream.workspaces or not self.library.is_ready(spec)
         return spec.way == "stacks" and (spec not in self._ran or lane.stream.blas is None)
 
-    def scratch_nbytes(self, op: Any) -> int:
-        """Return how many bytes an op works in besides the stream's workspace; see :class:`accel.backend.TakesScratch`."""
-        return _bias_room(op)
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in besides the stream's workspace, or ``None`` where the library it needs is not loaded.
+
+        A graph is captured once this is known: the library must not be loaded meanwhile.
+        """
+        return None if self.library is None and derived(op, _spec_of).way == "library" else _bias_room(op)
+
+    def measure(self, op: Any) -> None:
+        """Load the library. May block."""
+        self.loaded()
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""

@@ -277,6 +277,9 @@ def ref(owner: RefOwner, shape: tuple[int, ...], dtype: DType = DType.FLOAT32) -
 
 def run(library: LinalgLibrary, stream: CudaStream, op: Any, inputs: list[int]) -> None:
     """Run an op as the engine does."""
+    if library.scratch_nbytes(op) is None:
+        library.measure(op)
+    assert library.scratch_nbytes(op) is not None
     library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, inputs, [OUT, SCRATCH])
 
 
@@ -502,6 +505,8 @@ def test_a_bias_between_two_vectors_is_copied(context: Any, stream: CudaStream, 
     library = LinalgLibrary(context)
     whole = ref(owner, (64,))
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), bias=whole[1:4])
+    assert library.scratch_nbytes(op) is None, "it is not loaded"
+    library.measure(op)
     assert library.scratch_nbytes(op) == 256
     assert library.commands(op) == 3
     copying: Any = SimpleNamespace(
