@@ -15,6 +15,7 @@ from accel import DType, UnsupportedError, ops
 from accel.cpu.views import array
 from accel.memory import HostArena
 from accel.ref import AccelRef
+from accel_cuda.core.memo import Memo
 from accel_cuda.core.stream import WORKSPACE, CudaStream
 from accel_cuda.families import linalg, linalg_plans
 from accel_cuda.families.linalg import LinalgLibrary, spread
@@ -239,6 +240,7 @@ def test_what_the_library_is_told_gives_the_product(
     lt = install(ComputingLt(), monkeypatch)
     monkeypatch.setattr(linalg_plans, "load_module", lambda name, distribution: SimpleNamespace(CudaDataType=lt.types, ComputeType=Names()))
     monkeypatch.setattr(linalg, "_BLAS", frozenset())  # stacks too
+    monkeypatch.setattr(linalg, "_SPECS", Memo())  # none of other tests, and none for them
     library, wide = LinalgLibrary(context), "c16" if dtype.is_complex else "f8"
     tolerance = 1e-2 if dtype is DType.FLOAT16 else 1e-5
     context.driver.hot.copy = lambda to, source, nbytes, pointer: ctypes.memmove(to, source, nbytes.value) and 0
