@@ -11,6 +11,7 @@ from accel.dtype import DType, native, rounded
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.expressions.array import Array, cast
 from accel.expressions.elementwise import ElementwiseFunctions
+from accel.expressions.functions import call_op, named
 from accel.expressions.promotion import DEFAULT, default_of, kind_of, promoted
 from accel.ops.base import as_shape
 from accel.ref import AccelRef
@@ -33,14 +34,7 @@ def _fill(batch: Any, shape: tuple[int, ...], dtype: DType, value: Any) -> Accel
     return made
 
 
-def _copy(batch: Any, x: AccelRef) -> AccelRef:
-    made: AccelRef = batch.arrays.part(x, ...)
-    return made
-
-
-def _triangle(batch: Any, x: AccelRef, name: str, k: int) -> AccelRef:
-    made: AccelRef = getattr(batch.arrays, name)(x, k)
-    return made
+_COPIED = named("arrays", "part", ...)
 
 
 class CreationFunctions(ElementwiseFunctions):
@@ -63,10 +57,10 @@ class CreationFunctions(ElementwiseFunctions):
         self.check_device(device)
         wanted = None if dtype is None else DType.of(dtype)
         if isinstance(obj, Array):
-            made = obj if copy is not True else self.make(obj.shape, obj.dtype, _copy, (obj,))
+            made = obj if copy is not True else self.make(obj.shape, obj.dtype, call_op, (obj,), _COPIED)
         elif isinstance(obj, AccelRef):
             made = self._of_ref(obj)
-            made = made if copy is not True else self.make(made.shape, made.dtype, _copy, (made,))
+            made = made if copy is not True else self.make(made.shape, made.dtype, call_op, (made,), _COPIED)
         elif copy is False:
             raise InvalidArgumentError("copy=False, and the elements are not on the device", remedy="Leave copy out.")
         else:
@@ -196,11 +190,11 @@ class CreationFunctions(ElementwiseFunctions):
 
     def tril(self, x: Array, /, *, k: int = 0) -> Array:
         """Return matrices with zeros above the ``k``-th diagonal."""
-        return self.make(x.shape, x.dtype, _triangle, (x,), ("tril", k))
+        return self.make(x.shape, x.dtype, call_op, (x,), named("arrays", "tril", k))
 
     def triu(self, x: Array, /, *, k: int = 0) -> Array:
         """Return matrices with zeros below the ``k``-th diagonal."""
-        return self.make(x.shape, x.dtype, _triangle, (x,), ("triu", k))
+        return self.make(x.shape, x.dtype, call_op, (x,), named("arrays", "triu", k))
 
     def meshgrid(self, *arrays: Array, indexing: str = "xy") -> list[Array]:
         """Return for each of several one-dimensional arrays its elements along one axis of a grid."""

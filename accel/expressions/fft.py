@@ -8,13 +8,12 @@ from accel import ops
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, cast
-from accel.expressions.functions import explained, missing
+from accel.expressions.functions import call_op, explained, missing, named
 from accel.expressions.manipulation import axes_of, axis_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, real_of
 
 if TYPE_CHECKING:
     from accel.expressions.reduction import ReductionFunctions
-    from accel.ref import AccelRef
 
 __all__ = ["FourierFunctions"]
 
@@ -23,16 +22,6 @@ Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 _COMPLEX_OF = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 _NORMS = ("backward", "ortho", "forward")
 _MOST = 3  # axes of one op
-
-
-def _transform(batch: Any, x: AccelRef, name: str, axes: tuple[int, ...], norm: str, options: dict[str, int]) -> AccelRef:
-    made: AccelRef = getattr(batch.fft, name)(x, axes=axes, norm=norm, **options)
-    return made
-
-
-def _shift(batch: Any, x: AccelRef, name: str, axes: tuple[int, ...]) -> AccelRef:
-    made: AccelRef = getattr(batch.fft, name)(x, axes)
-    return made
 
 
 @explained("xp.fft")
@@ -136,7 +125,7 @@ class FourierFunctions:
 
     def _shifted(self, name: str, x: Array, axes: Any) -> Array:
         places = axes_of(axes, x.ndim)
-        return self._xp.make(x.shape, x.dtype, _shift, (x,), (name, places)) if places else x
+        return self._xp.make(x.shape, x.dtype, call_op, (x,), named("fft", name, places)) if places else x
 
     def _complex(self, x: Array) -> Array:
         if x.dtype in COMPLEX:
@@ -158,7 +147,7 @@ class FourierFunctions:
     def _made(self, name: str, x: Array, shape: Any, dtype: DType, axes: tuple[int, ...], norm: Norm, **options: int) -> Array:
         if norm not in _NORMS:
             raise InvalidArgumentError(f"norm is {norm!r}", remedy="Give 'backward', 'ortho' or 'forward'.")
-        return self._xp.make(shape, dtype, _transform, (x,), (name, axes, norm, options))
+        return self._xp.make(shape, dtype, call_op, (x,), named("fft", name, axes=axes, norm=norm, **options))
 
     def _fitted(self, x: Array, axes: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
         """Crop axes, or pad them with zeros."""

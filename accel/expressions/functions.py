@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from accel.dtype import DType
 
-__all__ = ["Functions", "explained", "missing"]
+__all__ = ["Functions", "call_op", "explained", "missing", "named"]
 
 C = TypeVar("C", bound=type)
 
@@ -111,6 +111,17 @@ def missing(space: str, owner: object, name: str) -> AttributeError:
         else "dir(xp) lists what there is."
     )
     return AttributeError(f"{space} has no {name!r}: it has the functions of the array API standard. {remedy}", name=name)
+
+
+def named(family: str, name: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+    """Return the arguments of :func:`call_op`: which op, and what it is given behind its operands. They can be hashed."""
+    return family, name, arguments, tuple(options.items())
+
+
+def call_op(batch: Any, *operands: Any) -> Any:
+    """Record an op of a family: the step of most functions."""
+    *refs, family, name, arguments, options = operands
+    return getattr(getattr(batch, family), name)(*refs, *arguments, **dict(options))
 
 
 class Functions:

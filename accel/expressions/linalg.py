@@ -10,7 +10,7 @@ import numpy as np
 
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
-from accel.expressions.functions import explained, missing
+from accel.expressions.functions import call_op, explained, missing, named
 from accel.expressions.manipulation import axes_of, axis_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
 from accel.ops.fields import flag
@@ -51,12 +51,6 @@ class SVDResult(NamedTuple):
     U: Array
     S: Array
     Vh: Array
-
-
-def _solver(batch: Any, *arguments: Any) -> Any:
-    """Record an op of the family ``solver``; options are pairs, which can be hashed."""
-    *refs, name, options = arguments
-    return getattr(batch.solver, name)(*refs, **dict(options))
 
 
 @explained("xp.linalg")
@@ -194,7 +188,7 @@ class LinalgFunctions:
         if not b.ndim or b.shape[0 if b.ndim == 1 else -2] not in (n, None):
             raise InvalidArgumentError(f"x2 has shape {b.shape}, and x1 has {n} rows", remedy="Give (n,), or (..., n, k).")
         shape = (*a.shape[:-2], n) if b.ndim == 1 else (*broadcast(a.shape[:-2], b.shape[:-2]), n, b.shape[-1])
-        return self._xp.make(shape, dtype, _solver, (a, b), ("solve", ()))
+        return self._xp.make(shape, dtype, call_op, (a, b), named("solver", "solve"))
 
     def inv(self, x: Array, /) -> Array:
         """Return the inverses of a stack of matrices."""
@@ -275,10 +269,10 @@ class LinalgFunctions:
         return self._one("svdvals", x, (*x.shape[:-2], min(m, n)), REALS[x.dtype])
 
     def _one(self, name: str, x: Array, shape: Shape, dtype: DType, **options: Any) -> Array:
-        return self._xp.make(shape, dtype, _solver, (x,), (name, tuple(options.items())))
+        return self._xp.make(shape, dtype, call_op, (x,), named("solver", name, **options))
 
     def _several(self, name: str, x: Array, *parts: tuple[Shape, DType], **options: Any) -> list[Array]:
-        return self._xp.several(_solver, (x,), *parts, arguments=(name, tuple(options.items())))
+        return self._xp.several(call_op, (x,), *parts, arguments=named("solver", name, **options))
 
 
 def _sides(x: Array, *, is_square: bool = False) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
+from accel.expressions.functions import call_op, named
 from accel.expressions.promotion import INTEGERS, promoted
 from accel.expressions.selection import SelectionFunctions
 from accel.ops.base import as_shape
@@ -57,12 +58,6 @@ def _transposed(batch: Any, x: AccelRef, order: tuple[int, ...]) -> AccelRef:
     return x.transpose(order)
 
 
-def _moved(batch: Any, x: AccelRef, name: str, *arguments: Any) -> AccelRef:
-    """Record the op of that name of the family ``arrays``."""
-    made: AccelRef = getattr(batch.arrays, name)(x, *arguments)
-    return made
-
-
 def _joined(batch: Any, *arguments: Any) -> AccelRef:
     *refs, name, axis = arguments
     made: AccelRef = getattr(batch.arrays, name)(tuple(refs), axis)
@@ -71,16 +66,6 @@ def _joined(batch: Any, *arguments: Any) -> AccelRef:
 
 def _part(batch: Any, x: AccelRef, index: tuple[Any, ...]) -> AccelRef:
     return x[index]
-
-
-def _take(batch: Any, x: AccelRef, indices: AccelRef, axis: int) -> AccelRef:
-    made: AccelRef = batch.arrays.take(x, indices, axis)
-    return made
-
-
-def _take_along(batch: Any, x: AccelRef, indices: AccelRef, axis: int) -> AccelRef:
-    made: AccelRef = batch.arrays.take_along_axis(x, indices, axis)
-    return made
 
 
 class ManipulationFunctions(SelectionFunctions):
@@ -96,7 +81,7 @@ class ManipulationFunctions(SelectionFunctions):
             return self.make(tuple([None if length == -1 else length for length in wanted]), x.dtype, _reshape, (x,), (wanted,))
         made = reshaped(known(x.shape), tuple(lengths))
         result = self.make(made, x.dtype, _reshape, (x,), (made,))
-        return result if copy is not True else self.make(made, x.dtype, _moved, (result,), ("part", ...))
+        return result if copy is not True else self.make(made, x.dtype, call_op, (result,), named("arrays", "part", ...))
 
     def squeeze(self, x: Array, /, axis: Any) -> Array:
         """Return ``x`` without axes of length 1."""
@@ -120,7 +105,7 @@ class ManipulationFunctions(SelectionFunctions):
         wanted = as_shape(shape)
         if broadcast(x.shape, wanted) != wanted:
             raise InvalidArgumentError(f"shape {x.shape} cannot be broadcast to {wanted}", remedy="Lengths must be equal or 1.")
-        return x if x.shape == wanted else self.make(wanted, x.dtype, _moved, (x,), ("broadcast_to", wanted))
+        return x if x.shape == wanted else self.make(wanted, x.dtype, call_op, (x,), named("arrays", "broadcast_to", wanted))
 
     def broadcast_arrays(self, *arrays: Array) -> list[Array]:
         """Return several arrays repeated to the one shape that they have in common."""
@@ -157,12 +142,12 @@ class ManipulationFunctions(SelectionFunctions):
     def flip(self, x: Array, /, *, axis: Any = None) -> Array:
         """Return ``x`` with the elements along axes in reverse."""
         axes = axes_of(axis, x.ndim)
-        return self.make(x.shape, x.dtype, _moved, (x,), ("flip", axes)) if axes else x
+        return self.make(x.shape, x.dtype, call_op, (x,), named("arrays", "flip", axes)) if axes else x
 
     def roll(self, x: Array, /, shift: Any, *, axis: Any = None) -> Array:
         """Return ``x`` with its elements moved along axes, those at the end to the beginning."""
         if axis is None:
-            return self.make(x.shape, x.dtype, _moved, (x,), ("roll", shift, None))
+            return self.make(x.shape, x.dtype, call_op, (x,), named("arrays", "roll", shift, None))
         axes = tuple([axis_of(each, x.ndim) for each in (axis if isinstance(axis, (tuple, list)) else (axis,))])
         shifts = tuple(shift) if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
         if len(shifts) != len(axes):
@@ -170,7 +155,7 @@ class ManipulationFunctions(SelectionFunctions):
         total = dict.fromkeys(axes, 0)
         for each, places in zip(axes, shifts, strict=True):
             total[each] += places
-        return self.make(x.shape, x.dtype, _moved, (x,), ("roll", tuple(total.values()), tuple(total)))
+        return self.make(x.shape, x.dtype, call_op, (x,), named("arrays", "roll", tuple(total.values()), tuple(total)))
 
     # -- more and fewer
 
@@ -218,7 +203,7 @@ class ManipulationFunctions(SelectionFunctions):
         ndim = max(len(counts), x.ndim)
         counts, shape = (1,) * (ndim - len(counts)) + counts, (1,) * (ndim - x.ndim) + x.shape
         result = tuple([None if length is None else length * count for length, count in zip(shape, counts, strict=True)])
-        return self.make(result, x.dtype, _moved, (self._unknown(x, shape),), ("tile", counts))
+        return self.make(result, x.dtype, call_op, (self._unknown(x, shape),), named("arrays", "tile", counts))
 
     def repeat(self, x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
         """Return ``x`` with each element along ``axis`` repeated; ``repeats`` is an int, or an array of one for each."""
@@ -231,7 +216,7 @@ class ManipulationFunctions(SelectionFunctions):
             return self.repeated(x, repeats, place)
         length, count = x.shape[place], operator.index(repeats)
         shape = (*x.shape[:place], None if length is None else length * count, *x.shape[place + 1 :])
-        return self.make(shape, x.dtype, _moved, (x,), ("repeat", count, place))
+        return self.make(shape, x.dtype, call_op, (x,), named("arrays", "repeat", count, place))
 
     # -- parts
 
@@ -243,7 +228,7 @@ class ManipulationFunctions(SelectionFunctions):
             axis = 0
         place = axis_of(axis, x.ndim)
         shape = (*x.shape[:place], *indices.shape, *x.shape[place + 1 :])
-        return self.make(shape, x.dtype, _take, (x, _index(indices)), (place,))
+        return self.make(shape, x.dtype, call_op, (x, _index(indices)), named("arrays", "take", place))
 
     def take_along_axis(self, x: Array, indices: Array, /, *, axis: int = -1) -> Array:
         """Return the elements of ``x`` at ``indices`` along ``axis``; all other axes are broadcast."""
@@ -253,7 +238,7 @@ class ManipulationFunctions(SelectionFunctions):
         others = broadcast((*x.shape[:place], 1, *x.shape[place + 1 :]), (*indices.shape[:place], 1, *indices.shape[place + 1 :]))
         shapes = [(*others[:place], each.shape[place], *others[place + 1 :]) for each in (x, indices)]
         x, indices = (self.broadcast_to(each, known(shape)) for each, shape in zip((x, indices), shapes, strict=True))
-        return self.make(indices.shape, x.dtype, _take_along, (x, _index(indices)), (place,))
+        return self.make(indices.shape, x.dtype, call_op, (x, _index(indices)), named("arrays", "take_along_axis", place))
 
     def indexed(self, x: Array, key: Any) -> Array:
         """Return ``x[key]``: ints, slices, ``...``, ``None``, arrays of ints, or one array of bools.

@@ -10,6 +10,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Cut, cast
 from accel.expressions.creation import CreationFunctions
+from accel.expressions.functions import call_op, named
 from accel.expressions.promotion import DEFAULT, SIGNED, UNSIGNED, promoted
 
 if TYPE_CHECKING:
@@ -43,21 +44,6 @@ class UniqueInverse(NamedTuple):
 
 def _item(batch: Any, refs: Any, number: int) -> AccelRef:
     made: AccelRef = refs[number]
-    return made
-
-
-def _sort(batch: Any, *arguments: Any) -> AccelRef:
-    *refs, name, options = arguments
-    made: AccelRef = getattr(batch.sort, name)(*refs, **options)
-    return made
-
-
-def _topk(batch: Any, x: AccelRef, k: int, axis: int, largest: bool) -> Any:
-    return batch.sort.topk(x, k, axis, largest=largest)
-
-
-def _scan(batch: Any, x: AccelRef, name: str, axis: int) -> AccelRef:
-    made: AccelRef = getattr(batch.scan, name)(x, axis)
     return made
 
 
@@ -141,22 +127,25 @@ class SelectionFunctions(CreationFunctions):
         xp: Any = self
         x1 = x1 if sorter is None else xp.take(x1, sorter, axis=0)
         dtype = promoted(x1.dtype, x2.dtype)
-        return self.make(x2.shape, DEFAULT["indexing"], _sort, (cast(x1, dtype), cast(x2, dtype)), ("searchsorted", {"side": side}))
+        return self.make(
+            x2.shape, DEFAULT["indexing"], call_op, (cast(x1, dtype), cast(x2, dtype)), named("sort", "searchsorted", side=side)
+        )
 
     def sort(self, x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
         """Return ``x`` sorted along ``axis``; NaN is last. It is stable whatever ``stable`` says."""
-        return self.make(x.shape, x.dtype, _sort, (x,), ("sort", {"axis": _axis(axis, x), "descending": descending}))
+        return self.make(x.shape, x.dtype, call_op, (x,), named("sort", "sort", axis=_axis(axis, x), descending=descending))
 
     def argsort(self, x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
         """Return the indices that sort ``x`` along ``axis``; NaN is last. It is stable whatever ``stable`` says."""
-        options = {"axis": _axis(axis, x), "descending": descending}
-        return self.make(x.shape, DEFAULT["indexing"], _sort, (x,), ("argsort", options))
+        arguments = named("sort", "argsort", axis=_axis(axis, x), descending=descending)
+        return self.make(x.shape, DEFAULT["indexing"], call_op, (x,), arguments)
 
     def topk(self, x: Array, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
         """Return the ``k`` largest elements along ``axis``, or the smallest, in order, and their indices."""
         place = _axis(axis, x)
         shape = (*x.shape[:place], k, *x.shape[place + 1 :])
-        values, indices = self.several(_topk, (x,), (shape, x.dtype), (shape, DEFAULT["indexing"]), arguments=(k, place, largest))
+        arguments = named("sort", "topk", k, place, largest=largest)
+        values, indices = self.several(call_op, (x,), (shape, x.dtype), (shape, DEFAULT["indexing"]), arguments=arguments)
         return values, indices
 
     def cumulative_sum(self, x: Array, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
@@ -172,7 +161,7 @@ class SelectionFunctions(CreationFunctions):
             raise InvalidArgumentError(f"x has {x.ndim} dimensions and axis is None", remedy="Name the axis.")
         place = _axis(axis or 0, x)
         x = cast(x, summed(x.dtype) if dtype is None else DType.of(dtype))
-        made = self.make(x.shape, x.dtype, _scan, (x,), (name, place))
+        made = self.make(x.shape, x.dtype, call_op, (x,), named("scan", name, place))
         if not has_initial:
             return made
         xp: Any = self
