@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from accel import ops
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, cast
-from accel.expressions.functions import call_op, explained, missing, named
-from accel.expressions.manipulation import axes_of, axis_of, known
+from accel.expressions.functions import axis_of, call_op, explained, named
+from accel.expressions.manipulation import axes_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, real_of
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ class FourierFunctions:
 
     def __init__(self, xp: ReductionFunctions) -> None:
         self._xp = xp
-
-    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("xp.fft", type(self), name)
 
     def fft(self, x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
         """Return the transform along one axis."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import reprlib
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from accel.errors import AccelError, InvalidArgumentError
-from accel.expressions.array import Array, Shape
+from accel.expressions.array import Array, AxisError, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.dtype import DType
 
-__all__ = ["Functions", "call_op", "explained", "missing", "named"]
+__all__ = ["Functions", "axis_of", "call_op", "explained", "named"]
 
 C = TypeVar("C", bound=type)
 
@@ -24,7 +25,8 @@ C = TypeVar("C", bound=type)
 def explained(space: str) -> Callable[[C], C]:
     """Return a decorator of a class: what its functions raise for wrong arguments names the function, and how it is called.
 
-    Arguments are looked at by what is computed with them. What that raises tells of a step inside; the caller wants to know of the call.
+    Arguments are looked at by what is computed with them. What that raises tells of a step inside; the caller wants to know of the call. The error for a
+    function that is not there says which are.
 
     Parameters
     ----------
@@ -37,6 +39,11 @@ def explained(space: str) -> Callable[[C], C]:
             function = inspect.getattr_static(cls, name)
             if inspect.isfunction(function) and not name.startswith("_") and not inspect.iscoroutinefunction(function):
                 setattr(cls, name, _explained(f"{space}.{name}", function))
+
+        def absent(self: object, name: str) -> NoReturn:
+            raise _missing(space, type(self), name)
+
+        cls.__getattr__ = absent  # type: ignore[attr-defined]  # for a type checker, a function that is not there is an error
         return cls
 
     return decorate
@@ -100,7 +107,7 @@ _ELSEWHERE = {
 """What numpy and others call a function -> what there is."""
 
 
-def missing(space: str, owner: object, name: str) -> AttributeError:
+def _missing(space: str, owner: object, name: str) -> AttributeError:
     """Return the error for a function that is not there: it says which there are."""
     found = difflib.get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], n=3)
     remedy = (
@@ -122,6 +129,16 @@ def call_op(batch: Any, *operands: Any) -> Any:
     """Record an op of a family: the step of most functions."""
     *refs, family, name, arguments, options = operands
     return getattr(getattr(batch, family), name)(*refs, *arguments, **dict(options))
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """Return the number of an axis, counted from the first one."""
+    number = operator.index(axis)
+    if isinstance(axis, bool):
+        raise AxisError(f"axis is {axis}", remedy="Give an int.")
+    if not -ndim <= number < ndim:
+        raise AxisError(f"axis {axis} is not one of {ndim} dimension(s)", remedy="Count from 0, or from the end from -1.")
+    return number % ndim
 
 
 class Functions:

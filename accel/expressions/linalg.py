@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
-from accel.expressions.functions import call_op, explained, missing, named
-from accel.expressions.manipulation import axes_of, axis_of, known
+from accel.expressions.functions import axis_of, call_op, explained, named
+from accel.expressions.manipulation import axes_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
 from accel.ops.fields import flag
 from accel.ops.matrices import REALS
@@ -68,11 +68,6 @@ class LinalgFunctions:
 
     def __init__(self, xp: LinearFunctions) -> None:
         self._xp = xp
-
-    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("xp.linalg", type(self), name)
 
     def matmul(self, x1: Array, x2: Array, /) -> Array:
         """Return ``x1 @ x2``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
-from accel.expressions.functions import call_op, named
+from accel.expressions.functions import axis_of, call_op, named
 from accel.expressions.promotion import INTEGERS, promoted
 from accel.expressions.selection import SelectionFunctions
 from accel.ops.base import as_shape
@@ -18,17 +18,7 @@ from accel.views import reshaped
 if TYPE_CHECKING:
     from accel.ref import AccelRef
 
-__all__ = ["ManipulationFunctions", "axes_of", "axis_of", "known"]
-
-
-def axis_of(axis: Any, ndim: int) -> int:
-    """Return the number of an axis, counted from the first one."""
-    number = operator.index(axis)
-    if isinstance(axis, bool):
-        raise AxisError(f"axis is {axis}", remedy="Give an int.")
-    if not -ndim <= number < ndim:
-        raise AxisError(f"axis {axis} is not one of {ndim} dimension(s)", remedy="Count from 0, or from the end from -1.")
-    return number % ndim
+__all__ = ["ManipulationFunctions", "axes_of", "known"]
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.dtype import DType
 from accel.expressions.evaluate import evaluate
 from accel.expressions.fft import FourierFunctions
-from accel.expressions.functions import explained, missing
+from accel.expressions.functions import explained
 from accel.expressions.info import DTypeFunctions
 from accel.expressions.linalg import LinalgFunctions
 from accel.expressions.recordings import Recordings
@@ -73,11 +73,6 @@ class Namespace(DTypeFunctions):
     def linalg(self) -> LinalgFunctions:
         """Linear algebra; see :class:`~accel.expressions.linalg.LinalgFunctions`."""
         return LinalgFunctions(self)
-
-    if not TYPE_CHECKING:  # for a type checker, a function that is not there is an error
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("xp", type(self), name)
 
     def __repr__(self) -> str:
         return f"<xp of {self.device.name}>"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, apply, cast
-from accel.expressions.manipulation import ManipulationFunctions, axes_of, axis_of
+from accel.expressions.functions import axis_of
+from accel.expressions.manipulation import ManipulationFunctions, axes_of
 from accel.expressions.promotion import DEFAULT
 from accel.expressions.selection import summed
 

@@ -10,7 +10,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, AxisError, Cut, cast
 from accel.expressions.creation import CreationFunctions
-from accel.expressions.functions import call_op, named
+from accel.expressions.functions import axis_of, call_op, named
 from accel.expressions.promotion import DEFAULT, SIGNED, UNSIGNED, promoted
 
 if TYPE_CHECKING:
@@ -133,16 +133,16 @@ class SelectionFunctions(CreationFunctions):
 
     def sort(self, x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
         """Return ``x`` sorted along ``axis``; NaN is last. It is stable whatever ``stable`` says."""
-        return self.make(x.shape, x.dtype, call_op, (x,), named("sort", "sort", axis=_axis(axis, x), descending=descending))
+        return self.make(x.shape, x.dtype, call_op, (x,), named("sort", "sort", axis=axis_of(axis, x.ndim), descending=descending))
 
     def argsort(self, x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
         """Return the indices that sort ``x`` along ``axis``; NaN is last. It is stable whatever ``stable`` says."""
-        arguments = named("sort", "argsort", axis=_axis(axis, x), descending=descending)
+        arguments = named("sort", "argsort", axis=axis_of(axis, x.ndim), descending=descending)
         return self.make(x.shape, DEFAULT["indexing"], call_op, (x,), arguments)
 
     def topk(self, x: Array, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
         """Return the ``k`` largest elements along ``axis``, or the smallest, in order, and their indices."""
-        place = _axis(axis, x)
+        place = axis_of(axis, x.ndim)
         shape = (*x.shape[:place], k, *x.shape[place + 1 :])
         arguments = named("sort", "topk", k, place, largest=largest)
         values, indices = self.several(call_op, (x,), (shape, x.dtype), (shape, DEFAULT["indexing"]), arguments=arguments)
@@ -159,7 +159,7 @@ class SelectionFunctions(CreationFunctions):
     def _cumulative(self, name: str, x: Array, axis: int | None, dtype: Any, has_initial: bool) -> Array:
         if axis is None and x.ndim != 1:
             raise InvalidArgumentError(f"x has {x.ndim} dimensions and axis is None", remedy="Name the axis.")
-        place = _axis(axis or 0, x)
+        place = axis_of(axis or 0, x.ndim)
         x = cast(x, summed(x.dtype) if dtype is None else DType.of(dtype))
         made = self.make(x.shape, x.dtype, call_op, (x,), named("scan", name, place))
         if not has_initial:
@@ -175,9 +175,3 @@ def summed(dtype: DType) -> DType:
     if dtype in UNSIGNED:
         return DType.UINT64
     return DEFAULT["integral"] if dtype in SIGNED or dtype is DType.BOOL else dtype
-
-
-def _axis(axis: int, x: Array) -> int:
-    if not -x.ndim <= axis < x.ndim:
-        raise AxisError(f"axis {axis} is not one of {x.ndim} dimension(s)", remedy="Count from 0, or from the end from -1.")
-    return axis % x.ndim
