@@ -189,8 +189,8 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
 
         Notes
         -----
-        Cancelling before the instance is open leaves the device without the library; after that it
-        has it.
+        Cancelling before the instance is open leaves the device without the library; cancelling
+        later leaves the library registered.
         """
         kernels_of(library)
         await self.register_as(library.name, library, *args, **kwargs)
@@ -359,7 +359,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
 
     @property
     def state(self) -> DeviceState:
-        """Where the device is in its life."""
+        """The state of the device."""
         return self._core.lifecycle.state
 
     def generations(self) -> AsyncIterator[int]:

@@ -20,7 +20,7 @@ __all__ = ["MemoryExchange"]
 
 
 class MemoryExchange:
-    """What :class:`~accel.Device` offers beyond buffers of its own."""
+    """The methods of :class:`~accel.Device` for memory beyond its own buffers."""
 
     _core: DeviceCore
     _sender: Sender

@@ -20,7 +20,7 @@ __all__ = ["MemoryFace"]
 _NO_READS = ops.Plan((), (), ())
 
 _CONVERT_OFF_LOOP = 1 << 18
-"""Bytes above which a host array that must be rearranged is so on a worker thread."""
+"""Bytes above which a worker thread rearranges a host array."""
 
 
 class MemoryFace(MemoryExchange):
@@ -49,7 +49,7 @@ class MemoryFace(MemoryExchange):
         Notes
         -----
         The array is read until the op has ended, even if the ``await`` was cancelled: do not change
-        it before. A large one that must be rearranged is so on a worker thread first; the op takes
+        it before. A worker thread first rearranges a large one that needs it; the op takes
         its place in the device's order after that.
         """
         if durable is not False or checksum is not False:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ModelFace:
-    """What :class:`~accel.Device` offers for models and residents: see there."""
+    """The methods of :class:`~accel.Device` for models and residents: see there."""
 
     _core: DeviceCore
     _residents: Residents

@@ -86,7 +86,7 @@ class System(ActorSystem):
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
         self._opened = 0
-        # What the devices of this system have in common, such as the completion poller.
+        # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -266,7 +266,7 @@ class System(ActorSystem):
         return device
 
     def _place(self, host: str, core: DeviceCore) -> str:
-        """Return where a device's contexts are made, which ``"auto"`` does not say for each device.
+        """Return the place of a device's contexts; ``"auto"`` depends on the other devices.
 
         See :meth:`_bring_up`.
         """
@@ -276,15 +276,14 @@ class System(ActorSystem):
         # so only the first is kept here.
         mine = core.description
         here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
-        # To this process, not to a child.
+        # A fault has taken the backend from this process, not from children.
         is_lost = getattr(core.backend, "fault", None) is not None
         is_second = any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
         return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())
-        # A little less than the whole: what is left behind is to be given back within the deadline
-        # too.
+        # Less than the whole: what is left behind must be released within the deadline too.
         closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
         try:
             await asyncio.gather(*closing)

@@ -124,7 +124,7 @@ class Answers:
         Returns the bytes that are reserved on the device, and those that libraries hold.
     is_over, is_idle
         Whether the context has faulted; whether nothing is in flight.
-    broken
+    on_broken
         Called with an error of accel itself.
 
     Attributes
@@ -139,14 +139,14 @@ class Answers:
         memory: Callable[[], tuple[int, int]],
         is_over: Callable[[], bool],
         is_idle: Callable[[], bool],
-        broken: Callable[[Exception], None],
+        on_broken: Callable[[Exception], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._channel = channel
         self._memory = memory
         self._is_over = is_over
         self._is_idle = is_idle
-        self._broken = broken
+        self._on_broken = on_broken
         self._ended: list[int] = []
         self._told = (0, 0)
 
@@ -176,7 +176,7 @@ class Answers:
         try:
             self._tell()
         except Exception as error:
-            self._broken(error)
+            self._on_broken(error)
 
     def _tell(self) -> None:
         memory = self._memory()

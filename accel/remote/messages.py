@@ -145,7 +145,7 @@ Failure = struct.Struct("<Qi")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a child is started with, before it has a generation.
+    """The configuration of a child, which it gets before it has a generation.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ __all__ = ["Preload", "preload"]
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """What is to be imported.
+    """Names of what the forkserver imports.
 
     Attributes
     ----------

@@ -100,7 +100,7 @@ class Server:
         self.context: Context
         self._core: DeviceCore
         self._answers = Answers(
-            channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.broken
+            channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.on_broken
         )
         close_after_fork(self)
 
@@ -158,23 +158,19 @@ class Server:
 
     def on_fault(self, error: AccelError) -> NoReturn:
         """Report the fault to the parent, and end the process."""
-        self.give_up(error)
+        with contextlib.suppress(ClosedError):  # the parent has ended
+            self._channel.send(Kind.FAULT, encode_error(error), now=True)
+        os._exit(_FAULTED)
 
     def _memory(self) -> tuple[int, int]:
         _, reserved, workspace = self.context.memory()
         return reserved, workspace
 
-    def give_up(self, error: AccelError) -> NoReturn:
-        """Tell the parent what ends the generation, and end."""
-        with contextlib.suppress(ClosedError):  # the parent has ended
-            self._channel.send(Kind.FAULT, encode_error(error), now=True)
-        os._exit(_FAULTED)
-
-    def broken(self, error: BaseException) -> None:
+    def on_broken(self, error: BaseException) -> None:
         """End the generation after an error of accel itself, by which an answer may be lost."""
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
-        self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
+        self.on_fault(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle one message."""

@@ -98,7 +98,7 @@ class _Service:
 def _mishap(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     if error is not None and _is_ours(error):
-        server.broken(error)
+        server.on_broken(error)
     else:
         loop.default_exception_handler(context)
 

@@ -28,7 +28,7 @@ One call may hold the GIL of the child all that time.
 
 
 class _Child(Protocol):
-    """What the watchdog needs of a child."""
+    """The part of a child that the watchdog uses."""
 
     @property
     def is_busy(self) -> bool: ...

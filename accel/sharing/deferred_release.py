@@ -62,10 +62,7 @@ class DeferredRelease:
             self._send_last_use()
 
     def _send_last_use(self) -> None:
-        """Send an op that ends after the uses of all waiting blocks.
-
-        One such op is in flight at a time.
-        """
+        """Send an op that ends after the uses of all waiting blocks; one is in flight at a time."""
         context, self._retry = self._context, None
         blocks, self._waiting = self._waiting, []
         if context.fault is not None or not blocks:
@@ -105,8 +102,8 @@ class DeferredRelease:
     def _send_later(self, sent: list[ExternalBlock]) -> None:
         """Send the op again after a pause: it could not wait for the work of other libraries.
 
-        Nothing tells the end of what hindered it, such as a capture of theirs. The new op has the
-        same dependencies, because the recorded use of the first one stands for the uses before it.
+        The end of the obstacle, such as a capture, is not reported. The new op has the same
+        dependencies, because the recorded use of the first one stands for the uses before it.
         """
         self._waiting = [*sent, *self._waiting]
         self._retry = self._context.core.loop.call_later(self._pause, self._send_last_use)
@@ -115,10 +112,7 @@ class DeferredRelease:
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory that is being closed is so.
-
-        The rest is closed with the context.
-        """
+        """Wait until the memory in closing is closed. The rest is closed with the context."""
         if self._retry is not None:
             self._retry.cancel()
         await self._closing.wait_closed()

@@ -37,9 +37,9 @@ class Exports:
     Attributes
     ----------
     capsules : WeakSet of Export
-        Those that tell when they are dropped.
+        Exports whose end is known: they are dropped with the tensors.
     is_open : bool
-        Whether it was given to a library that does not say when it is done.
+        Whether the memory was lent by an interface without an end, such as CUDA's array interface.
     """
 
     __slots__ = ("capsules", "is_open")
@@ -49,7 +49,7 @@ class Exports:
         self.is_open = False
 
     def are_live(self) -> bool:
-        """Return whether another library may still have it."""
+        """Return whether another library may still use the memory."""
         return self.is_open or len(self.capsules) > 0
 
 
@@ -66,22 +66,22 @@ class Sharers:
         self._all = [*(known for known in self._all if known is not exports and known.are_live()), exports]
 
     def join(self, other: Sharers) -> None:
-        """Count all that another has counted."""
+        """Count the exports of another usage."""
         for exports in other._all:
             self.add(exports)
 
     def __call__(self) -> bool:
-        """Return whether another library may still have any of it."""
+        """Return whether another library may still use any of the memory."""
         return any(exports.are_live() for exports in self._all)
 
 
 def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
-    """Close memory that tensors still show, each piece after its last tensor and its last work.
+    """Close memory under tensors of other libraries, each piece after its last tensor and work.
 
     Parameters
     ----------
     kept
-        Pieces of memory, and what the tensors over each of them own.
+        Pieces of memory, each with the exports that its tensors own.
     settle
         Blocks until all work on the device is over that any library has enqueued by then; if it
         raises, the memory is left.

@@ -184,7 +184,7 @@ class Sharing:
         return found
 
     def _share(self, ref: AccelRef, block: Block) -> Exports:
-        """See that ops on the buffer come after what others do to it from now on."""
+        """Have ops on the buffer wait for the work of other libraries on it from now on."""
         exports = self._exports.get(ref.buffer)
         is_first = exports is None
         if exports is None:
@@ -208,7 +208,7 @@ class Sharing:
         return exports
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return the one usage that several buffers, some perhaps exported, have from now on."""
+        """Return one usage for several buffers, some of which may be exported."""
         one, sharers = Usage(), Sharers()
         for usage in usages:
             one.merge(usage)
@@ -307,17 +307,14 @@ class Sharing:
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory that is being closed is so.
-
-        The rest is closed with the context.
-        """
+        """Wait until the memory in closing is closed. The rest is closed with the context."""
         if self._releases is not None:
             await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
         """Remove all memory from the context, for the caller to close: slabs and the rest.
 
-        What other libraries' tensors still show is closed when these are dropped.
+        Memory under tensors of other libraries is closed once these are dropped.
         """
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
