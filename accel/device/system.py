@@ -231,12 +231,10 @@ class System(ActorSystem):
                 await owner.spawn(ForkserverActor, core, source, is_first=place == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
+            kind = ModelStandbyActor if standby == "model" else StandbyActor
             for number in range(core.options.spares if standby != "none" else 0):
                 name = "standby" if not number else f"standby-{number + 1}"
-                if standby == "model":
-                    await owner.spawn(ModelStandbyActor, core, children, name=name)
-                else:
-                    await owner.spawn(StandbyActor, core, children, standby, name=name)
+                await owner.spawn(kind, core, children, standby, name=name)
 
         host = Host(
             core,

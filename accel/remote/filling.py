@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from accel._log import get_logger
 from accel.errors import AccelError
@@ -32,12 +32,12 @@ class ModelStandbyActor(StandbyActor):
 
     Parameters
     ----------
-    core, children
+    core, children, ahead
         As for :class:`StandbyActor`.
     """
 
-    def __init__(self, core: DeviceCore, children: Children) -> None:
-        super().__init__(core, children, "model")
+    def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context", "model"]) -> None:
+        super().__init__(core, children, ahead)
         self._with_context: Link | None = None
         self._logged: weakref.WeakSet[Registration] = weakref.WeakSet()
 

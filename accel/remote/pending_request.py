@@ -33,13 +33,13 @@ class PendingRequest:
         Their shared memory, which is released when they have ended.
     landing
         Those of them that are then copied into the user's arrays.
-    is_answered, is_over : bool
-        Whether the child has answered; and whether what came back was copied.
+    is_over : bool
+        Whether the child has answered, and what came back was copied.
     error : AccelError or None
         The error of a piece.
     """
 
-    __slots__ = ("arrays", "count", "error", "first", "is_answered", "is_over", "landing", "submission")
+    __slots__ = ("arrays", "count", "error", "first", "is_over", "landing", "submission")
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PendingRequest:
         self.count = count
         self.arrays = arrays
         self.landing = landing
-        self.is_answered = self.is_over = False
+        self.is_over = False
         self.error: AccelError | None = None
 
 

@@ -221,13 +221,11 @@ class RequestContext(ContextBase):
             raise
         return request
 
-    async def until_answered(self, submission: Submission) -> None:
-        """Wait until the child has answered the last message of a submission."""
-        last = next((request for request in reversed(self._sent.values()) if request.submission is submission), None)
-        if last is not None:
-            await self.until(lambda: last.is_answered)
+    async def wait_answered(self, submission: Submission) -> None:
+        """Wait until the child has answered all messages of a submission."""
+        await self.until(lambda: all(request.submission is not submission for request in self._sent.values()))
 
-    async def until_over(self, request: PendingRequest) -> None:
+    async def wait_over(self, request: PendingRequest) -> None:
         """Wait until the child has answered a piece, and what has come back was copied."""
         await self.until(lambda: request.is_over)
 
@@ -320,7 +318,6 @@ class RequestContext(ContextBase):
         request = self._sent.pop(number, None)
         if request is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
-        request.is_answered = True
         if error is not None:
             self._failed(request, error, index)
         elif request.landing:

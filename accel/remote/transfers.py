@@ -83,7 +83,7 @@ class ArrayTransfers:
             arrays: dict[int, SharedArray] = {}
             try:
                 end = await self._gather(submission, ops, start, arrays)
-                await context.until_answered(submission)
+                await context.wait_answered(submission)
                 await context.wait_for_room(min(end - start, limit))
                 if submission.is_settled:
                     submission.void(max(start, submission.sound))
@@ -178,7 +178,7 @@ class ArrayTransfers:
         assert array is not None, "other ops have no pieces"
         flat: np.ndarray[Any, Any] = array.reshape(-1).view(np.uint8)
         try:
-            await context.until_answered(submission)
+            await context.wait_answered(submission)
             made = () if submission.is_settled else context.make(submission, index, plan)
         except BaseException:
             self._pinned.arena.free(piece)
@@ -205,7 +205,7 @@ class ArrayTransfers:
                 ids = [[ref.buffer] for ref in made if not moved]
                 request = context.send_piece(submission, [*first, step], [*ids, []], outgoing, action)
                 action, first = None, []
-                await context.until_over(request)
+                await context.wait_over(request)
                 failed = request.error
                 moved += 0 if failed else outgoing.array.nbytes
         except Exception as error:  # such as a shortage of threads
