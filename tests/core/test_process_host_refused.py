@@ -106,7 +106,7 @@ async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebui
 
         async def batched() -> None:
             async with device.batch() as batch:
-                batch.elementwise.unary("neg", batch.put(np.ones(4, np.float32)))
+                batch.elementwise.unary("neg", batch.put(np.ones(1 << 20, np.float32)))
 
         waiting = task(batched())
         await until(placing.is_set, "the batch's array is placed")
