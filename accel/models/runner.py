@@ -75,30 +75,6 @@ class ModelDevice(WeightsDevice, Protocol):
         """See :meth:`accel.Device.generations`."""
 
 
-class Runner(Protocol):
-    """Runs a model with one set of weights."""
-
-    async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """Return the arrays that it needs beside the weights of these names."""
-
-    async def open(self, weights: dict[str, AccelRef]) -> None:
-        """Make the model ready with its weights, in every bucket. The dict is the caller's, who empties it when the weights are to go."""
-
-    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """Run the model, and return what it returns for these inputs."""
-
-    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """Run the model, and return the outputs, which are as ``outputs`` says."""
-
-    async def fetch(
-        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
-    ) -> Sequence[Array]:
-        """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all."""
-
-    async def close(self) -> None:
-        """Let it go, however far it was opened; nothing runs. Called again where the device was full, or faulted."""
-
-
 class LibraryRunner:
     """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`.
 
@@ -121,7 +97,10 @@ class LibraryRunner:
         self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """See :class:`Runner`: tables that are no weights, or all of the weights."""
+        """Return the arrays that the model needs beside the weights of these names.
+
+        They are tables that are no weights, or all of the weights.
+        """
         device, library = self._device, f"{self._library}-initial"
         await self._register(library, InitialLibrary, self._source, given)
         made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
@@ -131,7 +110,10 @@ class LibraryRunner:
         return arrays
 
     async def open(self, weights: dict[str, AccelRef]) -> None:
-        """See :class:`Runner`."""
+        """Make the model ready with its weights, in every bucket.
+
+        The dict is the caller's, who empties it when the weights are to go.
+        """
         library = CpuModelLibrary if self._device.info().backend == "cpu" else ModelLibrary
         await self._register(self._library, library, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets))
 
@@ -140,7 +122,7 @@ class LibraryRunner:
         await self._device.register_as(name, library, *arguments)
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """See :class:`Runner`."""
+        """Run the model, and return what it returns for these inputs."""
         deadline = deadline_of(timeout)
         made = await self._device.run(Describe(self._library, operands), timeout=timeout)
         found = OutputSpecs.decoded(await self._device.get(made, timeout=left(deadline)))
@@ -148,14 +130,17 @@ class LibraryRunner:
         return found
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """See :class:`Runner`."""
+        """Run the model, and return the outputs, which are as ``outputs`` says."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
             return self._recorded(batch, operands, outputs)
 
     async def fetch(
         self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
     ) -> Sequence[Array]:
-        """See :class:`Runner`: one message to the device, and one back."""
+        """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all.
+
+        That is one message to the device, and one back.
+        """
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
             made = self._recorded(batch, operands, outputs)
             return [batch.get(_first(ref, count)) for ref, count in zip(made, rows, strict=True)]
@@ -166,7 +151,10 @@ class LibraryRunner:
         return made
 
     async def close(self) -> None:
-        """See :class:`Runner`."""
+        """Let the model go, however far it was opened; nothing runs.
+
+        Called again where the device was full, or faulted.
+        """
         while self._registered:
             with contextlib.suppress(InvalidArgumentError):  # it could not be registered
                 await self._device.unregister(self._registered[-1])
@@ -187,11 +175,11 @@ class FunctionRunner:
         self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """See :class:`Runner`: a function has the weights that it is given."""
+        """See :class:`LibraryRunner`: a function has the weights that it is given."""
         return {}
 
     async def open(self, weights: dict[str, AccelRef]) -> None:
-        """See :class:`Runner`.
+        """See :class:`LibraryRunner`.
 
         Raises
         ------
@@ -219,7 +207,7 @@ class FunctionRunner:
             await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None)
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """See :class:`Runner`."""
+        """See :class:`LibraryRunner`."""
         structure, names, refs = flattened(await self._called(operands, timeout), self._wanted)
         for name, ref in zip(names, refs, strict=True):
             if not isinstance(ref, AccelRef):
@@ -230,7 +218,7 @@ class FunctionRunner:
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """See :class:`Runner`."""
+        """See :class:`LibraryRunner`."""
         deadline = deadline_of(timeout)
         put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
         _, names, refs = flattened(await self._called(tuple(put), left(deadline)), self._wanted)
@@ -246,13 +234,13 @@ class FunctionRunner:
     async def fetch(
         self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
     ) -> Sequence[Array]:
-        """See :class:`Runner`."""
+        """See :class:`LibraryRunner`."""
         deadline = deadline_of(timeout)
         made = await self.run(operands, outputs, timeout)
         return [await self._device.get(_first(ref, count), timeout=left(deadline)) for ref, count in zip(made, rows, strict=True)]
 
     async def close(self) -> None:
-        """See :class:`Runner`."""
+        """See :class:`LibraryRunner`."""
 
     async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None) -> Any:
         """Await the function. What it raises itself is the model's error, as it is of a model in a library."""
@@ -274,6 +262,10 @@ class FunctionRunner:
     def _arguments(self, inputs: Mapping[str, AccelRef | None]) -> dict[str, Any]:
         weights = {} if self._weights is None else {"weights": self._weights}
         return {**self._options, **weights, **inputs}
+
+
+Runner: TypeAlias = LibraryRunner | FunctionRunner
+"""What runs a model with one set of weights."""
 
 
 async def filled(device: ModelDevice, spec: Spec, fill: Fill, timeout: float | None) -> AccelRef:
