@@ -101,10 +101,10 @@ class KeptProcess(Actor[None, None]):
         self._retry = self._core.loop.call_later(pause, self._try_again)
 
     def _try_again(self) -> None:
-        self._wait_no_longer()
+        self._cancel_retry()
         self._look()
 
-    def _wait_no_longer(self) -> None:
+    def _cancel_retry(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -118,5 +118,5 @@ class KeptProcess(Actor[None, None]):
         for listeners, listener in self._listening():
             if listener in listeners:
                 listeners.remove(listener)
-        self._wait_no_longer()
+        self._cancel_retry()
         await self._end()

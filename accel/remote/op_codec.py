@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["OpReader", "OpWriter"]
 
 _REF, _NAMED, _TUPLE, _SPEC, _ARRAY, _PROGRAM, _PICKLED = range(7)
-"""What a value stands for: a ref, a named object, a tuple or a Spec with marks of its own, an array in
-shared memory, a recorded graph, or another object, pickled.
+"""What a value stands for: a ref, a named object, a tuple or a Spec with marks of its own, an array
+in shared memory, a recorded graph, or another object, pickled.
 """
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))

@@ -111,7 +111,7 @@ class StandbyActor(KeptProcess):
     def _on_state(self) -> None:
         """Look again; a new generation ends the pause after too many failures."""
         if self._state == "failed" and self._core.is_ready:
-            self._wait_no_longer()
+            self._cancel_retry()
             self.state = "none"
         self._look()
 
