@@ -188,7 +188,7 @@ class Failures:
             if not waiting:
                 del self._statuses[lane]
 
-    def failed(self, lane: StreamClock, seq: int, error: AccelError) -> None:
+    def on_failed(self, lane: StreamClock, seq: int, error: AccelError) -> None:
         """Record that an op failed after its work began to be enqueued.
 
         The durable buffers that it writes hold neither the old nor the new contents.
@@ -200,7 +200,7 @@ class Failures:
         if self.is_tracking:
             self.raised.append(((lane, seq), error))
 
-    def dropped(self, lane: StreamClock, seq: int) -> None:
+    def on_dropped(self, lane: StreamClock, seq: int) -> None:
         """Record that an op will never run: the contents that it was to overwrite stay."""
         self._skip_status(lane, seq)
         self._forget_dropped()

@@ -235,7 +235,7 @@ class Lane(StreamClock):
             # Also for a dropped op: later ops of the lane rely on the waits of its sequence number.
             self._wait_for_all(launch.dependencies)
             if group.submission.is_dropped(launch.index) or self._context.fault is not None:
-                self._context.failures.dropped(self, launch.seq)
+                self._context.failures.on_dropped(self, launch.seq)
                 group.submission.void(launch.index)
                 return False
             if launch.action is not None:
@@ -329,7 +329,7 @@ class Lane(StreamClock):
             return
         if submission in context.submissions:
             for launch in launches:
-                context.failures.failed(self, launch.seq, error)
+                context.failures.on_failed(self, launch.seq, error)
             self._failed(error, launches[0], group)
             context.failures.settle(group)
             context.retire(submission, len(launches), group.commands, is_last=group.is_last)
@@ -349,9 +349,9 @@ class Lane(StreamClock):
         if not error.is_fault:
             group.submission.launched += 1  # it may have enqueued something, which has to end
             if is_begun and not isinstance(error, _REFUSALS):
-                context.failures.failed(self, launch.seq, error)
+                context.failures.on_failed(self, launch.seq, error)
             else:
-                context.failures.dropped(self, launch.seq)
+                context.failures.on_dropped(self, launch.seq)
         self._failed(error, launch, group)
 
     def _failed(self, error: AccelError, launch: Bound, group: Sendable) -> None:

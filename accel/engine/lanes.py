@@ -8,10 +8,10 @@ in that one.
 
 An op that is spread goes to the first of these that exists:
 
-1. The lane of its newest unfinished dependency: the last write of an operand. A chain of ops stays in one stream and
-   waits for no other stream.
-2. An idle lane, in the order of their numbers. A lane is made when all before it are busy: a device that runs one op at
-   a time has one.
+1. The lane of its newest unfinished dependency: the last write of an operand. A chain of ops stays
+   in one stream and waits for no other stream.
+2. An idle lane, in the order of their numbers. A lane is made when all before it are busy: a device
+   that runs one op at a time has one.
 3. The lane with the fewest unfinished ops.
 
 If operands have unfinished writes in several lanes, the write with the most unfinished ops before

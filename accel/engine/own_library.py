@@ -59,7 +59,7 @@ class OwnLibrary:
             stream = lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
-            writes = [Operand(a, each.shape, each.dtype, True, backend, index, stream) for a, each in zip(outputs, written, strict=True)]
+            writes = [Operand(a, spec.shape, spec.dtype, True, backend, index, stream) for a, spec in zip(outputs, written, strict=True)]
             with lock:
                 method(op, stream, reads, writes)
 

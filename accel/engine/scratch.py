@@ -1,4 +1,4 @@
-"""Memory that kernels work in, or write their status into, besides operands and results: the allocator's, for the time of one op."""
+"""Scratch memory of kernels, and memory for their statuses: allocated for the time of one op."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = ["Scratch"]
 
 
 _ALIGNED = 256
-"""Bytes to which the room of a status is rounded up, so that scratch memory behind it is aligned as any buffer."""
+"""Alignment in bytes of the scratch memory behind a status."""
 
 
 class Scratch:
-    """What one context's ops work in: a status that the kernel writes, and then the scratch memory of ops that have any.
+    """The memory that ops of one context use besides operands: a status, then scratch memory.
 
     Parameters
     ----------
     device
         The backend's context.
     allocator
-        Has the memory.
+        Allocates the memory.
     system
         Runs what blocks.
 
     Attributes
     ----------
     sizes : dict
-        Library and kind of an op -> what says how many bytes it works in, of those that need scratch memory.
+        Library and kind of each op with scratch memory -> function that returns the bytes.
     """
 
     __slots__ = ("_allocator", "_device", "_reserved", "_system", "sizes")
@@ -58,7 +58,10 @@ class Scratch:
         self.sizes[op.library, op.kind] = partial(_checked, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
-        """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
+        """Reserve memory for an op.
+
+        Returns ``False`` if there is no room, or if the size has to be measured first.
+        """
         if self._reserved is not None:
             self.give_up()  # of an op that could not even be sent
         size = self.sizes.get((op.library, op.kind))
@@ -72,7 +75,7 @@ class Scratch:
         return not nbytes or self._reserved is not None
 
     def give_up(self) -> None:
-        """Give back what was reserved, if anything was: the op is not sent now."""
+        """Free the reserved memory, if there is any: the op is not sent now."""
         block, self._reserved = self._reserved, None
         if block is not None:
             self._allocator.free(block)
@@ -80,7 +83,8 @@ class Scratch:
     def lend(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
         """Give an op that has its sequence number the reserved memory, whose next user waits for the op.
 
-        Returns the addresses of its status and of its scratch memory, as far as it has them; 0 of memory of no bytes.
+        Returns the addresses of its status and of its scratch memory, as far as it has them; 0 for
+        memory of no bytes.
         """
         block, self._reserved = self._reserved, None
         if block is None:
@@ -108,7 +112,7 @@ class Scratch:
 
 
 def _checked(size: Callable[[Any], int], op: KernelOp) -> int:
-    """Return how many bytes an op works in, as a library says that is not the backend's."""
+    """Return the bytes of scratch memory that a library outside the backend asks for."""
     nbytes = size(op)
     if type(nbytes) is not int or nbytes < 0:
         raise InvalidArgumentError(

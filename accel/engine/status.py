@@ -86,7 +86,7 @@ class PendingStatus:
         self._is_skipped = not self._is_enqueued
 
     def is_known(self) -> bool:
-        """Return whether the status has been copied back, or never will be; raises the context's fault."""
+        """Return whether the status is known, or will never be; raises the context's fault."""
         return self._is_skipped or (self._is_enqueued and self._event.query())
 
     def failure(self) -> BaseException | None:

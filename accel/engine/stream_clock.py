@@ -53,7 +53,7 @@ class StreamClock(Timeline):
     Parameters
     ----------
     name
-        For people who debug.
+        For debugging.
     stream
         The stream.
     events

@@ -32,10 +32,10 @@ class Failures:
         self.lost: list[int] = []
         self.gone: list[int] = []
 
-    def failed(self, lane: Any, seq: int, error: Any) -> None:
+    def on_failed(self, lane: Any, seq: int, error: Any) -> None:
         self.lost.append(seq)
 
-    def dropped(self, lane: Any, seq: int) -> None:
+    def on_dropped(self, lane: Any, seq: int) -> None:
         self.gone.append(seq)
 
     def settle(self, group: Any) -> None:
