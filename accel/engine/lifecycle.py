@@ -108,7 +108,7 @@ class Lifecycle:
         return error
 
     def wake(self) -> None:
-        """Wake what waits in :meth:`wait_changed`: something else that it may look at has changed."""
+        """Wake the waiters of :meth:`wait_changed`: something else that they look at changed."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

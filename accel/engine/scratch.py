@@ -54,7 +54,7 @@ class Scratch:
         self._reserved: Block | None = None  # for the op that is about to be sent
 
     def add(self, op: KernelOp, size: Callable[[Any], int]) -> None:
-        """Ask ``size`` how many bytes ops of a kind work in, whose library is not the backend's."""
+        """Use ``size`` for the scratch bytes of an op whose library is not the backend's."""
         self.sizes[op.library, op.kind] = partial(_checked, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
@@ -81,7 +81,7 @@ class Scratch:
             self._allocator.free(block)
 
     def lend(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
-        """Give an op that has its sequence number the reserved memory, whose next user waits for the op.
+        """Give the reserved memory to an op that has its number; its next user waits for the op.
 
         Returns the addresses of its status and of its scratch memory, as far as it has them; 0 for
         memory of no bytes.
@@ -97,7 +97,9 @@ class Scratch:
         return addresses
 
     async def specs(self, ops: Iterable[KernelOp], plan: Plan | None = None) -> tuple[Spec, ...]:
-        """Return what is enough for each of several ops, measured where that must be: nothing, where none works in any, or one buffer.
+        """Return the spec of one buffer that is large enough for each op; none if none is needed.
+
+        Sizes that the backend has to measure are measured.
 
         With ``plan``, which is that of the only op, it has room for the op's status too.
         """
