@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "COMPLEX_OF",
     "FLOATS",
     "REAL_OF",
     "WIDE",
@@ -158,6 +159,9 @@ FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 REAL_OF = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 """Complex dtypes -> those of their parts."""
+
+COMPLEX_OF = {part: dtype for dtype, part in REAL_OF.items()}
+"""Dtypes of parts -> those of complex numbers."""
 
 WIDE = (*WIDE_FLOATS, *REAL_OF)
 """The four dtypes of every BLAS and LAPACK."""

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from accel.actors.turns import EVERY, Turn, release
-from accel.dtype import DType
+from accel.dtype import FLOATS
 from accel.enums import CAPABILITIES, BinaryOp, UnaryOp
 from accel.errors import AccelError, InvalidArgumentError, StaleRefError
 from accel.expressions.array import SHOWN, Array, Cut
@@ -35,7 +35,7 @@ _INSTRUCTIONS: Final = 64
 _ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu", "relu": "relu"}
 """Functions that products of matrices apply to their results -> what they call them."""
 
-_BIASED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64))
+_BIASED = frozenset(FLOATS)
 """Dtypes of products that a library adds a bias to."""
 
 _NUMBER = attrgetter("number")

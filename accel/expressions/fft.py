@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from accel import ops
-from accel.dtype import DType
+from accel.dtype import COMPLEX_OF, DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, cast
 from accel.expressions.functions import axis_of, call_op, explained, named
@@ -19,7 +19,6 @@ __all__ = ["FourierFunctions"]
 
 Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 
-_COMPLEX_OF = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 _NORMS = ("backward", "ortho", "forward")
 _MOST = 3  # axes of one op
 
@@ -66,13 +65,13 @@ class FourierFunctions:
         return self._half("rfft", x, s, axes, norm)
 
     def _half(self, name: str, x: Array, s: Any, axes: Any, norm: Norm) -> Array:
-        if x.dtype not in _COMPLEX_OF:
+        if x.dtype not in COMPLEX_OF:
             raise InvalidArgumentError(f"x is {x.dtype.value}", remedy="Give float32 or float64.")
         places, lengths = _lengths(x, s, axes)
         x = self._fitted(x, places, lengths)
         last = places[-1]
         shape = (*x.shape[:last], lengths[-1] // 2 + 1, *x.shape[last + 1 :])
-        made = self._made(name, x, shape, _COMPLEX_OF[x.dtype], (last,), norm)
+        made = self._made(name, x, shape, COMPLEX_OF[x.dtype], (last,), norm)
         return self._along("fft", made, places[:-1], norm)
 
     def irfftn(self, x: Array, /, *, s: Any = None, axes: Any = None, norm: Norm = "backward") -> Array:
@@ -125,9 +124,9 @@ class FourierFunctions:
     def _complex(self, x: Array) -> Array:
         if x.dtype in COMPLEX:
             return x
-        if x.dtype not in _COMPLEX_OF:
+        if x.dtype not in COMPLEX_OF:
             raise InvalidArgumentError(f"x is {x.dtype.value}", remedy="Give complex64 or complex128.")
-        return cast(x, _COMPLEX_OF[x.dtype])
+        return cast(x, COMPLEX_OF[x.dtype])
 
     def _whole(self, name: str, x: Array, s: Any, axes: Any, norm: Norm) -> Array:
         places, lengths = _lengths(x, s, axes)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import FLOATS, REAL_OF, DType
 from accel.errors import InvalidArgumentError
 
 __all__ = [
@@ -29,8 +29,7 @@ __all__ = [
 
 SIGNED = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 UNSIGNED = (DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64)
-FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
-COMPLEX = (DType.COMPLEX64, DType.COMPLEX128)
+COMPLEX = tuple(REAL_OF)
 INTEGERS = SIGNED + UNSIGNED
 NUMBERS = INTEGERS + FLOATS + COMPLEX
 
@@ -53,7 +52,6 @@ DEFAULT = {
 }
 """The dtypes of arrays that are made of Python's numbers, and of indices."""
 
-_REAL_OF = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 BOOL_RANK, INTEGER_RANK, FLOAT_RANK, COMPLEX_RANK = range(4)
 _RANKS = {
     DType.BOOL: BOOL_RANK,
@@ -65,7 +63,7 @@ _RANKS = {
 
 def real_of(dtype: DType) -> DType:
     """Return the type of a complex number's parts; of other dtypes, the dtype itself."""
-    return _REAL_OF.get(dtype, dtype)
+    return REAL_OF.get(dtype, dtype)
 
 
 def kind_of(number: type) -> int:

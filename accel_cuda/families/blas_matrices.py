@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel import DType, Transpose
+from accel import Transpose
 from accel.ops.blas import stored
 from accel.ops.blas_operands import applied
-from accel_cuda.families.cublas import ADDRESSES, blas_of
+from accel_cuda.families.cublas import ADDRESSES, LETTERS, blas_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,6 @@ _WORD = 8
 """Bytes of an address."""
 _BLOCK = 256
 
-_LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _OTHER_SIDE = {"left": "right", "right": "left"}
 # The most triangles of a batch, and the fewest rows of each, that are solved one by one.
@@ -76,7 +75,7 @@ def _triangular_vector(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequenc
     blas = blas_of(lane.stream)
     if x != out:
         lane.stream.copy(out, x, op.x.nbytes)
-    triangle, letter = _triangle(op), _LETTERS[dtype]
+    triangle, letter = _triangle(op), LETTERS[dtype]
     operation, diagonal, fill = blas.operation(dtype), blas.diagonal[op.unit_diagonal], blas.fill[triangle.lower]
     if op.trans is _CONJUGATE and dtype.is_complex:
         alpha, _ = blas.factors(dtype, 1.0, 0.0)
@@ -128,7 +127,7 @@ def _triangular(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int],
         blas.diagonal[op.unit_diagonal],
     )
     alpha, _ = blas.factors(dtype, op.alpha, 0.0)
-    name = f"{_LETTERS[dtype]}{kind}_64"
+    name = f"{LETTERS[dtype]}{kind}_64"
     if kind == "trsm" and _is_together(op):
         _solve_together(lane, op, inputs, outputs[0], (*form, columns, op.b.shape[-2], alpha), triangle.ld)
         return
@@ -150,7 +149,7 @@ def _is_together(op: Any) -> bool:
 
 def _solve_together(lane: Any, op: Any, inputs: Sequence[int], result: int, form: tuple[int, ...], ld: int) -> None:
     """Solve a batch, behind copies, as many matrices in a call as there is room for their addresses."""
-    stream, blas, letter = lane.stream, blas_of(lane.stream), _LETTERS[op.a.dtype]
+    stream, blas, letter = lane.stream, blas_of(lane.stream), LETTERS[op.a.dtype]
     step_a, columns = _apart(op.a), op.b.shape[-1]
     step = op.b.shape[-2] * columns * op.a.dtype.itemsize
     if len(op.b.shape) == 2:
@@ -181,7 +180,7 @@ def _symmetric(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], 
         return
     blas = blas_of(lane.stream)
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
-    name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
+    name = f"{LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
     side, fill = blas.side[_OTHER_SIDE[op.side]], blas.fill[not op.lower]
     for a, b, out, rows in _matrices(op, inputs, outputs[0]):
         blas.call(name, side, fill, columns, rows, alpha, a, n, b, columns, beta, out, columns)
@@ -200,7 +199,7 @@ def _update(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], out
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
     turn = _CONJUGATE if kind == "herk" and dtype.is_complex else _TURNED
     trans = blas.operation(dtype)[turn if op.trans is _NONE else _NONE]
-    name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'syrk'}_64"
+    name = f"{LETTERS[dtype]}{kind if dtype.is_complex else 'syrk'}_64"
     fill, ld, apart, step = blas.fill[not op.lower], stored(a, _NONE)[0], _apart(a), n * n * dtype.itemsize
     for i in range(count):
         blas.call(name, fill, trans, n, k, alpha, inputs[0] + i * apart, ld, beta, out + i * step, n)
@@ -227,7 +226,7 @@ def _geam(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
     a = _Term(alpha, inputs[0], _apart(op.a), op.a.shape[-1], op.transpose_a)
     b = _Term(beta, inputs[1], _apart(op.b), op.b.shape[-1], op.transpose_b)
-    operation, name, step = blas.operation(dtype), f"{_LETTERS[dtype]}geam_64", rows * columns * dtype.itemsize
+    operation, name, step = blas.operation(dtype), f"{LETTERS[dtype]}geam_64", rows * columns * dtype.itemsize
 
     def add(first: _Term, second: _Term, height: int, i: int = 0) -> None:
         blas.call(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel_cuda.families.cublas import blas_of
+from accel_cuda.families.cublas import LETTERS, blas_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS"]
 
 _BLOCK, _MOST_BLOCKS = 256, 4096
-_LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: "scasum_64", DType.COMPLEX128: "dzasum_64"}
 
 
@@ -69,7 +68,7 @@ def _extreme(kind: str, lane: Any, op: Any, plan: Any, inputs: Sequence[int], ou
     """Find an index, which cuBLAS counts from 1, and without NaN; kernels of the backend's own put both right."""
     stream, x = lane.stream, op.x
     stream.ready()
-    blas_of(lane.stream).call_on_device(f"i{_LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
+    blas_of(lane.stream).call_on_device(f"i{LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
     parts = 2 if x.dtype.is_complex else 1
     blocks = min(-(-x.size * parts // _BLOCK), _MOST_BLOCKS)
     stream.launch(stream.functions[f"index_of_nan_f{8 * x.dtype.itemsize // parts}"], blocks, _BLOCK, outputs[0], inputs[0], x.size, parts)
@@ -84,7 +83,7 @@ def _dotc(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
         return
     stream.ready()
     if x.size:
-        blas_of(lane.stream).call_on_device(f"{_LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
+        blas_of(lane.stream).call_on_device(f"{LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
@@ -94,14 +93,14 @@ def _rot(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence
     lane.stream.ready()
     if x.size:
         blas = blas_of(lane.stream)
-        blas.call(f"{_LETTERS[x.dtype]}rot_64", x.size, outputs[0], 1, outputs[1], 1, *blas.factors(x.dtype, op.c, op.s))
+        blas.call(f"{LETTERS[x.dtype]}rot_64", x.size, outputs[0], 1, outputs[1], 1, *blas.factors(x.dtype, op.c, op.s))
 
 
 def _swap(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     x = op.x
     lane.stream.ready()
     if x.size:
-        blas_of(lane.stream).call(f"{_LETTERS[x.dtype]}swap_64", x.size, outputs[0], 1, outputs[1], 1)
+        blas_of(lane.stream).call(f"{LETTERS[x.dtype]}swap_64", x.size, outputs[0], 1, outputs[1], 1)
 
 
 KERNELS: Mapping[str, Kernel] = {

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["ADDRESSES", "CUBLAS", "Blas", "blas_of", "lacks_blas", "scale"]
+__all__ = ["ADDRESSES", "CUBLAS", "LETTERS", "Blas", "blas_of", "lacks_blas", "scale"]
 
 CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
+LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
+"""What the names of typed calls begin with, as those of LAPACK do."""
+
 ADDRESSES = 64 << 10
 """Bytes of a workspace that hold addresses of matrices."""
 

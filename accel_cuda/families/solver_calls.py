@@ -9,11 +9,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, UnsupportedError
+from accel.dtype import COMPLEX_OF, REAL_OF
 from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import StreamHandles
 from accel_cuda.core.memo import Memo
 from accel_cuda.errors import error_of
+from accel_cuda.families.cublas import LETTERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,16 +23,11 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["CUSOLVER", "LETTERS", "Call", "SolverCalls"]
+__all__ = ["CUSOLVER", "Call", "SolverCalls"]
 
 CUSOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "nvmath.bindings.cusolver.cuSOLVERError")
 
-LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
-"""What the names of typed calls begin with."""
-
 _DATA = {DType.FLOAT32: "CUDA_R_32F", DType.FLOAT64: "CUDA_R_64F", DType.COMPLEX64: "CUDA_C_32F", DType.COMPLEX128: "CUDA_C_64F"}
-_REALS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
-_COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 _ANY_ADDRESS = 256
 """Stands for operands where the library is asked how much memory a call works in: it reads none of them."""
 
@@ -188,7 +185,7 @@ class SolverCalls(StreamHandles):
     def _arguments(self, call: Call, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the arguments of a call between the handle and the memory."""
         m, n, dtype = call.m, call.n, call.dtype
-        kind, real = self._types[dtype], self._types[_REALS.get(dtype, dtype)]
+        kind, real = self._types[dtype], self._types[REAL_OF.get(dtype, dtype)]
         a, *others = addresses
         fill, vectors = _FILL[call.lower], _WITHOUT if call.vectors == "none" else _WITH
         match call.name:
@@ -209,7 +206,7 @@ class SolverCalls(StreamHandles):
                 job = _JOBS[call.vectors]
                 return job, job, m, n, kind, a, m, real, s, kind, u, m, kind, vt, n, kind
             case _:
-                values = self._types[_COMPLEX.get(dtype, dtype)]
+                values = self._types[COMPLEX_OF.get(dtype, dtype)]
                 return _WITHOUT, vectors, n, kind, a, n, values, others[0], kind, 0, n, kind, others[1], n, kind
 
     def _keep(self, stream: CudaStream, room: bytearray) -> None:

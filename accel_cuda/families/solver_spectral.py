@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType, Transpose
+from accel.dtype import COMPLEX_OF, REAL_OF
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.solver_calls import Call
 from accel_cuda.families.solver_factors import sources
@@ -27,14 +28,12 @@ _NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
 _INFO = 4
 _NOT_FINITE = 0xFFFFFFFF  # -1
 _LOWER, _UPPER = 1, 2
-_REALS = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
-_COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 
 
 def _eigh(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Decompose the conjugates of the matrices, which need no move: their eigenvectors are the conjugates, and come by columns."""
     n, count, dtype = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype
-    (w, *v, info), real, size = outputs, _REALS.get(dtype, dtype), n * n
+    (w, *v, info), real, size = outputs, REAL_OF.get(dtype, dtype), n * n
     work.clear(info, count * _INFO)
     if not n * count:
         return
@@ -110,7 +109,7 @@ def _svd(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
     """Decompose. Of the transpose, ``u`` by columns is ``vh`` by rows, and the other way round."""
     *stack, m, n = op.a.shape
     count, dtype, k, (u, s, vh, info) = math.prod(stack), op.a.dtype, min(m, n), outputs
-    real, rows, columns = _REALS.get(dtype, dtype), *((m, n) if op.full_matrices else (k, k))
+    real, rows, columns = REAL_OF.get(dtype, dtype), *((m, n) if op.full_matrices else (k, k))
     work.clear(info, count * _INFO)
     if not k:
         work.eye(u, count, m, rows, dtype)
@@ -135,7 +134,7 @@ def _svd(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequenc
 def _svdvals(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     *stack, m, n = op.a.shape
     count, dtype, k, (s, info) = math.prod(stack), op.a.dtype, min(m, n), outputs
-    real = _REALS.get(dtype, dtype)
+    real = REAL_OF.get(dtype, dtype)
     work.clear(info, count * _INFO)
     if not k:
         return
@@ -203,7 +202,7 @@ def _pinv(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequen
 def _lstsq(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     stack, (m, n), dtype = plan.creates[2].shape, op.a.shape[-2:], op.a.dtype
     (a, b), (x, residuals, rank, s, info) = inputs, outputs
-    k, real, count, itemsize = 1 if op.b.ndim == 1 else op.b.shape[-1], _REALS.get(dtype, dtype), math.prod(stack), dtype.itemsize
+    k, real, count, itemsize = 1 if op.b.ndim == 1 else op.b.shape[-1], REAL_OF.get(dtype, dtype), math.prod(stack), dtype.itemsize
     sides = [0] * count if op.b.ndim == 1 else sources(op.b, stack)
     work.clear(info, count * _INFO)
     work.clear(rank, count * 8)
@@ -237,7 +236,7 @@ def _lstsq(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Seque
 def _eig(work: Work, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Decompose; of a real matrix, the library gives eigenvectors as real and imaginary parts of pairs."""
     n, count, dtype, (w, *v, info) = op.a.shape[-1], math.prod(op.a.shape[:-2]), op.a.dtype, outputs
-    made, size = _COMPLEX.get(dtype, dtype), n * n
+    made, size = COMPLEX_OF.get(dtype, dtype), n * n
     work.clear(info, count * _INFO)
     if not n * count:
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, LibraryError, Transpose, UnsupportedError
-from accel_cuda.families.cublas import blas_of
+from accel_cuda.families.cublas import LETTERS, blas_of
 from accel_cuda.families.kernels import CODES, bits
-from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
+from accel_cuda.families.solver_calls import CUSOLVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,10 +23,10 @@ from accel.memory import HostArena
 from accel.ops.families import FAMILIES
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel.testing.conformance.families import check_samples
-from accel_cuda.families.cublas import CUBLAS, Blas
+from accel_cuda.families.cublas import CUBLAS, LETTERS, Blas
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.solver import SolverLibrary
-from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
+from accel_cuda.families.solver_calls import CUSOLVER
 from tests.cuda_support import Context, FakeLibrary, Numbers
 from tests.cuda_twins import NAMES, ROOM, ColumnMajor, Stream, column_major, product, products
 
