@@ -189,8 +189,11 @@ class BatchSubmission(Submission):
         self.ops = ops
         self.plans = plans
         self.outputs = outputs
-        durable = [(index, ref.buffer, ref.nbytes) for index, refs in enumerate(outputs) for ref in refs if ref.durable]
-        self.writes = writes_of(plans) + durable
+        self.writes = writes_of(plans)
+        for index, refs in enumerate(outputs):
+            for ref in refs:
+                if ref.durable:
+                    self.writes.append((index, ref.buffer, ref.nbytes))
         self.sound = self.sent = 0
         self.places: list[tuple[Timeline, int, int, int]] = []
         self.libraries = tuple(map(_library_of, ops))
