@@ -235,7 +235,7 @@ class CudaStream:
     def prepare_workspace(self) -> int:
         """Return the first workspace; a stream that was lent none takes one of its own. May block then."""
         if not self.workspaces:
-            context = self.context
+            context = self.ready()
             with context.section:
                 pointer = int(context.call("cuMemAlloc", WORKSPACE))
             self.at_close(lambda: context.driver.ignore("cuMemFree", pointer))

@@ -65,8 +65,9 @@ def blas_of(stream: CudaStream) -> Blas:
     """Return what cuBLAS has for a stream; make it, and a workspace, if they are not there. May block then."""
     blas: Blas | None = stream.blas
     if blas is None:
+        context = stream.ready()
         workspace = stream.prepare_workspace()
-        with stream.context.section:
+        with context.section:
             blas = stream.blas = Blas(stream, workspace, WORKSPACE)
     return blas
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import BackendUnavailableError, DriverError, DType, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
+from accel import BackendUnavailableError, ClosedError, DriverError, DType, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
 from accel.memory import HostArena
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
@@ -134,3 +134,20 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
         stream.use_workspace(ADDRESS, nbytes)
     stream.close()
     assert cublas.names()[-1] == "destroy"
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_products_in_a_stream_that_is_closed_make_nothing(
+    context: Any, stream: CudaStream, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+) -> None:
+    cublas = FakeLibrary("nvmath.bindings.cublas", "cuBLASError")
+    cublas.install(monkeypatch, "cublas")
+    monkeypatch.setattr(sys.modules["nvmath"], "CudaDataType", Numbers(), raising=False)
+    if is_lent:
+        stream.use_workspace(ADDRESS, NBYTES)
+    stream.close()
+    context.driver.called.clear()
+    for enqueue in (lambda: blas_of(stream), stream.prepare_workspace)[: 2 - is_lent]:
+        with pytest.raises(ClosedError):
+            enqueue()
+    assert (cublas.called, context.driver.called, stream.blas) == ([], [], None), "it would never be given back"
