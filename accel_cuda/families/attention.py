@@ -235,15 +235,15 @@ def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointer
             nothing = struct.pack("<d" if sizes[_STATS] == 8 * math.prod(work.q.shape[:3]) else "<f", -math.inf)
             stream.fill(pointers[_STATS], nothing, math.prod(work.q.shape[:3]))
         return
-    if cudnn is not None:
-        tensors = pointers
-        if work.has_lengths:
-            # cuDNN leaves out what sees no key.
-            stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
-            tensors = {**pointers, **_made(stream, work, pointers, room)}
-        if cudnn.run(stream, work, tensors, room) is None:
-            return
-    _launch(stream, work, pointers)
+    if cudnn is None:
+        _launch(stream, work, pointers)
+        return
+    tensors = pointers
+    if work.has_lengths:
+        # cuDNN leaves out what sees no key.
+        stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
+        tensors = {**pointers, **_made(stream, work, pointers, room)}
+    cudnn.run(stream, work, tensors, room, lambda stream, _: _launch(stream, work, pointers))
 
 
 def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> Mapping[int, int]:

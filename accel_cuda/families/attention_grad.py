@@ -53,9 +53,10 @@ def attend_backward(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork
             if sizes[uid]:
                 stream.fill(pointers[uid], bytes(1), sizes[uid])
         return
-    if cudnn is not None and cudnn.run(stream, work, pointers, room) is None:
-        return
-    _launch(stream, work, pointers)
+    if cudnn is None:
+        _launch(stream, work, pointers)
+    else:
+        cudnn.run(stream, work, pointers, room, lambda stream, _: _launch(stream, work, pointers))
 
 
 def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]) -> None:

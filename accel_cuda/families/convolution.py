@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from accel import DType, UnsupportedError
 
@@ -131,9 +131,7 @@ def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w:
     UnsupportedError
         If cuDNN does not offer it.
     """
-    reason = cudnn.run(stream, work, {1: x, 2: w, 3: bias, 4: y}, room)
-    if reason is not None:
-        raise _refused(stream, reason)
+    cudnn.run(stream, work, {1: x, 2: w, 3: bias, 4: y}, room, _refuse)
 
 
 def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
@@ -145,12 +143,12 @@ def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
         If there is a bias.
     """
     if work.has_bias:
-        raise _refused(stream, "no channels")
+        _refuse(stream, "no channels")
     stream.fill(y, bytes(1), work.sizes[4])
 
 
-def _refused(stream: CudaStream, reason: str) -> UnsupportedError:
-    return UnsupportedError(
+def _refuse(stream: CudaStream, reason: str) -> NoReturn:
+    raise UnsupportedError(
         f"cuDNN does not offer this convolution, or this gradient of one: {reason}",
         library="cudnn",
         device=stream.context.description.spec,

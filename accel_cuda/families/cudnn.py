@@ -25,7 +25,7 @@ from accel_cuda.core.program_cache import ProgramCache
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
@@ -261,8 +261,10 @@ class Cudnn:
 
     # -- plans
 
-    def run(self, stream: CudaStream, work: Work, tensors: Mapping[int, int], room: Room) -> str | None:
-        """Enqueue a plan; return why not, if cuDNN has none. May block where the plan is new.
+    def run(
+        self, stream: CudaStream, work: Work, tensors: Mapping[int, int], room: Room, otherwise: Callable[[CudaStream, str], object]
+    ) -> None:
+        """Enqueue a plan, or what stands for it where cuDNN has none. May block where the plan is new.
 
         Parameters
         ----------
@@ -270,11 +272,14 @@ class Cudnn:
             Number of a tensor in the plan -> address. What begins between two multiples of 16 bytes is copied.
         room
             Where the plan works, and such copies are.
+        otherwise
+            Called with the stream and the reason if cuDNN has no plan. The plan counts as new until this has run once: it may load a kernel.
         """
         handle = self.prepare(stream)
         with stream.ready().section, self.plans.use(work, stream) as plan:
             if isinstance(plan, str):
-                return plan
+                otherwise(stream, plan)
+                return
             pointers, workspace, copied = plan.pointers, room.take(plan.workspace), 0
             for place, uid in enumerate(plan.operands):
                 address = tensors[uid]
@@ -292,7 +297,6 @@ class Cudnn:
                 raise stream.find_fault("cudnn execute") or self._failure("cuDNN refused to run a plan", error) from error
             if copied:
                 stream.copy(tensors[_RESULT], copied, work.sizes[_RESULT])
-        return None
 
     def _failure(self, what: str, reason: object) -> LibraryError:
         return LibraryError(f"{what}: {reason}", library="cudnn", device=self._context.description.spec)

@@ -240,6 +240,27 @@ def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLib
         run(dnn, stream, ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3)), 0x1000, 0x2000, 0x3000)
 
 
+@pytest.mark.parametrize("is_gradient", [False, True])
+def test_the_kernel_of_what_cudnn_refuses_is_loaded_beside_the_loop(dnn: DnnLibrary, context: Any, is_gradient: bool) -> None:
+    q, stats = ref(1, 4, 5, 64), ref(1, 4, 5, dtype=DType.FLOAT32)
+    op: Any = ops.AttentionGrad(q, q, q, q, q, stats, causal=True) if is_gradient else ops.Attention(q, q, q, causal=True)
+    blocks: list[bool] = []
+    lane: Any = SimpleNamespace(stream=Stream(context))
+
+    class Loading(dict[str, str]):
+        """Kernels, of which one that is looked up may be compiled meanwhile."""
+
+        def __getitem__(self, name: str) -> str:
+            blocks.append(dnn.may_block(lane, op))
+            return super().__getitem__(name)
+
+    lane.stream.functions = Loading(lane.stream.functions)
+    for _ in range(2):
+        run(dnn, lane.stream, op, *range(0x1000, 0xA000 if is_gradient else 0x5000, 0x1000), results=3 if is_gradient else 1)
+    half = len(blocks) // 2
+    assert blocks == [True] * half + [False] * half, "an op of another stream would wait for the compiler on the loop"
+
+
 def test_gradients_of_attention_are_cudnns_or_the_kernels(dnn: DnnLibrary, context: Any) -> None:
     stream, q, k, stats = Stream(context), ref(1, 4, 5, 64), ref(1, 2, 7, 64), ref(1, 4, 5, dtype=DType.FLOAT32)
     run(dnn, stream, ops.AttentionWithStats(q, k, k), 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, results=2)
