@@ -406,7 +406,7 @@ class TakesScratch(Protocol):
     ----------
     scratch : mapping
         Library and kind of an op -> what says how many bytes its kernel works in, at least, given the op. The kernel finds their address, a multiple
-        of 256, behind those of its results; it is 0 if they are 0. ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's
+        of 256, behind those of its results; for 0 bytes it means nothing. ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's
         thread, perhaps several times for one op.
     """
 

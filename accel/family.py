@@ -66,7 +66,7 @@ class BackendPart:
         Whether what the kernels enqueue may be captured into a graph and repeated; see :attr:`accel.KernelLibrary.capturable`.
     scratch
         Given an op, returns how many bytes its kernel works in besides operands and results. The memory is the context's, for the time of the op, and counts
-        against its limit. The kernel finds the address, a multiple of 256, behind those of results and status; it is 0 if they are 0 bytes. Quick; called on
+        against its limit. The kernel finds the address, a multiple of 256, behind those of results and status; for 0 bytes it means nothing. Quick; called on
         the loop's thread, perhaps several times for one op. ``None``: no kernel has any.
     wheels
         Distributions that the kernels need; the doctor lists them, with the command that installs what is missing.

@@ -83,8 +83,8 @@ class Scratch:
     def lend(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
         """Give the reserved memory to an op that has its number; its next user waits for the op.
 
-        Returns the addresses of its status and of its scratch memory, as far as it has them; 0 for
-        memory of no bytes.
+        Returns the addresses of its status and of its scratch memory, as far as it has them. An
+        address of no bytes means nothing.
         """
         block, self._reserved = self._reserved, None
         if block is None:
