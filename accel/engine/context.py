@@ -253,7 +253,10 @@ class Context(ContextBase):
                 with self.opening:
                     await submission.place(self, self.lanes.routes[op.library])
             given: Lane | None = None
-            while not submission.is_settled and not self.dispatch_now(submission, given):
+            while not submission.is_settled:
+                self.check_alive()  # a fault that surfaced during a wait did not end what is sent only now
+                if self.dispatch_now(submission, given):
+                    return
                 given = self.lanes.routes.get(op.library)
                 if given is None:
                     await self.libraries.open(op.library)

@@ -161,12 +161,19 @@ class ContextBase(ABC):
         """Free the memory of dropped refs, of ``most`` at most."""
 
     async def apply_many_frees(self) -> None:
-        """Free the memory of dropped refs over several loop iterations, until few are left."""
+        """Free the memory of dropped refs over several loop iterations, until few are left.
+
+        Raises
+        ------
+        ContextPoisonedError
+            If the context faults meanwhile.
+        """
         turn = Turn()
         while len(self.core.refs.dropped) > MANY_FREES:
             self.apply_frees(EVERY)
             if turn.is_over:
                 await turn.next()
+                self.check_alive()
 
     def must_wait(self, submission: Submission) -> bool:
         """Whether a submission must wait, and later ones with other buffers may overtake it."""

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import accel
+from accel.actors.turns import Turn
 from accel.cpu.backend import CpuBackend, CpuDevice
+from accel.engine.context import Context
+from accel.engine.in_flight import MANY_FREES
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until, used
 
@@ -391,3 +394,21 @@ async def test_bug_of_the_device_layer_costs_one_op_and_nothing_else(monkeypatch
         monkeypatch.undo()
         assert (await bounded(device.full(1, 3.0))).generation == 1
         assert not a.is_stale
+
+
+async def test_an_op_is_answered_although_the_fault_came_while_many_refs_were_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, apply_frees = asyncio.get_running_loop(), Context.apply_frees
+
+    def apply_and_fault(self: Context, most: int | None = None) -> None:
+        apply_frees(self, most)
+        if most is not None and len(self.core.refs.dropped) <= MANY_FREES:
+            loop.call_soon(self.report_fault, accel.DriverError("gone", scope=accel.FaultScope.CONTEXT))
+
+    async with opened() as device:
+        x = await device.put(np.zeros(4))
+        await device.elementwise.unary("neg", x)
+        monkeypatch.setattr(Turn, "is_over", True)
+        monkeypatch.setattr(Context, "apply_frees", apply_and_fault)
+        device._core.refs.dropped.extend(range(1 << 40, (1 << 40) + MANY_FREES + 1))  # of no buffers
+        error = await failure(device.elementwise.unary("neg", x), accel.StaleRefError)
+        assert error.reason == "generation"
