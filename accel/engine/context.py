@@ -270,8 +270,9 @@ class Context(ContextBase):
                 await self.libraries.open(library)
         lane = self.lanes.choose_for(submission, self.core.own, self.buffers.blocks)
         while (start := submission.sent) < count:
-            weights = self._next_chunk(submission, start)
-            await self.wait_for_room(sum(weights))
+            if not submission.is_settled:  # else it may have released its ops
+                weights = self._next_chunk(submission, start)
+                await self.wait_for_room(sum(weights))
             if submission.is_settled:
                 # Its refs are void: memory placed for them now would never be freed.
                 submission.void(max(start, submission.sound))

@@ -353,3 +353,23 @@ async def test_a_library_s_own_shortage_gives_idle_slabs_back_and_may_be_tried_a
         await until(lambda: device.info().memory.reserved < 200 * MIB)
         np.testing.assert_array_equal(await device.get(await device.run(Step(x))), np.ones(4))
         assert device.generation == 1
+
+
+@pytest.mark.usefixtures("bounded_queue")
+async def test_results_before_an_op_that_fails_in_the_first_part_of_a_batch_stay() -> None:
+    wrong = accel.LibraryError("unlucky")
+    async with opened(FaultPlan().fail_at(5, wrong), streams=1) as device:
+        x = await device.put(np.ones(4))
+        made: list[accel.AccelRef] = []
+
+        async def work() -> None:
+            async with device.batch() as batch:
+                made.append(batch.elementwise.unary("neg", x))
+                for _ in range(60):
+                    made.append(batch.elementwise.unary("neg", made[-1]))
+
+        error = await failure(work(), accel.LibraryError)
+        assert error.op_index == 3
+        for index, ref in enumerate(made[:3]):
+            np.testing.assert_array_equal(await device.get(ref), np.ones(4) * (-1) ** (index + 1))
+        assert (await failure(device.get(made[3]), accel.StaleRefError)).reason == "freed"
