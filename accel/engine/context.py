@@ -163,17 +163,21 @@ class Context(ContextBase):
         scratch = self.scratch
         if (plan.status is not None or (library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
             return False
-        if plan.creates:
-            made = submission.made or self.core.refs.make(plan.creates, self.generation)
-            if not buffers.place(made, lane):
-                scratch.give_up()
-                return False
-            refs += made
-        submission.result = result_of(op, refs, self.core.loop)
-        faults = self.core.options.faults
-        action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, lane, kernel, action, 1 if self._counts is None else self._commands(op, plan))
-        self._take_place(submission, op, lane, plan, refs)
+        try:
+            if plan.creates:
+                made = submission.made or self.core.refs.make(plan.creates, self.generation)
+                if not buffers.place(made, lane):
+                    scratch.give_up()
+                    return False
+                refs += made
+            submission.result = result_of(op, refs, self.core.loop)
+            faults = self.core.options.faults
+            action = None if faults is None else faults.take(submission.name)
+            submission.bind(self, lane, kernel, action, 1 if self._counts is None else self._commands(op, plan))
+            self._take_place(submission, op, lane, plan, refs)
+        except BaseException:
+            scratch.give_up()
+            raise
         submission.outstanding = 1
         self.sent(submission, 1, submission.commands)
         lane.send(submission)
@@ -311,6 +315,7 @@ class Context(ContextBase):
         try:
             is_all = self._bind(submission, start, weights, lane, launches)
         except Exception as raised:
+            self.scratch.give_up()
             at = start + len(launches)
             raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
         finally:

@@ -62,8 +62,6 @@ class Scratch:
 
         Returns ``False`` if there is no room, or if the size has to be measured first.
         """
-        if self._reserved is not None:
-            self.give_up()  # of an op that could not even be sent
         size = self.sizes.get((op.library, op.kind))
         nbytes = 0 if size is None else size(op)
         if nbytes is None:

@@ -247,3 +247,32 @@ async def test_whoever_goes_while_it_is_measured_leaves_nothing(worked: Worked, 
         go_on.set()
         np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(14))
         assert used(device) == before
+
+
+async def test_it_is_given_back_when_the_op_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(self: Doubled, refs: Any) -> Any:
+        raise ValueError("unlucky")
+
+    async with opened() as device:
+        x = await device.put(np.zeros(MIB // 8))
+        doubling = device.family(DoublingOps)
+        await doubling.doubled(x)
+        monkeypatch.setattr(Doubled, "result", result)
+        await failure(doubling.doubled(x), accel.LibraryError)
+        await turns()
+        assert used(device) == x.nbytes
+
+
+async def test_an_op_is_answered_although_the_fault_came_while_it_was_measured(worked: Worked, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, measure = asyncio.get_running_loop(), CpuDevice.measure_scratch  # type: ignore[attr-defined]
+
+    def measure_and_fault(self: CpuDevice, op: Any) -> None:
+        measure(self, op)
+        loop.call_soon_threadsafe(device._host.context.report_fault, accel.DriverError("gone", scope=accel.FaultScope.CONTEXT))
+
+    async with opened() as device:
+        await device.elementwise.unary("neg", await device.put(np.zeros(3)))
+        x = await device.put(np.zeros(4))
+        monkeypatch.setattr(CpuDevice, "measure_scratch", measure_and_fault)
+        error = await failure(bounded(device.elementwise.unary("neg", x)), accel.StaleRefError)
+        assert error.reason == "generation"
