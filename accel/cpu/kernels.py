@@ -54,7 +54,10 @@ def touches(times: float) -> Cost:
     """Return the cost of touching each element of the largest array so many times."""
 
     def cost(op: Any, operands: list[Array], results: list[Array]) -> float:
-        largest = max((*operands, *results), key=lambda each: each.size)
+        largest = results[0]
+        for given in operands:
+            if given.size > largest.size:
+                largest = given
         return costs.elements(round(times * largest.size), largest.dtype)
 
     return cost

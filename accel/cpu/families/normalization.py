@@ -23,8 +23,8 @@ __all__ = ["KERNELS", "samples"]
 
 def _softmax(op: Any, operands: list[Array], results: list[Array]) -> None:
     """Compute the softmax of a [before, length, behind] array along its middle axis, or the logarithm of it."""
-    x, out = (each.reshape(op.middle()) for each in (*operands, *results))
-    before, length, behind = x.shape
+    before, length, behind = shape = op.middle()
+    x, out = operands[0].reshape(shape), results[0].reshape(shape)
     wide = wider(x.dtype)
     for outer in blocks(before, 2 * length * behind * wide.itemsize):
         for inner in blocks(behind, 2 * (outer.stop - outer.start) * length * wide.itemsize):
