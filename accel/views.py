@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "broadcast",
+    "counted",
     "is_contiguous",
     "permutation",
     "recast",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+
+_MOST_ELEMENTS = (2**63 - 1) // 16
+"""Of the widest type, in a dimension or in several that are not 0: more are beyond what numpy counts."""
 
 _INDEX = "Give ints, slices and one `...`, as in ref[1], ref[2:5] or ref[::2, 0]."
 
@@ -152,7 +156,22 @@ def reshaped(shape: Shape, wanted: Any) -> Shape:
             f"{size} element(s) of shape {shape} do not make {wanted!r}",
             remedy="Give a shape of as many elements; one dimension may be -1.",
         )
-    return tuple(result)
+    return tuple(result) if size else counted(tuple(result))
+
+
+def counted(shape: Shape) -> Shape:
+    """Return the shape of an empty array, if numpy has arrays of it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it has not: its other lengths are those of an array that no memory holds.
+    """
+    if math.prod(filter(None, shape)) > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"an array of shape {shape} cannot be had, though it is empty", remedy="Give smaller lengths along the other axes."
+        )
+    return shape
 
 
 def restrided(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:

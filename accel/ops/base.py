@@ -22,6 +22,7 @@ from accel.family import OpFamily
 from accel.ops.fields import Conversion, Convert, convert_fields, converting
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 from accel.values import converted, number
+from accel.views import counted
 
 __all__ = [
     "FamilyOp",
@@ -554,11 +555,12 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
         dimensions = (operator.index(shape),) if not isinstance(shape, Iterable) else tuple(map(operator.index, shape))
     except Exception as error:  # iterating, and asking for an index, may raise anything
         raise InvalidArgumentError(f"{shape!r} is not a shape", remedy="Use an int or a tuple of ints.") from error
-    if min(dimensions, default=0) < 0:
+    least = min(dimensions, default=1)
+    if least < 0:
         raise InvalidArgumentError(
             f"shape {dimensions} has a negative dimension", remedy="Give dimensions of 0 or more; only ref.reshape takes -1."
         )
-    return dimensions
+    return dimensions if least else counted(dimensions)
 
 
 to_shape = Conversion(lambda name, value: as_shape(value))

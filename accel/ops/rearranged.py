@@ -132,7 +132,7 @@ class Tile(OfOne):
         return (1,) * (ndim - len(shape)) + shape, (1,) * (ndim - len(reps)) + reps
 
     def shape(self) -> Shape:
-        return tuple([length * count for length, count in zip(*self._aligned(), strict=True)])
+        return as_shape([length * count for length, count in zip(*self._aligned(), strict=True)])
 
     def pieces(self) -> list[Piece]:
         shape, reps = self._aligned()

@@ -225,6 +225,25 @@ async def test_operands_that_do_not_fit_are_refused_before_anything_is_sent() ->
         assert plan.count == count
 
 
+@pytest.mark.parametrize("lengths", [(0, 10**30), (2**62, 0), (0, 2**40, 2**40)])
+async def test_an_empty_array_whose_lengths_are_beyond_numpy_is_refused_where_it_is_asked_for(
+    device: accel.Device, lengths: tuple[int, ...]
+) -> None:
+    none, shape = await device.zeros((0, 1)), tuple(lengths)
+    refused: tuple[Callable[[], Awaitable[Any]], ...] = (
+        lambda: device.zeros(shape),
+        lambda: device.empty(shape),
+        lambda: device.rng.normal(shape),
+        lambda: device.arrays.eye(shape[0], shape[1] * shape[-1]),
+        lambda: device.arrays.tile(none, (1, 2**62)),
+    )
+    for wrong in refused:
+        await failure(wrong(), accel.InvalidArgumentError)
+    with pytest.raises(accel.InvalidArgumentError):
+        none.reshape(shape)
+    assert none.reshape(0, 2**50).shape == (0, 2**50)
+
+
 async def test_dtype_that_an_op_does_not_take_is_unsupported(device: accel.Device) -> None:
     x = await device.zeros((2, 2), "int32")
     error = await failure(device.blas.gemm(x, x), accel.UnsupportedError)
