@@ -63,12 +63,13 @@ class CurandGenerators:
         key = id(stream), name
         handle = self._handles.get(key)
         if handle is None:
-            handle = self._handles[key] = int(curand.create_generator(_TYPES[name]))
-            stream.at_close(partial(self._end, key, curand))
+            handle = int(curand.create_generator(_TYPES[name]))
+            stream.at_close(partial(self._end, key, handle, curand))
             curand.set_stream(handle, stream.handle)
+            self._handles[key] = handle  # one without its stream would draw in another
         return handle
 
-    def _end(self, key: tuple[int, str], curand: Any) -> None:
-        handle = self._handles.pop(key)
+    def _end(self, key: tuple[int, str], handle: int, curand: Any) -> None:
+        self._handles.pop(key, None)
         with contextlib.suppress(curand.cuRANDError):  # what else the stream has is given back all the same
             curand.destroy_generator(handle)

@@ -108,6 +108,22 @@ def test_a_failure_names_the_call(curand: FakeLibrary) -> None:
         run(RngLibrary(SimpleNamespace()), Stream(1), ops.Uniform((5,), generator="curand_mrg32k3a"))  # type: ignore[arg-type]
 
 
+def test_a_generator_whose_stream_was_not_set_draws_nothing(curand: FakeLibrary) -> None:
+    library, stream = RngLibrary(SimpleNamespace()), Stream(11)  # type: ignore[arg-type]  # which is not used here
+    op = ops.Uniform((5,), seed=3, generator="curand_philox")
+    curand.fails["set_stream"] = 201
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="201"):
+            run(library, stream, op)
+    del curand.fails["set_stream"]
+    run(library, stream, op)
+    assert curand.names().count("set_stream") == 3, "one without its stream would draw in another"
+    assert curand.names().count("generate_uniform") == 1
+    for end in stream.ends:
+        end()
+    assert [call[1] for call in curand.called if call[0] == "destroy_generator"] == [0, 0, 0]
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeLibrary("nvmath.bindings.curand", "cuRANDError").install(monkeypatch)
     with pytest.raises(BackendUnavailableError, match="nvidia-curand"):
