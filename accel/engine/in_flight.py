@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.actors.turns import EVERY, Turn
 from accel.engine.stall import StallWatch
+from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            if self.stalls is not None and submission.name not in self.stalls.ended:  # which no name of a batch is
+            # An op that is sent as several has its own name, but takes longer than it does as one.
+            if self.stalls is not None and (submission.name not in self.stalls.ended or type(submission) is BatchSubmission):
                 self.stalls.ended.add(submission.work)
             if submission.tears and not submission.is_settled:
                 self.core.durable.on_rewritten(submission.writes, submission.tears)

@@ -75,6 +75,21 @@ async def test_a_caller_that_has_gone_does_not_hide_it(host: str) -> None:
         await until(lambda: not device.health().is_ready)
 
 
+@pytest.mark.parametrize("host", HOSTS)
+async def test_an_op_that_is_sent_as_several_is_known_besides_the_op_of_its_name(host: str) -> None:
+    plan = FaultPlan().hang_at(3, op="gemm")
+    async with opened(plan, host=HOSTS[host](stall_after=0.3)) as device:
+        x = await device.put(np.ones((4, 4)))
+        await device.blas.gemm(x, x)
+        strided = (await device.put(np.ones((4, 8))))[:, ::2]
+        await device.blas.gemm(strided, x)  # with a copy of the view
+        hanging = asyncio.ensure_future(device.blas.gemm(strided, x))
+        await until(lambda: not device.health().is_ready)
+        assert "gemm" in device.health().reason
+        plan.release()
+        await hanging
+
+
 async def test_the_first_op_of_a_kind_and_ops_that_go_on_are_no_stall() -> None:
     plan = FaultPlan().hang_at(1, op="unary")
     async with opened(plan, host=accel.InlineHost(stall_after=0.1)) as device:
