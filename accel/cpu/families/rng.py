@@ -16,7 +16,7 @@ from accel.errors import UnsupportedError
 from accel.family import BackendPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from accel.backend import Kernel
     from accel.cpu.views import Array
@@ -140,11 +140,16 @@ def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER
         _draw(numbers, op, results[0].reshape(-1))
 
     def seconds(op: Any, operands: list[Array], results: list[Array]) -> float:
-        if op.generator != "philox":
-            raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
         return _CALL + results[0].size * cost + (0.0 if late is None else late.seconds(op.kind))
 
-    return kernel(compute, seconds)
+    drawn = kernel(compute, seconds)
+
+    def enqueue(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        if op.generator != "philox":  # no numbers of it either
+            raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
+        drawn(lane, op, plan, inputs, outputs)
+
+    return enqueue
 
 
 def _truncated_normal(op: Any, words: Array, blocks: Array) -> Array:
