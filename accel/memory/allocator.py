@@ -67,7 +67,7 @@ class Allocator:
     under a running kernel, and the host never waits for that.
 
     **Waste.** A block reserves less than 12.5 % more than asked for, rounded up to 256 bytes.
-    What rests is merged before the allocator asks for another slab.
+    What rests is merged before the allocator asks for another slab, if all that is free is enough.
     """
 
     def __init__(

@@ -65,10 +65,14 @@ class FreeMemory:
         """
         chunks = self.resting.get(size)
         found = (_pop_idle(chunks, timeline) if chunks else None) or self._cut(size)
-        if found is None:
+        if found is None and self._nbytes() >= size:  # else merging it all, which takes long, is in vain
             self.clean_idle(size)
             found = self._cut(size) or self._inherit_one(size, timeline) or self._inherit_many(size)
         return found
+
+    def _nbytes(self) -> int:
+        """Return the bytes that are free."""
+        return sum([size * len(chunks) for size, chunks in self.resting.items()]) + sum([size for size, *_ in self.clean])
 
     def clean_idle(self, enough: float = math.inf) -> None:
         """Make resting chunks clean of which all uses are over, until ``enough`` bytes are in one piece."""

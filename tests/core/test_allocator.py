@@ -175,6 +175,16 @@ def test_freed_blocks_are_kept_for_others_of_their_size_while_there_is_other_roo
     assert {allocator.allocate_blocking(4 * KIB, a).address for _ in range(64)} == freed
 
 
+def test_freed_blocks_are_not_merged_for_more_than_is_free(source: Source) -> None:
+    allocator = make(source)
+    blocks = [allocator.allocate_blocking(4 * KIB) for _ in range(64)]
+    addresses = [block.address for block in blocks]
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.allocate(allocator.reserved + 1) is None
+    assert [allocator.allocate_blocking(4 * KIB).address for _ in range(64)] == addresses[::-1], "as they were freed, newest first"
+
+
 def test_memory_with_uses_on_the_same_timeline_is_reused_at_once(source: Source) -> None:
     allocator = make(source)
     a = Timeline("a")
