@@ -6,14 +6,19 @@ For training there is attention with the statistics that its gradients need, and
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from accel.dtype import DType
 from accel.enums import Causal
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, OutOp, Plan, Shape, Spec, op, operand, plan_of, planned, same_dtype, to_real
-from accel.ops.fields import set_fields, to_int, to_integer, unless_none
+from accel.ops.fields import Conversion, to_int, to_integer, unless_none
 from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Attention", "AttentionGrad", "AttentionWithStats", "PagedAttention", "RaggedAttention"]
 
@@ -22,7 +27,22 @@ T_co = TypeVar("T_co", covariant=True)
 _ALIGNED = 16
 
 
-@op("dnn", convert={"scale": unless_none(to_real), "window": unless_none(to_integer("Give an int, or None."))})
+def _causal(name: str, value: object) -> Causal:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, str) and value == "bottom_right":
+        return "bottom_right"
+    raise InvalidArgumentError(f"{name} is {value!r:.100}", remedy="Use False, True or 'bottom_right'.")
+
+
+_OPTIONS: Mapping[str, Conversion] = {
+    "scale": unless_none(to_real),
+    "causal": Conversion(_causal, frozenset({bool})),
+    "window": unless_none(to_integer("Give an int, or None.")),
+}
+
+
+@op("dnn", convert=_OPTIONS)
 class AttentionForm(OutOp):
     """``softmax(scale * q @ k^T) @ v``: what its forms share."""
 
@@ -49,8 +69,6 @@ class AttentionForm(OutOp):
                 f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together",
                 remedy="Give q and k one head dimension, k and v as many heads as q or a divisor of them, and v as many elements as k.",
             )
-        if self.causal not in (False, True, "bottom_right"):
-            raise InvalidArgumentError(f"causal is {self.causal!r}", remedy="Use False, True or 'bottom_right'.")
         if self.window is not None and (self.window < 1 or self.causal is False):
             raise InvalidArgumentError(
                 f"window is {self.window} with causal={self.causal!r}",
@@ -218,7 +236,7 @@ def _stats(q: AccelRef) -> Spec:
     return Spec(q.shape[:3], DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32)
 
 
-@op("dnn")
+@op("dnn", convert=_OPTIONS)
 class _Training(FamilyOp[T_co]):
     """What attention and its gradient share, for training."""
 
@@ -226,11 +244,6 @@ class _Training(FamilyOp[T_co]):
     scale: float | None = None
     causal: Causal = False
     window: int | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``scale`` and ``window``."""
-        forward = self.forward()
-        set_fields(self, scale=forward.scale, window=forward.window)
 
     def forward(self) -> Attention:
         """Return the op without statistics."""

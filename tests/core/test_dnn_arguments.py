@@ -89,3 +89,19 @@ async def test_attention_reads_heads_that_were_split_off_where_they_are(device: 
     rows = [await device.put(np.ascontiguousarray(await device.get(odd))) for _ in range(3)]
     expected = await device.get(await device.dnn.attention(*rows))
     np.testing.assert_allclose(await device.get(await device.dnn.attention(odd, odd, odd)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["attention", "attention_with_stats"])
+async def test_causal_is_a_bool_of_numpy_too_and_no_other_number(device: accel.Device, kind: str) -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = [await device.put(rng.standard_normal((1, 1, length, 8))) for length in (2, 5, 5)]
+
+    async def made(causal: Any) -> Any:
+        found = await getattr(device.dnn, kind)(q, k, v, causal=causal)
+        return await device.get(found[0] if isinstance(found, tuple) else found)
+
+    for causal in (False, True):
+        np.testing.assert_array_equal(await made(np.bool_(causal)), await made(causal))
+    for wrong in (0, 1, 1.0, "top_left", np.array([True, False])):
+        with pytest.raises(accel.InvalidArgumentError, match="causal"):
+            await made(wrong)
