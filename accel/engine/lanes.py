@@ -26,6 +26,7 @@ workspaces back, and ask for none any more in this generation.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -195,11 +196,18 @@ class Lanes:
                     newest, most = lane, seq - writer.completed
         if newest is not None and newest.provided.issuperset(libraries):
             return newest
+        least, fewest = self.pool[0], math.inf
+        lacking: Lane | None = None
         for lane in self.pool:
-            if lane.completed == lane.issued and lane.provided.issuperset(libraries):
+            unfinished = lane.issued - lane.completed
+            if unfinished >= fewest:
+                continue
+            if not lane.provided.issuperset(libraries):
+                lacking = lacking or lane
+            elif not unfinished:
                 return lane
-        able = [lane for lane in self.pool if lane.provided.issuperset(libraries)]
-        lacking = next((lane for lane in self.pool if lane not in able), None)
+            else:
+                least, fewest = lane, unfinished
         if lacking is None and self.unused:
             lacking = self.grow()
             if lacking.provided.issuperset(libraries):
@@ -207,7 +215,7 @@ class Lanes:
         if lacking is not None and not self._is_asking:
             self._is_asking = True
             self._equip(lacking, next(library for library in libraries if library not in lacking.provided))
-        return min(able, key=_unfinished) if able else self.pool[0]
+        return least
 
     def choose_for(self, batch: BatchSubmission, own: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
         """Return where a batch goes, all of it.
@@ -245,10 +253,6 @@ class Lanes:
     def idle_lanes(self) -> list[Lane]:
         """Return the lanes whose workspaces can be given back now."""
         return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]
-
-
-def _unfinished(lane: Lane) -> int:
-    return lane.issued - lane.completed
 
 
 def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | None]:
