@@ -14,7 +14,7 @@ from accel.dtype import FLOATS, DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, Spec, as_shape, element, op, operand, planned, same_dtype
 from accel.ops.family import Family
-from accel.ops.fields import set_fields, to_axis, to_dtype, to_int, unless_none
+from accel.ops.fields import flag, set_fields, to_axis, to_dtype, to_int, unless_none
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.pieces import Copying, OfOne, Piece, axis_of, integers, whole
@@ -315,10 +315,11 @@ class Linspace(_Ramp):
             raise InvalidArgumentError(f"{num} numbers from {start} to {stop}", remedy="Give real numbers, and a count of 0 or more.")
         if dtype not in FLOATS:
             raise UnsupportedError(f"linspace is not offered in {dtype.value}", remedy="Give float16, bfloat16, float32 or float64.")
-        set_fields(self, start=float(start), stop=float(stop), num=num, dtype=dtype)
+        endpoint = flag("endpoint", self.endpoint)
+        set_fields(self, start=float(start), stop=float(stop), num=num, endpoint=endpoint, dtype=dtype)
 
     def ramp(self) -> tuple[int, float, float, float | None]:
-        parts = self.num - bool(self.endpoint)
+        parts = self.num - self.endpoint
         step = (self.stop - self.start) / parts if parts > 0 else 0.0
         return self.num, self.start, step, self.stop if self.endpoint and self.num > 1 else None
 

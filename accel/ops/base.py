@@ -19,7 +19,7 @@ import numpy as np
 from accel.dtype import DType, check_awaited
 from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
-from accel.ops.fields import Conversion, Convert, convert_fields, converting
+from accel.ops.fields import Conversion, Convert, convert_fields, converting, flag
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 from accel.values import converted, number
 from accel.views import counted
@@ -416,8 +416,8 @@ def same_dtype(**refs: AccelRef) -> DType:
 
 
 def check_tf32(allowed: bool, dtype: DType) -> None:
-    """Refuse to let anything but float32 be rounded to TF32."""
-    if allowed and dtype is not DType.FLOAT32:
+    """Refuse to let anything but float32 be rounded to TF32, and what is no bool."""
+    if allowed is not False and flag("allow_tf32", allowed) and dtype is not DType.FLOAT32:
         raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32.")
 
 

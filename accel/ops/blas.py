@@ -126,7 +126,7 @@ class Gemm(ProductForm):
             raise no_product(a.shape, b.shape, k, k_b)
         if type(self.alpha) is not float or type(self.beta) is not float or self.beta:
             check_factors(self, dtype)
-        if self.allow_tf32:
+        if self.allow_tf32 is not False:
             check_tf32(self.allow_tf32, dtype)
         if out is None:
             return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False, None))

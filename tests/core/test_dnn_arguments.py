@@ -11,7 +11,7 @@ import accel
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -105,3 +105,18 @@ async def test_causal_is_a_bool_of_numpy_too_and_no_other_number(device: accel.D
     for wrong in (0, 1, 1.0, "top_left", np.array([True, False])):
         with pytest.raises(accel.InvalidArgumentError, match="causal"):
             await made(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["no", 0, 1, 1.5, np.array([True, False])])
+async def test_flags_are_bools(device: accel.Device, wrong: Any) -> None:
+    a, x, w = await device.zeros((4, 4)), await device.zeros((1, 2, 4, 4)), await device.zeros((2, 2, 3, 3))
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: device.blas.gemm(a, a, allow_tf32=wrong),
+        lambda: device.dnn.conv2d(x, w, allow_tf32=wrong),
+        lambda: device.arrays.linspace(0, 1, 5, endpoint=wrong),
+    )
+    for refused in calls:
+        with pytest.raises(accel.InvalidArgumentError):
+            await refused()
+    no: Any = np.bool_(False)
+    assert (await device.get(await device.arrays.linspace(0, 1, 2, endpoint=no))).tolist() == [0, 0.5]
