@@ -24,7 +24,8 @@ async def verify(context: ContextBase, core: DeviceCore) -> None:
     """
     book = core.durable
     for buffer, seal in tuple(book.sealed.items()):
-        ref = book.buffers[buffer].ref()
+        kept = book.buffers.get(buffer)  # None: it was freed while another one was compared
+        ref = None if kept is None else kept.ref()
         if ref is None or seal.checksum is None:
             continue
         op, future = Checksum(ref), core.loop.create_future()

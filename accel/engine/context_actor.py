@@ -80,11 +80,13 @@ class ContextActor(Actor[Never, None]):
         made = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
         made.durables.ahead.update(slabs)
         try:
+            # Before anything frees memory: a free of a buffer that is not bound yet would be lost.
+            _bind_durable(made, kept)
             made.lanes.adopt(streams)
             for library in core.options.libraries:
                 await made.libraries.open(library)
             await core.pinned.attach(device)
-            await _bind_durable(made, kept)
+            await verify(made, core)
             core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
             await self._open_eager(made)
@@ -170,13 +172,12 @@ def _open(core: DeviceCore, kept: Iterable[Kept]) -> _Opened:
     return _Opened(device, streams, slabs)
 
 
-async def _bind_durable(context: Context, kept: Iterable[Kept]) -> None:
-    """Use the durable memory that was mapped, and see that what has a checksum is as it was."""
+def _bind_durable(context: Context, kept: Iterable[Kept]) -> None:
+    """Use the durable memory that was mapped."""
     book = context.core.durable
     book.is_offered = context.durables.is_offered
     for slab in kept:
         book.on_slab_mapped(slab.number, context.durables.bind(context.buffers, slab).closed)
-    await verify(context, context.core)
 
 
 async def _open_library(owner: ActorContext, context: Context, library: str) -> ActorRef[Any, None]:

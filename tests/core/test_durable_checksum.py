@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
+from accel.engine.checksums import verify
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, task, until
 from tests.durable_support import WAYS, Array, Way, conv, opened, seeded, wild_write
@@ -251,3 +253,18 @@ async def test_a_backend_without_checksums_says_so(monkeypatch: pytest.MonkeyPat
         ref = await device.zeros(3, durable=True)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         assert (await device.get(ref) == 0).all()
+
+
+async def test_a_buffer_that_is_freed_while_another_one_is_compared_is_passed_over() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        first, second = [await device.put(np.arange(4.0) + i, durable=True, checksum=True) for i in range(2)]
+        book = device._core.durable
+
+        async def dispatch(submission: Any) -> None:
+            book.remove_buffer(second.buffer)
+            submission.future.set_result((book.sealed[first.buffer].checksum,))
+
+        stub: Any = SimpleNamespace(check_alive=lambda: None, generation=1, dispatch=dispatch)
+        await verify(stub, device._core)
+        np.testing.assert_array_equal(await device.get(first), np.arange(4.0))

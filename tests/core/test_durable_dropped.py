@@ -11,6 +11,7 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
+from accel.engine.libraries import Libraries
 from accel.ops import Plan
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, failure, generation, in_flight, opened, task, until
@@ -134,4 +135,25 @@ async def test_a_ref_dropped_while_its_slab_is_mapped_keeps_the_slab_until_it_is
         assert device.info().restarts == 0, "and its memory is asked for"
         go_on.set()
         await generation(device, 2)
+        assert device.info().memory.durable == 0
+
+
+async def test_a_ref_dropped_while_a_library_opens_in_the_next_generation_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[accel.AccelRef] = []
+    opened_before = Libraries.open
+
+    async def opens(self: Libraries, library: str) -> None:
+        await opened_before(self, library)
+        if self._context.generation == 2:
+            kept.clear()
+            self._context.apply_frees()
+
+    monkeypatch.setattr(Libraries, "open", opens)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", libraries=("blas",), faults=FaultPlan().poison_at(1, op="gemm"))
+        kept.append(await device.put(np.zeros(1000), durable=True))
+        x = await device.zeros((2, 2))
+        await failure(device.blas.gemm(x, x), accel.ContextPoisonedError)
+        await generation(device, 2)
+        assert not kept
         assert device.info().memory.durable == 0
