@@ -164,10 +164,10 @@ class Graph(Recorder):
     def into_function(self, inputs: Sequence[AccelRef], results: Sequence[AccelRef]) -> GraphFunction:
         """Return the recorded graph as a function, and give up this object.
 
-        For graphs that are :attr:`one command <is_one_command>`.
-
-        The function keeps the graph's own buffers only: what else the ops read must be given at
-        each call.
+        A call copies its operands to ``inputs``, runs the recorded ops, and copies ``results`` to
+        new buffers: by one command where a replay is :attr:`one command <is_one_command>`, else op
+        by op. A graph that is one command keeps its own buffers only: what else the ops read must
+        be given at each call.
 
         Parameters
         ----------
@@ -178,14 +178,16 @@ class Graph(Recorder):
         Raises
         ------
         InvalidArgumentError
-            If a buffer is no such one, or one of the ops has a status, which only :meth:`replay`
-            reports.
+            If a buffer is no such one, an op writes a buffer that the graph did not make, or has a
+            status, which only :meth:`replay` reports.
         """
         program = self._recorded()
         own = {id(ref) for ref in program.made}
-        if program.plan.status is not None or not own.issuperset(map(id, (*inputs, *results))):
+        is_pure = program.plan.writes == (program.handle,)  # which stands for the graph's own buffers
+        if program.plan.status is not None or not is_pure or not own.issuperset(map(id, (*inputs, *results))):
             raise InvalidArgumentError(
-                "the graph is no function: an op has a status, or a buffer is not one that the graph made", remedy="Use replay()."
+                "the graph is no function: an op has a status, or a buffer that it writes or returns is not one that the graph made",
+                remedy="Use replay().",
             )
         self._program = None
         program.release_operands()

@@ -113,7 +113,7 @@ class KernelTable:
         part = self.parts.get(op.library)
         if part is not None:
             return part.may_block
-        if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self.parts.items()):
+        if isinstance(op, Replay) and any(part.may_block and op.calls(name) for name, part in self.parts.items()):
             return True
         return self._device.may_block(lane, op)
 

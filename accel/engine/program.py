@@ -173,10 +173,11 @@ class Program:
     def release_operands(self) -> None:
         """Forget the recorded ops: from now on each :class:`Call` brings the operands.
 
-        For programs that are one command of the backend.
+        The launches stay where there is no native graph: a call enqueues them.
         """
         self.ops = self.plans = self.outputs = ()
-        self._launches = []
+        if self.native is not None:
+            self._launches = []
         self.plan = Plan((), (self.handle,), ())
 
     def use_scratch(self, ref: AccelRef) -> None:
@@ -209,6 +210,10 @@ class Program:
             lane.stream.fill(self._status_address, b"\0", self.plan.status.spec.nbytes)
         for kernel, op, plan, inputs, outputs in self._launches:
             kernel(lane, op, plan, inputs, outputs)
+
+    def calls(self, library: str) -> bool:
+        """Return whether a replay calls kernels of a library, one by one."""
+        return self.native is None and any(op.library == library for _, op, *_ in self._launches)
 
     def copy_status(self, lane: StreamClock, outputs: Sequence[int]) -> None:
         """Copy the ops' statuses, behind a replay, into its own in ``outputs``.
@@ -322,7 +327,7 @@ class Replay(KernelOp[Any]):
 
     def calls(self, library: str) -> bool:
         """Whether a replay calls kernels of a library, one by one."""
-        return self.program.native is None and any(op.library == library for op in self.program.ops)
+        return self.program.calls(library)
 
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""

@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,9 @@ from accel import ops
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
 from tests.device_support import in_flight, opened, task, until
+
+if TYPE_CHECKING:
+    from accel.device.graph import GraphFunction
 
 
 def rng() -> np.random.Generator:
@@ -396,3 +399,36 @@ async def test_memory_of_a_graph_that_is_gone_has_owners_that_do_not_share_an_er
             await device.arrays.take(x, await device.put(np.array([99], np.int32)))
         for n, ref in enumerate(kept):
             np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), np.full(4, 2.0 * n))
+
+
+async def exp_plus(device: accel.Device, y: accel.AccelRef) -> GraphFunction:
+    """Return ``exp(x) + y`` as a function of ``x``, replayed once with ones."""
+    async with device.graph() as graph:
+        x = graph.empty(4, np.float64)
+        total = graph.elementwise.binary("add", graph.elementwise.unary("exp", x), y)
+    await device.put(np.ones(4), out=x)
+    await graph.replay()
+    return graph.into_function([x], [total])
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_function_computes_with_its_operands_where_a_graph_is_not_one_command(host: Any) -> None:
+    async with opened(host=host) as device:
+        y = await device.put(np.full(4, 0.5))
+        function = await exp_plus(device, y)
+        for number in range(3):
+            (result,) = await function(await device.put(np.full(4, float(number))), y)
+            np.testing.assert_allclose(await device.get(result), np.exp(number) + 0.5)
+
+
+async def test_a_graph_that_writes_a_buffer_of_others_is_no_function() -> None:
+    async with opened() as device:
+        y = await device.put(np.zeros(4))
+        async with device.graph() as graph:
+            x = graph.empty(4, np.float64)
+            graph.copy(x, y)
+        with pytest.raises(accel.InvalidArgumentError, match="writes"):
+            graph.into_function([], [x])
+        await device.put(np.ones(4), out=x)
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), np.ones(4))
