@@ -195,8 +195,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
         Notes
         -----
-        Cancelling does not stop the close: handlers are cancelled at once, and the cancellation is raised when they have ended. In a forked child
-        this does nothing.
+        Cancelling does not stop the close: handlers are cancelled at once, and the cancellation is raised when they have ended, or a second later.
+        In a forked child this does nothing.
         """
         if self._root is None or self._root.is_inherited:
             self._state = "closed"

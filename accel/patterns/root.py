@@ -79,7 +79,7 @@ class RootTask:
     async def join(self, timeout: float) -> None:
         """Wait until the root has ended; after ``timeout`` seconds cancel what runs, and a second later leave it behind, with a logged error.
 
-        Cancelling does not end the wait: tasks are cancelled at once, and the cancellation is raised when they have ended.
+        Cancelling does not end the wait: tasks are cancelled at once, and the cancellation is raised when they have ended or are left behind.
         """
         if self._task is None:
             return
@@ -89,15 +89,16 @@ class RootTask:
         with anyio.CancelScope(shield=True):
             while not self._task.done():
                 try:
-                    done, _ = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self.loop.time()))
+                    await asyncio.wait({self._task}, timeout=max(0.0, deadline - self.loop.time()))
                 except asyncio.CancelledError as error:
-                    cancelled, done = error, set()
-                if done:
+                    cancelled = error
+                if self._task.done():
                     break
-                if is_cancelled and cancelled is None:
+                is_late = self.loop.time() >= deadline
+                if is_cancelled and is_late:
                     logger.error("tasks_left_behind", root=self._name)
                     break
-                if not is_cancelled:
+                if not is_cancelled and (is_late or cancelled is not None):
                     is_cancelled = True
                     deadline = self.loop.time() + _GRACE
                     self._task.cancel()

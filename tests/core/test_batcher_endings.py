@@ -336,6 +336,36 @@ async def test_closing_leaves_behind_what_will_not_end_and_says_so(
     await batcher.aclose()
 
 
+async def test_a_cancelled_close_leaves_behind_what_will_not_end_and_raises(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("accel.patterns.root._GRACE", 0.001)
+    stop = asyncio.Event()
+
+    async def stubborn(items: list[int]) -> list[int]:
+        while not stop.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await stop.wait()
+        return items
+
+    batcher = DynamicBatcher(stubborn, close_timeout=1000)
+    await batcher.__aenter__()
+    task = asyncio.ensure_future(batcher.submit(1))
+    await turns()
+    closing = asyncio.ensure_future(batcher.aclose())
+    await turns()
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=5)
+    ended = closing.done()
+    stop.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert ended, "it waited for the handler"
+    assert "tasks_left_behind" in caplog.text
+    assert await task == 1
+    await batcher.aclose()
+
+
 def test_a_handler_may_end_the_program_and_nobody_is_left_waiting() -> None:
     ends: list[BaseException] = []
 
