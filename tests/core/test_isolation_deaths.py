@@ -49,7 +49,7 @@ async def answers(batcher: Any, items: list[float]) -> list[Any]:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 def check(items: list[float], results: list[Any]) -> None:
@@ -154,11 +154,12 @@ async def test_an_item_that_hangs_is_told_apart() -> None:
         assert service.tried == [[1.0], [HANG], [3.0], [HANG]]
 
 
-async def test_closing_ends_the_search_in_time() -> None:
+async def test_closing_ends_the_search_in_time(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(close_timeout=0.2) as (service, batcher):
         asked = asyncio.ensure_future(answers(batcher, [HANG, POISON]))
         async with asyncio.timeout(PATIENCE):
             await until(lambda: bool(service.tried))
+            assert "SIGSEGV" in caplog.text, "the child that served died of the poison, before the hang"
             began = asyncio.get_running_loop().time()
             await batcher.aclose()
             assert asyncio.get_running_loop().time() - began < 2.0
