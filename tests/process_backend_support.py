@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -89,3 +90,12 @@ class RichBackend(CpuBackend):
 
 def _launch(lane: Any, op: Launch, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     lane.stream.copy(outputs[0], inputs[1], 4 * op.args[2])
+
+
+class TwinBackend(RichBackend):
+    """Two devices that share fate."""
+
+    def devices(self) -> Sequence[accel.DeviceDescription]:
+        """List the processor twice."""
+        (first,) = super().devices()
+        return first, dataclasses.replace(first, index=1, uuid=f"{first.uuid}-1")

@@ -85,6 +85,7 @@ class System(ActorSystem):
         super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
+        self._opening: list[DeviceCore] = []  # those whose first context is being made in this process
         self._opened = 0
         # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
@@ -209,7 +210,14 @@ class System(ActorSystem):
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared)
-            device = await self._bring_up(core, self._place(place, core))
+            placed = self._place(place, core)
+            if placed != "process":
+                self._opening.append(core)
+            try:
+                device = await self._bring_up(core, placed)
+            finally:
+                if placed != "process":
+                    self._opening.remove(core)
         except Exception as error:
             if not isinstance(error, AccelError):
                 raise_shortage(error, f"device {spec!r} cannot be opened")
@@ -264,19 +272,22 @@ class System(ActorSystem):
         return device
 
     def _place(self, host: str, core: DeviceCore) -> str:
-        """Return the place of a device's contexts; ``"auto"`` depends on the other devices.
+        """Return the place of a device's contexts: see :meth:`_bring_up`.
 
-        See :meth:`_bring_up`.
+        ``"auto"`` depends on the other devices, open or being opened.
         """
         if host != "auto":
             return host
         # A fault on one of them would take all of this process's devices of such a backend with it:
         # so only the first is kept here.
         mine = core.description
-        here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
         # A fault has taken the backend from this process, not from children.
         is_lost = getattr(core.backend, "fault", None) is not None
-        is_second = any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
+        is_second = False
+        if getattr(core.backend, "shares_fate", False):
+            inline = [(info.backend, info.index) for info in (device.info() for device in self.devices) if info.host == "inline"]
+            inline += [(other.description.backend, other.description.index) for other in self._opening]
+            is_second = any(backend == mine.backend and index != mine.index for backend, index in inline)
         return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:

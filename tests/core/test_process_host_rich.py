@@ -14,7 +14,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
-from tests.process_backend_support import BROKEN, SLOW, TAKEN, RichBackend
+from tests.process_backend_support import BROKEN, SLOW, TAKEN, RichBackend, TwinBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,3 +189,27 @@ async def test_a_device_that_its_process_has_for_itself_cannot_move_and_says_why
         assert "one process's at a time" in device.health().reason
         with pytest.raises(accel.BackendUnavailableError, match="one process's at a time"):
             await asyncio.wait_for(system.open_device("cpu", host="process"), 20)
+
+
+async def test_of_devices_opened_at_once_that_share_fate_one_is_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = TwinBackend()
+    monkeypatch.setattr("accel.device.system.find_device", lambda spec: (made, made.devices()[int(spec[-1])]))
+    async with accel.System() as system:
+        devices = await asyncio.gather(*[system.open_device(f"cpu:{index}") for index in range(2)])
+        assert sorted(device.info().host for device in devices) == ["inline", "process"]
+
+
+async def test_a_device_that_failed_to_open_keeps_no_place_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = TwinBackend()
+    monkeypatch.setattr("accel.device.system.find_device", lambda spec: (made, made.devices()[int(spec[-1])]))
+    async with accel.System() as system:
+        with monkeypatch.context() as patched:
+            patched.setattr(TwinBackend, "open", refuse)
+            with pytest.raises(accel.BackendUnavailableError):
+                await system.open_device("cpu:0")
+        device = await system.open_device("cpu:1")
+        assert device.info().host == "inline"
+
+
+def refuse(backend: TwinBackend, index: int) -> Any:
+    raise accel.BackendUnavailableError(f"cpu:{index} is not there")
