@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from accel.actors import Actor, ActorContext
 from accel.engine.in_flight import MANY_FREES
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
-from accel.engine.program import GraphSubmission
+from accel.engine.program import Capture, GraphSubmission, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission, Submission
 from accel.errors import AccelError, StaleRefError
@@ -40,7 +40,7 @@ class DeviceActor(Actor[Submission, None]):
     def __init__(self, core: DeviceCore, host: Host) -> None:
         self._core = core
         self._host = host
-        self._moving: dict[asyncio.Task[None], _Uses] = {}  # dispatches that wait beside the queue; their buffers
+        self._moving: dict[asyncio.Task[None], _Uses] = {}  # dispatches that wait beside the queue
 
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
@@ -88,7 +88,8 @@ class DeviceActor(Actor[Submission, None]):
     async def receive(self, message: Submission, context: ActorContext) -> None:
         """Dispatch one submission, or end it with the error that prevents that.
 
-        One that waits for room for its array is overtaken by others, unless they use its buffers.
+        One that waits for room for its array is overtaken by others, unless they conflict with it:
+        they use its buffers, or a library that ends behind it.
         """
         if self.receive_now(message, context):
             return
@@ -107,17 +108,11 @@ class DeviceActor(Actor[Submission, None]):
         task.add_done_callback(self._moving.pop)
 
     def _in_the_way(self, message: Submission) -> list[asyncio.Task[None]]:
-        """Return the waiting dispatches that conflict with a later submission over a buffer."""
+        """Return the waiting dispatches that a later submission conflicts with."""
         if not self._moving:
             return []
-        if isinstance(message, Unregistration):  # which of them are of its library is not known here
-            return list(self._moving)
-        reads, writes = _uses(message)
-        return [
-            task
-            for task, (its_reads, its_writes) in self._moving.items()
-            if not (writes.isdisjoint(its_reads) and writes.isdisjoint(its_writes) and reads.isdisjoint(its_writes))
-        ]
+        uses = _uses(message)
+        return [task for task, earlier in self._moving.items() if uses.must_follow(earlier)]
 
     async def _send(self, message: Submission, before: Collection[asyncio.Task[None]] = ()) -> None:
         try:
@@ -194,12 +189,42 @@ class DeviceActor(Actor[Submission, None]):
         submission.generation = core.refs.live_generation
 
 
-_Uses: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
-"""The buffers that a submission reads, and those that it writes or frees."""
+class _Uses(NamedTuple):
+    """The buffers and libraries that a submission uses.
+
+    Attributes
+    ----------
+    reads, writes : frozenset of int
+        The buffers that it reads, and those that it writes or frees.
+    libraries : frozenset of str
+        Libraries of its ops.
+    ended : str or None
+        The library that it unregisters.
+    """
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    libraries: frozenset[str]
+    ended: str | None
+
+    def must_follow(self, earlier: _Uses) -> bool:
+        """Return whether the order of this submission and an earlier one matters."""
+        if self.ended is not None:  # a graph may call the library, unseen from here
+            return True
+        if earlier.ended is not None and not self.libraries.isdisjoint((earlier.ended, Replay.library, Capture.library)):
+            return True
+        return not (
+            self.writes.isdisjoint(earlier.reads) and self.writes.isdisjoint(earlier.writes) and self.reads.isdisjoint(earlier.writes)
+        )
 
 
 def _uses(submission: Submission) -> _Uses:
-    if isinstance(submission, OpSubmission) and type(submission.op) is Free:
-        return frozenset(), frozenset((submission.op.ref.buffer,))
-    plans = submission.plans
-    return frozenset([ref.buffer for plan in plans for ref in plan.reads]), frozenset([ref.buffer for plan in plans for ref in plan.writes])
+    """Return what a submission uses that is not launched yet."""
+    reads = frozenset([ref.buffer for plan in submission.plans for ref in plan.reads])
+    writes = frozenset([ref.buffer for plan in submission.plans for ref in plan.writes])
+    if isinstance(submission, BatchSubmission):
+        return _Uses(reads, writes, frozenset(submission.libraries), None)
+    assert isinstance(submission, OpSubmission), "there are two kinds"
+    if type(submission.op) is Free:
+        writes = frozenset([submission.op.ref.buffer])
+    return _Uses(reads, writes, frozenset([submission.library]), submission.library if isinstance(submission, Unregistration) else None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, task, turns
 from tests.own_library_support import Scale, Scaling, Stall, Where
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -101,3 +103,34 @@ async def test_what_cannot_be_opened_or_sent_is_refused_and_the_device_goes_on()
         await device.register(Scaling)
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
         assert device.generation == 1
+
+
+async def test_ops_sent_after_an_unregistration_that_waits_are_refused() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=1 << 20)
+        await device.register(Scaling)
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.run(Scale(x))
+        await graph.replay()
+        held = [await device.pinned((1 << 20,), "uint8")]
+        putting = task(device.put(np.ones(1 << 18, np.float32)))
+        await turns()
+        leaving = task(device.unregister("sent"))
+        await turns()
+        later: list[asyncio.Future[Any]] = [task(device.run(Scale(x))), task(graph.replay()), task(batched(device, x))]
+        await bounded(device.elementwise.unary("neg", x))  # ops of other libraries overtake
+        assert not putting.done()
+        assert not leaving.done()
+        assert not any(waiting.done() for waiting in later)
+        held.clear()
+        for waiting in later:
+            await failure(waiting, accel.UnsupportedError)
+        await bounded(leaving)
+        await bounded(putting)
+
+
+async def batched(device: accel.Device, x: accel.AccelRef) -> None:
+    """Run an op of the library in a batch."""
+    async with device.batch() as batch:
+        batch.run(Scale(x))
