@@ -111,10 +111,10 @@ async def test_many_dropped_refs_are_freed_in_turns(host: Any) -> None:
         x = await device.zeros(4)
         used = device.info().memory.used
         async with device.batch() as batch:
-            refs: list[accel.AccelRef] = [batch.elementwise.unary("neg", x) for _ in range(8000)]
+            refs: list[accel.AccelRef] = [batch.elementwise.unary("neg", x) for _ in range(24000)]
         async with cut_in_turns(0.5):
             while refs:  # that they end is no work of the device's
-                del refs[-500:]
+                del refs[-1500:]
                 await asyncio.sleep(0)
             await device.get(x)
         assert device.info().memory.used == used
