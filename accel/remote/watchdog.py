@@ -31,6 +31,8 @@ class _Child(Protocol):
     """The part of a child that the watchdog uses."""
 
     @property
+    def pid(self) -> int: ...
+    @property
     def is_busy(self) -> bool: ...
 
     def busy_seconds(self) -> float: ...
@@ -153,10 +155,15 @@ class Watchdog:
         return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
     def _silent(self) -> str:
-        """Return that the child is silent for too long, or ``""``. A starting one may be."""
-        if self.is_heard or self.is_starting:
+        """Return that the child is silent for too long, or ``""``.
+
+        A starting one may be, and a busy one for longer, unless a signal has stopped it.
+        """
+        may_be_silent = self.is_starting or self._child.is_busy
+        is_stopped = may_be_silent and _is_stopped(self._child.pid)
+        if self.is_heard or (self.is_starting and not is_stopped):
             self._asked = None
-        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy else 1)
+        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
         is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
         return f"has not answered for {limit:g} s" if is_silent else ""
 
@@ -175,3 +182,14 @@ class _Step(NamedTuple):
     seconds: float
     then: float | None
     since: float
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may have any characters in it.
+            state = file.read().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False
+    return state in ([b"T"], [b"t"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +15,7 @@ import accel
 from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Clock:
@@ -55,7 +59,7 @@ class Child:
 
     def __init__(self, hang_timeout: float | None = 1.0) -> None:
         self.clock, self.verdicts = Clock(), list[str]()
-        self.is_busy, self.busy, self.answers, self.pings = False, 0.0, True, 0
+        self.pid, self.is_busy, self.busy, self.answers, self.pings = os.getpid(), False, 0.0, True, 0
         self.ops: dict[int, object] = {}
         self.questions: dict[int, object] = {}
         loop: Any = self.clock
@@ -229,6 +233,25 @@ def test_a_child_that_starts_or_loads_may_be_silent(what: str) -> None:
     assert (child.verdicts, child.watchdog.silence()) == ([], "")
     child.clock.go_on(10.0)
     assert child.verdicts == ([] if what == "starting" else ["has not answered for 60 s"])
+
+
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.parametrize("what", ["starting", "busy"])
+def test_a_child_that_a_signal_has_stopped_is_silent_whatever_it_does(what: str, stopped: int) -> None:
+    child = Child()
+    child.pid, child.answers, child.is_busy = stopped, False, what == "busy"
+    if what == "starting":
+        child.watchdog.begin(500.0)
+    child.clock.go_on(13.0)
+    assert child.verdicts == ["has not answered for 10 s"]
 
 
 def test_a_stop_of_this_process_is_no_silence_of_the_child() -> None:
