@@ -51,7 +51,7 @@ def kernel(compute: Compute, cost: Cost) -> Kernel:
 
 
 def touches(times: float) -> Cost:
-    """Return the cost of touching each element of the largest array so many times."""
+    """Return the cost of ``times`` passes over the largest array."""
 
     def cost(op: Any, operands: list[Array], results: list[Array]) -> float:
         largest = results[0]

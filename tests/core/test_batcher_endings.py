@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -313,19 +314,20 @@ async def test_use_before_entering_and_from_another_loop_raises() -> None:
         await unused.submit(1)
 
 
+async def stubborn(stop: asyncio.Event, items: list[int]) -> list[int]:
+    """Handle items once ``stop`` is set; cancellation before that is ignored."""
+    while not stop.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await stop.wait()
+    return items
+
+
 async def test_closing_leaves_behind_what_will_not_end_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("accel.patterns.root._GRACE", 0.001)
     stop = asyncio.Event()
-
-    async def stubborn(items: list[int]) -> list[int]:
-        while not stop.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await stop.wait()
-        return items
-
-    batcher = DynamicBatcher(stubborn, close_timeout=0.001)
+    batcher = DynamicBatcher(partial(stubborn, stop), close_timeout=0.001)
     await batcher.__aenter__()
     task = asyncio.ensure_future(batcher.submit(1))
     await turns()
@@ -341,14 +343,7 @@ async def test_a_cancelled_close_leaves_behind_what_will_not_end_and_raises(
 ) -> None:
     monkeypatch.setattr("accel.patterns.root._GRACE", 0.001)
     stop = asyncio.Event()
-
-    async def stubborn(items: list[int]) -> list[int]:
-        while not stop.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await stop.wait()
-        return items
-
-    batcher = DynamicBatcher(stubborn, close_timeout=1000)
+    batcher = DynamicBatcher(partial(stubborn, stop), close_timeout=1000)
     await batcher.__aenter__()
     task = asyncio.ensure_future(batcher.submit(1))
     await turns()
