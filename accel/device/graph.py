@@ -52,6 +52,8 @@ class GraphFunction:
 
         Raises
         ------
+        InvalidArgumentError
+            If an operand is missing, or has another shape or dtype than its input.
         StaleRefError
             If the context was rebuilt since the recording.
         """

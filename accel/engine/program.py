@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 from accel.actors.turns import EVERY, Turn
 from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
-from accel.errors import AccelError, UnsupportedError
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp, Plan, Spec, Status
-from accel.ops.base import plan_of
+from accel.ops.base import operand, plan_of
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Program:
         enqueued one by one.
     own : sequence of OwnLibrary
         Registered libraries whose kernels it calls, or has captured.
+    read : frozenset of int
+        Buffers that it reads and does not make, once its operands are released: each call gives them.
     called : tuple or None
         The refs that each :class:`Call` writes, and the specs of its results.
     handle : AccelRef
@@ -89,6 +91,7 @@ class Program:
 
     __slots__ = (
         "_launches", "_scratch", "_status", "_status_address", "_statuses", "called", "handle", "made", "native", "ops", "outputs", "own", "plan", "plans",
+        "read",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +104,7 @@ class Program:
         self.native: Any = None
         self.called: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
         self.own: Sequence[OwnLibrary] = ()
+        self.read: frozenset[int] = frozenset()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
         self._status_address = 0
@@ -176,6 +180,7 @@ class Program:
         The launches stay where there is no native graph: a call enqueues them.
         """
         self.ops = self.plans = self.outputs = ()
+        self.read = frozenset([ref.buffer for ref in self.plan.reads])
         if self.native is not None:
             self._launches = []
         self.plan = Plan((), (self.handle,), ())
@@ -333,6 +338,9 @@ class Replay(KernelOp[Any]):
         """Return nothing: the caller has the refs since the recording."""
 
 
+_ONE_EACH = "Give one dense ref of its shape and dtype for each input, and then each buffer that the recorded ops read besides."
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Replay):
     """Run a program as a function.
@@ -358,11 +366,32 @@ class Call(Replay):
         program = self.program
         if program.own:
             self.check()
+        self._check_operands()
         called = program.called
         if called is None:
             made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
             called = program.called = (program.handle, *self.inputs, *self.results), made
         return plan_of((self.operands, *called, "", DType.UINT8, False, None))
+
+    def _check_operands(self) -> None:
+        # A copy is as long as the input: a shorter operand would be read past its end.
+        operands, inputs = self.operands, self.inputs
+        if len(operands) < len(inputs):
+            raise InvalidArgumentError(
+                f"{len(operands)} operands are given, and the graph has {len(inputs)} inputs", op=self.kind, remedy=_ONE_EACH
+            )
+        for number, (given, place) in enumerate(zip(operands, inputs, strict=False)):
+            ref = operand(f"operand {number}", given)
+            if ref.shape != place.shape or ref.dtype is not place.dtype or ref.is_strided:
+                view = "a strided " if ref.is_strided else ""
+                raise InvalidArgumentError(
+                    f"operand {number} is {view}{ref.dtype.value}{list(ref.shape)}, and the graph's input {place.dtype.value}{list(place.shape)}",
+                    op=self.kind,
+                    remedy=_ONE_EACH,
+                )
+        rest = operands[len(inputs) :]
+        if not self.program.read.issubset([operand("an operand", ref).buffer for ref in rest]):
+            raise InvalidArgumentError("a buffer that the recorded ops read is not given", op=self.kind, remedy=_ONE_EACH)
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the new buffers."""

@@ -16,7 +16,7 @@ import accel
 from accel import ops
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
-from tests.device_support import in_flight, opened, task, until
+from tests.device_support import failure, in_flight, opened, task, until
 
 if TYPE_CHECKING:
     from accel.device.graph import GraphFunction
@@ -419,6 +419,20 @@ async def test_a_function_computes_with_its_operands_where_a_graph_is_not_one_co
         for number in range(3):
             (result,) = await function(await device.put(np.full(4, float(number))), y)
             np.testing.assert_allclose(await device.get(result), np.exp(number) + 0.5)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_function_refuses_operands_that_do_not_fit_its_inputs(host: Any) -> None:
+    async with opened(host=host) as device:
+        x, y = await device.put(np.full(4, 2.0)), await device.put(np.full(4, 0.5))
+        function = await exp_plus(device, y)
+        short, other = await device.zeros(3, np.float64), await device.zeros(4, np.float32)
+        wide, nothing = await device.zeros((4, 2), np.float64), None
+        for operands in ((), (short, y), (other, y), (nothing, y), (x,), (x, x), (wide[:, 0], y)):
+            given: Any = operands
+            assert (await failure(function(*given), accel.InvalidArgumentError)).remedy, operands
+        (result,) = await function(x, y)
+        np.testing.assert_allclose(await device.get(result), np.exp(2.0) + 0.5)
 
 
 async def test_a_graph_that_writes_a_buffer_of_others_is_no_function() -> None:
