@@ -194,7 +194,7 @@ def gpu(session: nox.Session) -> None:
             "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU"
         )
     install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
-    session.run("pytest", "-m", "gpu", *(session.posargs or ("tests/gpu",)))
+    session.run("pytest", "-m", "gpu", *(session.posargs or ("tests/accel_cuda",)))
 
 
 @nox.session
@@ -209,7 +209,7 @@ def hardware(session: nox.Session) -> None:
 def memcheck(session: nox.Session) -> None:
     """Run every CUDA kernel of the backend under compute-sanitizer, which comes with the CUDA toolkit; takes minutes."""
     install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
-    session.run("python", "-m", "tests.gpu.memcheck", *session.posargs)
+    session.run("python", "-m", "tests.accel_cuda.memcheck", *session.posargs)
 
 
 @nox.session

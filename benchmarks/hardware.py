@@ -108,7 +108,7 @@ def _parts(backend: str) -> tuple[Part, ...]:
     if not is_cuda:
         bench = _bench("bench", "the budgets", 60, "cpu", "P12", "--quick")
         example = _printed("examples", "the examples", 60, "examples/own_library.py")
-        tests = _tests("tests", 60, "not gpu", "tests/core/test_views.py")
+        tests = _tests("tests", 60, "not gpu", "tests/ops/test_views.py")
         return doctor, tests, bench, service, shown, example, _writing("chaos", 60, *chaos, "--seconds", "2", "--clients", "10")
     drawn = Part(
         "picture",
@@ -120,9 +120,9 @@ def _parts(backend: str) -> tuple[Part, ...]:
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
     return (
         doctor,
-        _tests("tests", 400, "gpu", "tests/gpu", "-k", f"not ({_RECOVERY})"),
-        _tests("recovery", 400, "gpu", "tests/gpu", "-k", _RECOVERY),
-        _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
+        _tests("tests", 400, "gpu", "tests/accel_cuda", "-k", f"not ({_RECOVERY})"),
+        _tests("recovery", 400, "gpu", "tests/accel_cuda", "-k", _RECOVERY),
+        _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.accel_cuda.memcheck"),
         _bench("bench", "the budgets on asyncio and uvloop", 210, "cuda", _BUDGETS),
         _bench("mixed", "a service's mix", 200, "cuda", "P14"),
         _bench("lengths", "latency by length", 75, "cuda", "lengths"),
@@ -134,7 +134,7 @@ def _parts(backend: str) -> tuple[Part, ...]:
         _bench("curves", "copies and products by size", 120, "cuda", "copies,gemm"),
         *(_printed(name.removesuffix(".py"), f"examples/{name}", 30, f"examples/{name}") for name in names),
         _writing("chaos", 560, *chaos, "--seconds", "480", "--standby", "context", "--hang-timeout", "1.5"),
-        _tests("two_gpus", 300, "gpu", "tests/gpu", "-k", "two_gpus"),
+        _tests("two_gpus", 300, "gpu", "tests/accel_cuda", "-k", "two_gpus"),
     )
 
 

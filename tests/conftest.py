@@ -22,16 +22,48 @@ from tests.child_support import descriptors
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-_QUICK_CORE = """
-actor allocator batcher completion cpu_ device_arguments device_backpressure device_c device_deadlines device_graph device_lost device_memory device_o
-device_streams device_wai elementwise expressions.py host_arena host_errors injected_faults isolation.py kernel_actor lane launches linalg.py mailbox
-model_buckets op_ poller portal reduce slab sort supervision system timer usage values views vocabulary
-"""
-_QUICK_PROPERTIES = "allocator batcher completion host_arena mailbox supervision usage view"
-QUICK = (
-    "tests/test_layout.py",
-    *(f"tests/core/test_{name}" for name in _QUICK_CORE.split()),
-    *(f"tests/properties/test_{name}" for name in _QUICK_PROPERTIES.split()),
+QUICK = tuple(
+    f"tests/{path}"
+    for path in [
+        "actors/",
+        "completion/",
+        "cpu/",
+        "memory/",
+        "test_layout",
+        "test_values",
+        "device/test_arguments",
+        "device/test_every_op",
+        "device/test_options",
+        "engine/test_backpressure",
+        "engine/test_cancel",
+        "engine/test_close",
+        "engine/test_commands",
+        "engine/test_deadlines",
+        "engine/test_graph",
+        "engine/test_lane.py",
+        "engine/test_lane_pool",
+        "engine/test_launches",
+        "engine/test_lost",
+        "engine/test_op_walk",
+        "engine/test_order",
+        "engine/test_streams",
+        "engine/test_waits",
+        "expressions/test_expressions",
+        "models/test_buckets",
+        "ops/test_decorator",
+        "ops/test_elementwise",
+        "ops/test_linalg",
+        "ops/test_reduce",
+        "ops/test_sort",
+        "ops/test_view",
+        "ops/test_vocabulary",
+        "patterns/test_batcher",
+        "patterns/test_isolation.py",
+        "remote/test_error_codec",
+        "remote/test_injected_faults",
+        "remote/test_op_codec",
+        "storage/test_buffers",
+    ]
 )
 """What the paths of the modules begin with whose tests are ``quick``: pure logic, and devices of the CPU in this process."""
 _PATIENCE = 10.0

@@ -1,0 +1,58 @@
+"""CUDA in a child process, and devices that move there when a fault has taken CUDA from this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from accel.testing.conformance import Check, checks
+from accel.testing.conformance.device_harness import DeviceHarness
+from accel_cuda import CudaBackend
+from tests.accel_cuda.cuda_programs import run_program
+from tests.device_support import child_pid
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("check", checks("device"), ids=lambda check: check.name)
+async def test_device_conformance_on_a_process_host(check: Check) -> None:
+    await check.run(DeviceHarness(CudaBackend(), options={"host": "process"}))
+
+
+async def test_a_killed_child_is_replaced() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host="process")
+        x = await device.put(np.ones(4))
+        os.kill(child_pid(device), signal.SIGKILL)
+        with pytest.raises(accel.AccelError):
+            for _ in range(1000):
+                await asyncio.wait_for(device.get(x), 10)
+        x = await asyncio.wait_for(device.put(np.arange(4.0)), 30)
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
+        assert device.generation == 2
+
+
+async def test_a_fault_in_the_child_costs_this_process_nothing() -> None:
+    async with accel.System() as system:
+        # What the plan's fault is reported as: one without an error says that it was injected.
+        error = accel.DriverError("an illegal address, as the fault plan asks", code=700, scope=accel.FaultScope.PROCESS)
+        inline = await system.open_device("cuda", host="inline")
+        device = await system.open_device("cuda", host="process", faults=FaultPlan().poison_at(2, error))
+        here = await inline.put(np.ones(4))
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.ContextPoisonedError) as caught:
+            await asyncio.wait_for(device.elementwise.unary("neg", x), 30)
+        assert (caught.value.code, caught.value.scope, caught.value.retryable) == (700, accel.FaultScope.PROCESS, True)
+        x = await asyncio.wait_for(device.put(np.ones(4)), 30)
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        np.testing.assert_array_equal(await inline.get(here), np.ones(4))
+
+
+def test_an_inline_device_moves_to_a_child() -> None:
+    run_program("moves_to_a_child")
