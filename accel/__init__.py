@@ -89,6 +89,7 @@ else:
     from accel.patterns import ModelService, serve
     from accel.ref import AccelRef, AccelToken, RefView, StridedRef, ViewToken
     from accel.sparse_ref import SparseRef
+    from accel.telemetry import DeviceTime, Probe
 
     if not TYPE_CHECKING:  # for whom any name would be there
 
@@ -134,6 +135,7 @@ __all__ = [
     "DeviceInfo",
     "DeviceLostError",
     "DeviceState",
+    "DeviceTime",
     "Directive",
     "DriverError",
     "FaultScope",
@@ -159,6 +161,7 @@ __all__ = [
     "PinnedInfo",
     "PoisonedInputError",
     "PolledCompletion",
+    "Probe",
     "ProcessHost",
     "ReduceOp",
     "RefView",

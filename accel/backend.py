@@ -39,6 +39,8 @@ __all__ = [
     "TakesScratch",
     "TakesWorkspace",
     "TellsFaults",
+    "TimesWork",
+    "WorkSpan",
 ]
 
 
@@ -349,6 +351,33 @@ class ReportsFailures(Protocol):
         tell
             Takes that number and what was raised, on any thread, before the work counts as over.
         """
+
+
+class WorkSpan(Protocol):
+    """Work of one stream whose device time is measured."""
+
+    def seconds(self) -> float:
+        """Return the device time. Called once, on the loop's thread, after a mark behind the end was passed. Never blocks.
+
+        Raises
+        ------
+        AccelError
+            The context's fault.
+        """
+
+
+@runtime_checkable
+class TimesWork(Protocol):
+    """What an :class:`AccelStream` has besides if it can measure how long the device works for what is enqueued.
+
+    A device with a clock of its own measures from the begin of the first command to the end of the last one; one that runs Python sums up its work.
+    """
+
+    def begin_span(self) -> WorkSpan:
+        """Measure what is enqueued from now on. Never blocks; called on the loop's thread, and not again before the span has ended."""
+
+    def end_span(self, span: WorkSpan) -> None:
+        """End the span behind everything enqueued so far. Never blocks. After an error a span may never be ended."""
 
 
 @runtime_checkable

@@ -35,6 +35,7 @@ VOCABULARY = (
 # A higher number may import a lower one, for typing too. Rooms of one layer may import each other in one direction only.
 LAYERS = {
     **dict.fromkeys(VOCABULARY, 0),
+    "telemetry": 0,
     "actors": 1,
     "completion": 2,
     "ops": 2,

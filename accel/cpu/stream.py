@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accel.backend import HostFunction, Injection
     from accel.cpu.context import CpuContext
 
-__all__ = ["INLINE_LIMIT", "CpuEvent", "CpuStream"]
+__all__ = ["INLINE_LIMIT", "CpuEvent", "CpuSpan", "CpuStream"]
 
 INLINE_LIMIT = 50e-6
 """Work estimated below this many seconds runs on the caller's thread when its stream is idle: handing it to a thread costs more."""
@@ -80,6 +80,7 @@ class CpuStream:
         "_park",
         "_queue",
         "_refusal",
+        "_span",
         "_submitted",
         "_tell",
         "_thread",
@@ -97,6 +98,7 @@ class CpuStream:
         self.completed = 0
         self.fault: AccelError | None = None
         self._submitted = 0
+        self._span: CpuSpan | None = None  # what the work of ops is timed for
         self._refusal: AccelError | None = None  # what enqueuing raises: the fault, or ClosedError
         self._lock = threading.Lock()
         self._queue: deque[tuple[Callable[[], object], object, int]] = deque()
@@ -139,6 +141,8 @@ class CpuStream:
             Whether the work belongs to the op that is being enqueued.
         """
         number = self._number if is_op else _no_op
+        if self._span is not None and is_op:
+            work = partial(self._span.run, work)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.clone()
@@ -165,6 +169,15 @@ class CpuStream:
     def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
         """See :class:`accel.backend.ReportsFailures`."""
         self._number, self._tell = number, tell
+
+    def begin_span(self) -> CpuSpan:
+        """See :class:`accel.backend.TimesWork`."""
+        self._span = span = CpuSpan()
+        return span
+
+    def end_span(self, span: CpuSpan) -> None:
+        """See :class:`accel.backend.TimesWork`."""
+        self._span = None
 
     def _failed(self, error: BaseException, number: int) -> None:
         """Tell of what work raised, or poison the context."""
@@ -390,6 +403,27 @@ class CpuStream:
                 self._failed(error, item[2])
             del item  # here and not under the lock: what it kept alive may do anything when it goes
             self._on_ended(is_inline=False)
+
+
+class CpuSpan:
+    """Sums up the time of work, which one thread at a time runs; see :class:`accel.backend.WorkSpan`."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Run work and add its time."""
+        began = time.perf_counter()
+        try:
+            work()
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """Return the sum."""
+        return self._seconds
 
 
 class CpuEvent:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from accel.engine.host import Host
     from accel.engine.sender import Sender
     from accel.ops import KernelOp
+    from accel.telemetry import Probes
 
 __all__ = ["Device"]
 
@@ -351,6 +352,11 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
     def name(self) -> str:
         """Backend and index, such as ``"cpu:0"``."""
         return self._core.name
+
+    @property
+    def probes(self) -> Probes:
+        """The probes of its system: see :class:`accel.Probe`."""
+        return self._core.probes
 
     @property
     def generation(self) -> int:

@@ -33,6 +33,7 @@ from accel.remote.forkserver import ForkserverActor
 from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
+from accel.telemetry import Probes
 
 if TYPE_CHECKING:
     import random
@@ -70,6 +71,11 @@ class System(ActorSystem):
     ------
     InvalidArgumentError
         ``close_timeout`` is not a number of seconds, or ``workers`` not a number of threads.
+
+    Attributes
+    ----------
+    probes : Probes
+        Observers of what its devices and their services do: see :class:`accel.Probe`.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class System(ActorSystem):
         rng: random.Random | None = None,
     ) -> None:
         super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
+        self.probes = Probes()
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
         self._opening: list[DeviceCore] = []  # those whose first context is being made in this process
@@ -209,7 +216,7 @@ class System(ActorSystem):
         try:
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
-            core = DeviceCore(self, backend, description, options, self._shared)
+            core = DeviceCore(self, backend, description, options, self._shared, probes=self.probes)
             placed = self._place(place, core)
             if placed != "process":
                 self._opening.append(core)
@@ -263,7 +270,7 @@ class System(ActorSystem):
         :attr:`devices` does not show it.
         """
         name = f"{core.name} quarantine"  # in its errors and its lines of the log
-        own = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name)
+        own = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
         set_quarantine_options(own)
         # Libraries that are registered with this device's memory have none there.
         own.own.update((name, library) for name, library in core.own.items() if not library.refs)

@@ -15,6 +15,7 @@ from accel.storage.disposal import Disposal
 from accel.storage.memory_back import MemoryBack
 from accel.storage.pinned import PinnedMemory
 from accel.storage.refs import Refs
+from accel.telemetry.probe import Probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,8 @@ class DeviceCore:
         Numbers of new buffers; ``None``: from 1.
     keeper
         Told of durable memory by contexts; ``None``: the device's own book.
+    probes
+        Those of the system; ``None``: its own.
 
     Attributes
     ----------
@@ -99,6 +102,7 @@ class DeviceCore:
         name: str | None = None,
         numbers: Iterator[int] | None = None,
         keeper: DurableKeeper | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self.system = system
         self.backend = backend
@@ -108,7 +112,8 @@ class DeviceCore:
         self.name = name or description.spec
         self.home = Home(f"device {self.name}")
         self.loop = self.home.loop
-        self.lifecycle = Lifecycle(self.name, self.loop)
+        self.probes = probes or Probes()
+        self.lifecycle = Lifecycle(self.name, self.loop, self.probes)
         self.disposal = Disposal(self.loop)
         self.refs = Refs(self.name, self.home, system, self.disposal, numbers)
         self.durable = self.refs.durable

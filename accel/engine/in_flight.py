@@ -10,11 +10,13 @@ from accel.actors.turns import EVERY, Turn
 from accel.engine.stall import StallWatch
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
+from accel.telemetry.probe import Probe
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from accel.backend import WorkSpan
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
 
@@ -85,9 +87,14 @@ class ContextBase(ABC):
         """Note that ``count`` more ops of a submission are in flight, as ``commands`` commands."""
         self.in_flight += count
         self.commands += commands
-        self.submissions[submission] = perf_counter()
+        self.submissions[submission] = now = perf_counter()
         if self.stalls is not None and self.stalls.handle is None:
             self.stalls.sent()
+        work = submission.observed
+        if work is not None and not work.sent_at:
+            work.device, work.generation, work.sent_at = self.core.name, self.generation, now
+            if self.core.probes.all:
+                self.core.probes.tell(Probe.op_sent, work)
 
     def stall(self) -> str:
         """Return why the device is taken to make no progress, or ``""``. Thread-safe."""
@@ -96,6 +103,19 @@ class ContextBase(ABC):
     def busy_seconds(self) -> float:
         """Return the age of a load or a compilation that ops may wait for. Thread-safe."""
         return 0.0
+
+    def charge(self, submission: Submission, span: WorkSpan) -> None:
+        """Charge a submission the device time of a part of it that has ended."""
+        try:
+            self.charge_seconds(submission, span.seconds())
+        except AccelError:  # a fault: what finds it next reports it
+            return
+
+    def charge_seconds(self, submission: Submission, seconds: float) -> None:
+        """Charge a submission device time."""
+        self.core.workload.device_seconds += seconds
+        if submission.observed is not None:
+            submission.observed.charge(seconds)
 
     def unfinished(self) -> list[int]:
         """Return the buffers with a launched write that has not retired."""
@@ -118,6 +138,8 @@ class ContextBase(ABC):
             submission.succeed()
         elif not submission.outstanding:
             submission.over()
+        if submission.observed is not None and not submission.outstanding and submission.is_settled:
+            submission.end_observed(self.core.probes)
         if self.core.refs.is_closing:
             self.core.workload.settled()
         if self._rooms:
@@ -194,6 +216,8 @@ class ContextBase(ABC):
         # being handled, would keep submissions alive, and so their waiters' operands.
         self.fault = error.with_traceback(None)
         error.__context__ = None
+        if self.core.probes.all:
+            self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
         self.core.durable.on_fault(self.unfinished())
         self.core.lost_context(error, follows=self._owner.on_fault)
         self.fail_all(error)
@@ -210,6 +234,8 @@ class ContextBase(ABC):
         is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
+            if submission.observed is not None:
+                submission.end_observed(self.core.probes)
         self.wake()
         self.core.workload.settled()
 

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel._log import get_logger
-from accel.backend import Injection, TakesWorkspace
+from accel.backend import Injection, TakesWorkspace, TimesWork
 from accel.engine.captures import captures_of
 from accel.engine.launches import LaunchContext, OpSubmission
 from accel.engine.marks import pass_over
@@ -96,11 +96,12 @@ class Lane(StreamClock):
         Waits that could not be put into the stream: the next op is not enqueued before they are.
     """
 
-    __slots__ = ("_context", "_event", "_next", "_queue", "device", "owed", "provided", "task")
+    __slots__ = ("_context", "_event", "_next", "_queue", "_timed_stream", "device", "owed", "provided", "task")
 
     def __init__(self, name: str, context: LaneContext, stream: AccelStream) -> None:
         super().__init__(name, stream, context.events)
         self.device: AccelDevice = context.device
+        self._timed_stream = stream if isinstance(stream, TimesWork) else None
         self.provided: set[str] = set()
         self.owed: list[Dependency] = []
         self._context = context
@@ -141,7 +142,14 @@ class Lane(StreamClock):
                 if (launch.dependencies and self._late(launch) is not None) or self._is_offloaded(launch):
                     return False
                 try:
-                    is_plain = not (launch.dependencies or self.owed or launch.action or submission.future.done() or context.fault)
+                    is_plain = not (
+                        launch.dependencies
+                        or self.owed
+                        or launch.action
+                        or submission.observed
+                        or submission.future.done()
+                        or context.fault
+                    )
                     if is_plain or self._begin(launch, group):
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
                         submission.launched += 1
@@ -240,6 +248,9 @@ class Lane(StreamClock):
                 return False
             if launch.action is not None:
                 self._act(launch.action)
+            work = group.submission.observed
+            if work is not None and work.is_timed and group.span is None and self._timed_stream is not None:
+                group.span = self._timed_stream.begin_span()
         except BaseException as error:
             self._raised(error, launch, group, is_begun=False)
             return False
@@ -307,6 +318,8 @@ class Lane(StreamClock):
         event = self._event or self.events.take()
         self._event = None
         try:
+            if group.span is not None and self._timed_stream is not None:
+                self._timed_stream.end_span(group.span)
             is_passed = self.stream.record(event)
         except AccelError as error:
             context.report_fault(error)

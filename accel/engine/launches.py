@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable, Sequence, Sized
 
-    from accel.backend import AccelEvent, Injection, Kernel
+    from accel.backend import AccelEvent, Injection, Kernel, WorkSpan
     from accel.completion import Watcher
     from accel.engine.stream_clock import StreamClock
     from accel.engine.submission import BatchSubmission
@@ -51,6 +51,9 @@ class LaunchContext(Protocol):
     @property
     def failures(self) -> _Failures:
         """Its failed work."""
+
+    def charge(self, submission: Submission, span: WorkSpan) -> None:
+        """Charge a submission the device time of a part of it that has ended."""
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
         """Note that ``count`` ops of a submission are over."""
@@ -115,9 +118,11 @@ class LaunchGroup:
         Commands of all launches in the device's queues.
     event, enqueued_at, kind
         The mark, once it is recorded.
+    span : WorkSpan or None
+        Measures its device time, from its first launch on.
     """
 
-    __slots__ = ("_context", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
+    __slots__ = ("_context", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "span", "stream", "submission")
 
     def __init__(
         self,
@@ -138,6 +143,7 @@ class LaunchGroup:
         self.is_last = is_last
         self.event: AccelEvent | None = None
         self.kind: Hashable = None
+        self.span: WorkSpan | None = None
 
     def on_marked(self, event: AccelEvent) -> None:
         """Note the recorded mark, which has not been passed yet."""
@@ -153,6 +159,8 @@ class LaunchGroup:
         lane.complete(self.launches[-1].seq)
         if self.event is not None:
             lane.events.give(self.event)
+        if self.span is not None:
+            self._context.charge(self.submission, self.span)
         if failures.raised or failures.uses:
             failures.settle(self)
         self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
@@ -177,13 +185,13 @@ class OpSubmission(Submission):
         The op and its plan; ``None`` once it is launched, so that its operands can be freed.
     kernel, inputs, outputs, seq, dependencies, action, is_offloaded, commands
         As of a :class:`BatchedOp`.
-    lane, stream, event, enqueued_at, kind
+    lane, stream, event, enqueued_at, kind, span
         As of a :class:`LaunchGroup`.
     """
 
     __slots__ = (
         "_context", "action", "commands", "dependencies", "enqueued_at", "event", "inputs", "is_offloaded", "kernel", "kind", "lane", "library", "made", "op",
-        "outputs", "plan", "seq", "stream",
+        "outputs", "plan", "seq", "span", "stream",
     )  # fmt: skip
 
     _context: LaunchContext
@@ -206,11 +214,13 @@ class OpSubmission(Submission):
         self.timer = None
         self.writes = writes_of((plan,)) if plan.writes else ()
         self.tears = 0
+        self.observed = None
         self.library = op.library
         self.op: Any = op
         self.plan: Plan | None = plan
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
+        self.span: WorkSpan | None = None
 
     def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
         """Set its lane, its kernel and what goes with them."""
@@ -221,6 +231,11 @@ class OpSubmission(Submission):
         self.action = action
         self.is_offloaded: bool | None = None
         self.commands = commands
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """The op's library."""
+        return (self.library,)
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -286,6 +301,8 @@ class OpSubmission(Submission):
         if event is not None:
             lane.events.give(event)
         context = self._context
+        if self.span is not None:
+            context.charge(self, self.span)
         failures = context.failures
         if failures.raised or failures.uses:
             failures.settle(self)

@@ -7,9 +7,12 @@ import enum
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, DeviceLostError
+from accel.telemetry.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from accel.telemetry.probe import Probes
 
 __all__ = ["DeviceState", "Lifecycle"]
 
@@ -48,10 +51,11 @@ class Lifecycle:
         Called after each change of state.
     """
 
-    __slots__ = ("_changed", "_loop", "cause", "generation", "listeners", "losses", "name", "state")
+    __slots__ = ("_changed", "_loop", "_probes", "cause", "generation", "listeners", "losses", "name", "state")
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, probes: Probes) -> None:
         self.name = name
+        self._probes = probes
         self.state = DeviceState.STARTING
         self.generation = 0
         self.cause: AccelError | None = None
@@ -93,6 +97,8 @@ class Lifecycle:
         self.wake()
         for tell in tuple(self.listeners):
             tell()
+        if self._probes.all:
+            self._probes.tell(Probe.state_changed, self.name, state.value, self.generation)
 
     def final_error(self) -> AccelError:
         """Return a new error that says why no more work is taken."""

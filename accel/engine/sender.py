@@ -21,6 +21,7 @@ from accel.ops.base import FamilyOp, with_refs
 from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Checksum, Get
 from accel.ops.user_plans import check_plan
+from accel.telemetry.device_time import CHARGED
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -179,6 +180,9 @@ class Sender:
             del op, plan  # this frame must not keep refs that the caller drops while it waits
         if core.durable.any_torn:
             submission.tears = core.durable.tears
+        charged = CHARGED.get()
+        if charged is not None or core.probes.all:
+            submission.observe(charged, is_timed=charged is not None or core.probes.times_work)
         future = submission.future
         if timeout is not None:
             self._arm(submission, timeout)
@@ -199,6 +203,8 @@ class Sender:
             core.workload.pending -= 1
             if core.refs.is_closing:
                 core.workload.settled()
+            if submission.observed is not None and not submission.outstanding:
+                submission.end_observed(core.probes)
             # The error's traceback holds this frame, and the future holds the error: a cycle.
             del future, submission
 

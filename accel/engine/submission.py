@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from operator import attrgetter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.engine.op_error import raise_op_error
 from accel.errors import AccelError, DeadlineExceededError
+from accel.telemetry.probe import DeviceWork, Probe
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from accel.memory import Timeline
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
+    from accel.telemetry.device_time import DeviceTime
+    from accel.telemetry.probe import Probes
 
 _library_of, _kind_of = attrgetter("library"), attrgetter("kind")
 
@@ -64,9 +68,11 @@ class Submission(ABC):
         The buffers that it writes and does not make. Kept after the operands are released.
     tears : int
         How often durable buffers had been torn when it was sent; 0 if none was torn then.
+    observed : DeviceWork or None
+        What probes are told of it, and its device time; ``None`` where nothing observes it.
     """
 
-    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "tears", "timer", "writes")
+    __slots__ = ("future", "generation", "launched", "name", "observed", "outstanding", "result", "tears", "timer", "writes")
 
     def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
         self.name = name
@@ -78,6 +84,12 @@ class Submission(ABC):
         self.timer: asyncio.TimerHandle | None = None
         self.writes: Sequence[Write] = ()
         self.tears = 0
+        self.observed: DeviceWork | None = None
+
+    @property
+    @abstractmethod
+    def libraries(self) -> Sequence[str]:
+        """Libraries of the ops."""
 
     @property
     @abstractmethod
@@ -139,6 +151,23 @@ class Submission(ABC):
         self.release_operands()
         self.result = None
 
+    def observe(self, charged: DeviceTime | None, *, is_timed: bool) -> None:
+        """Have probes told of it, and its device time charged."""
+        self.observed = DeviceWork(self.name, tuple(zip(self.libraries, self.kinds, strict=True)), charged, is_timed=is_timed)
+
+    def end_observed(self, probes: Probes) -> None:
+        """Tell probes, once, that nothing of it is on the device any more, if anything was."""
+        work = self.observed
+        if work is None or not work.sent_at or work.ended_at:
+            return
+        work.ended_at = perf_counter()
+        if self.future.cancelled():
+            work.error = "CancelledError"
+        elif (error := self.future.exception()) is not None:
+            work.error = type(error).__name__
+        if probes.all:
+            probes.tell(Probe.op_ended, work)
+
     def over(self) -> None:  # noqa: B027 - most have nothing to do then
         """Note that the ops sent so far have ended, and that more were to follow."""
 
@@ -168,12 +197,11 @@ class BatchSubmission(Submission):
     places : list of tuple
         For each group of them: the lane, the first sequence number there, the index of the first
         op, and their number.
-    libraries : tuple of str
-        Of the ops.
     """
 
     __slots__ = ("kinds", "libraries", "ops", "outputs", "places", "plans", "sent", "sound")
 
+    libraries: Sequence[str]
     kinds: Sequence[str]
     plans: Sequence[Plan]
 

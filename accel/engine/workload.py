@@ -18,12 +18,15 @@ class Workload:
         Submissions that have left the queue and wait for a context, or for room on the device.
     retired : int
         Ops that have ended.
+    device_seconds : float
+        Device time that was measured.
     """
 
-    __slots__ = ("_idle", "in_hand", "pending", "retired")
+    __slots__ = ("_idle", "device_seconds", "in_hand", "pending", "retired")
 
     def __init__(self) -> None:
         self.pending = self.in_hand = self.retired = 0
+        self.device_seconds = 0.0
         self._idle: asyncio.Future[None] | None = None
 
     def settled(self) -> None:

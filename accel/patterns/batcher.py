@@ -9,6 +9,7 @@ import sys
 from asyncio import _get_running_loop
 from contextvars import Context
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from accel.device import DeviceState
@@ -29,6 +30,7 @@ from accel.patterns.recovering import until_ready
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
+from accel.telemetry import Probe, Probes, Service
 from accel.values import check_choice, check_count, check_flag
 
 if TYPE_CHECKING:
@@ -103,6 +105,11 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
     InvalidArgumentError
         An option is out of its range.
 
+    Attributes
+    ----------
+    service : Service
+        What probes know it by, with their list: that of the device's system, or its own.
+
     Notes
     -----
     All methods are for the loop on which it was entered; enter and exit may happen in different tasks.
@@ -148,6 +155,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
+        self.service = Service(self._name(), str(getattr(device, "name", "")), getattr(device, "probes", None) or Probes())
         self._isolation = None
         if quarantine is not None:
             made = QuarantineHandler(device, quarantine)
@@ -270,7 +278,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             self._now = loop.time()  # one reading for all submissions of this event loop iteration
         if idempotent is not None and not isinstance(idempotent, bool):
             raise InvalidArgumentError(f"idempotent is {idempotent!r:.80}", remedy="Give True, False or None.")
-        request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
+        is_idempotent = self._idempotent if idempotent is None else idempotent
+        request = Request(item, size, loop.create_future(), self._now, is_idempotent, self.service)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         is_suspect = isolation is not None and request.is_idempotent and key in isolation.lines
@@ -278,6 +287,11 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._full()
         self._counters.submitted += 1
         request.number, request.key = self._counters.submitted, key
+        probes = self.service.probes
+        error: BaseException | None = None
+        if probes.all:
+            request.begun_at = perf_counter()
+            probes.tell(Probe.request_begun, request)
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
         if self._launching is None and self._in_flight < self._max_in_flight:
@@ -285,14 +299,18 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             self._launching = loop.call_soon(self._launch, context=Context())
         try:
             return await request.future  # type: ignore[no-any-return]
-        except asyncio.CancelledError:
-            self._withdraw(request)
+        except BaseException as raised:
+            if isinstance(raised, asyncio.CancelledError):
+                self._withdraw(request)
+            error = raised
             raise
         finally:
             if request.timer is not None:
                 request.timer.cancel()
+            if probes.all and request.begun_at:
+                probes.tell(Probe.request_ended, request, error)
             # An error's traceback holds this frame, and the future holds the error: a cycle that would keep the item alive.
-            del request
+            del request, error
 
     __call__ = submit
 
@@ -321,6 +339,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             isolated=counters.isolated,
             poisoned=counters.poisoned,
             isolating=0 if self._isolation is None else len(self._isolation.suspects),
+            device_seconds=counters.device_seconds,
         )
 
     def _name(self) -> str:

@@ -17,6 +17,7 @@ from accel.patterns.outcome import is_fault, is_of_an_item, is_same_fault, is_wo
 from accel.patterns.quarantine import UnusableError
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import Request, call
+from accel.telemetry import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -243,8 +244,8 @@ class Isolation:
             return False
         line = self.lines[key]
         request.key, request.fault = key, line.leader.fault
-        request.is_suspect = request.is_launched = True
-        self.suspects[request] = None
+        request.is_launched = True
+        self._suspect(request)
         line.followers.append(request)
         self._counters.isolated += 1
         return True
@@ -262,8 +263,7 @@ class Isolation:
 
     def _enlist(self, request: Request, group: list[Request]) -> None:
         """Add a request to those that are tried, or have it wait for one with an equal item."""
-        request.is_suspect = True
-        self.suspects[request] = None
+        self._suspect(request)
         line = None if request.key is None else self.lines.get(request.key)
         if line is not None:
             line.followers.append(request)
@@ -271,6 +271,13 @@ class Isolation:
         group.append(request)
         if request.key is not None:
             self.lines[request.key] = _Line(request)
+
+    def _suspect(self, request: Request) -> None:
+        request.is_suspect = True
+        self.suspects[request] = None
+        probes = request.service.probes
+        if probes.all:
+            probes.tell(Probe.request_quarantined, request)
 
     def _is_wanted(self, request: Request) -> bool:
         # Of one whose caller has left, only whether it is to be remembered is of interest.

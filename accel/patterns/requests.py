@@ -13,6 +13,7 @@ import numpy as np
 
 from accel.errors import InvalidArgumentError
 from accel.patterns.recovering import Attribution
+from accel.telemetry import Service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,6 +63,8 @@ class BatcherStatistics:
         Requests of which quarantine found that they fault the context by themselves.
     isolating
         Requests in quarantine now.
+    device_seconds
+        Device time of the handler's calls: see :class:`accel.DeviceTime`.
     """
 
     submitted: int
@@ -81,6 +84,7 @@ class BatcherStatistics:
     isolated: int
     poisoned: int
     isolating: int
+    device_seconds: float
 
 
 @dataclass(slots=True)
@@ -107,11 +111,12 @@ class Counters:
     batches: int = 0
     items: int = 0
     batch_seconds: float = 0.0
+    device_seconds: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One item with the future of its caller.
+    """One item with the future of its caller; see :class:`accel.telemetry.ServedRequest` too.
 
     Attributes
     ----------
@@ -122,7 +127,7 @@ class Request:
     is_idempotent, is_retried : bool
         Whether it may be sent again after a rebuild, and whether it was.
     is_launched : bool
-        Whether the handler was called with it.
+        Whether the handler was called with it, or it waits for what is found of an equal item.
     is_suspect : bool
         Whether it is in quarantine, or waits for it.
     timer : asyncio.TimerHandle or None
@@ -142,6 +147,9 @@ class Request:
     future: asyncio.Future[Any]
     since: float
     is_idempotent: bool
+    service: Service
+    begun_at: float = 0.0
+    launches: int = 0
     is_launched: bool = False
     is_retried: bool = False
     is_suspect: bool = False

@@ -11,6 +11,7 @@ from accel.errors import ClosedError
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import call
+from accel.telemetry import DeviceTime, Probe, ServedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -92,10 +93,11 @@ class BatchRunner:
             if request.is_launched:
                 counters.retried += 1
             request.is_launched = True
+            request.launches += 1
         counters.batches += 1
         counters.items += items
         began, deaths = time.perf_counter(), 0 if attribution is None else attribution.deaths
-        results = await call(self._handler, [request.item for request in wanted])
+        results = await self._called(wanted, items)
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
                 return await self._singly(wanted, results, attribution)
@@ -109,6 +111,26 @@ class BatchRunner:
         if suspects and self._isolation is not None:
             await self._isolation.take(suspects, attribution)
         return again
+
+    async def _called(self, requests: list[Request], items: int) -> Any:
+        """Return what the handler gives, as :func:`call` does; probes are told, and the device time is charged."""
+        batch = ServedBatch(requests[0].service, requests, items)
+        probes = batch.service.probes
+        if probes.all:
+            probes.tell(Probe.batch_launched, batch)
+        try:
+            with DeviceTime() as spent:
+                results = await call(self._handler, [request.item for request in requests])
+            batch.error = type(results).__name__ if isinstance(results, Exception) else ""
+        except BaseException as error:
+            batch.error = type(error).__name__
+            raise
+        finally:
+            batch.ended_at, batch.device_seconds = time.perf_counter(), spent.seconds
+            self._counters.device_seconds += spent.seconds or 0.0
+            if probes.all:
+                probes.tell(Probe.batch_ended, batch)
+        return results
 
     async def _singly(self, batch: list[Request], error: Exception, attribution: Attribution | None) -> list[Request]:
         """Hand the idempotent items of a batch that raised to the handler one by one, and return the requests to retry after a rebuild."""

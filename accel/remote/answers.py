@@ -12,13 +12,14 @@ from accel.engine.program import GraphSubmission
 from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.remote.error_codec import encode_error
-from accel.remote.messages import Failure, Kind
+from accel.remote.messages import Failure, Kind, Timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.errors import AccelError
     from accel.process.channel import Channel
+    from accel.telemetry.probe import DeviceWork
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
 
@@ -36,6 +37,7 @@ class _Answered:
     __slots__ = ()
 
     number: int
+    observed: DeviceWork | None
     outstanding: int
     future: asyncio.Future[Any]
     _answer: Answers
@@ -52,7 +54,7 @@ class _Answered:
         """Report the success to the parent."""
         if not self.future.done():
             self.future.cancel()
-            self._answer.done(self.number)
+            self._answer.done(self.number, self.observed)
         elif not self.outstanding:
             self.over()
         self.release_operands()
@@ -70,7 +72,7 @@ class _Answered:
         """Report a failure once no op is in a stream any more."""
         error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:
-            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
+            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index, self.observed)
 
 
 class RemoteOp(_Answered, OpSubmission):
@@ -148,6 +150,7 @@ class Answers:
         self._is_idle = is_idle
         self._on_broken = on_broken
         self._ended: list[int] = []
+        self._times: list[bytes] = []
         self._told = (0, 0)
 
     def begin(self) -> None:
@@ -155,17 +158,25 @@ class Answers:
         self.flush()
         self._told = (0, 0)
 
-    def done(self, number: int) -> None:
+    def done(self, number: int, work: DeviceWork | None = None) -> None:
         """Report a success: at once if nothing is in flight or several have ended, else soon."""
         ended = self._ended
+        if work is not None:
+            self._note_time(number, work)
         ended.append(number)
         if len(ended) >= _SEVERAL or (self._is_idle() and not self._channel.has_more):
             self.flush()
         elif len(ended) == 1:
             self.loop.call_soon(self.flush)
 
-    def failed(self, number: int, error: AccelError, index: int) -> None:
+    def _note_time(self, number: int, work: DeviceWork) -> None:
+        if work.device_seconds is not None:
+            self._times.append(Timed.pack(number, round(work.device_seconds * 1e9)))
+
+    def failed(self, number: int, error: AccelError, index: int, work: DeviceWork | None = None) -> None:
         """Report a failure, after the successes before it, unless the context has faulted."""
+        if work is not None:
+            self._note_time(number, work)
         self.flush()
         if self._is_over():
             return
@@ -183,6 +194,9 @@ class Answers:
         if memory != self._told:
             self._told = memory
             self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
+        if self._times:
+            times, self._times = self._times, []
+            self._channel.send(Kind.TIMES, b"".join(times))
         if self._ended:
             ended, self._ended = self._ended, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended), now=True)

@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "Failure",
     "Kind",
+    "Timed",
     "WireOp",
     "pack",
     "pickled_library",
@@ -91,6 +92,8 @@ class Kind(enum.IntEnum):
     """An event of the log: JSON."""
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
+    TIMES = 125
+    """Numbers of requests that end with the next message, each with the nanoseconds of its device time."""
     TORN = 124
     """Numbers of durable buffers that an op has written which failed."""
     SLAB = 108
@@ -108,6 +111,8 @@ def pack(
     actions: list[bytes | str | None] | None = None,
     freed: list[int] | None = None,
     handle: int = 0,
+    *,
+    is_timed: bool = False,
 ) -> bytes:
     """Return the payload of a BATCH or GRAPH message. The child trusts its parent.
 
@@ -125,13 +130,15 @@ def pack(
         Buffers to be freed before.
     handle
         The buffer that stands for a graph.
+    is_timed
+        Whether the answer is to have the device time.
     """
-    return marshal.dumps((number, handle, ids, actions or [], ops, freed or []), _NO_REFERENCES)
+    return marshal.dumps((number, handle, ids, actions or [], ops, freed or [], is_timed), _NO_REFERENCES)
 
 
-def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]]:
-    """Return number, handle, ids, actions, ops and freed buffers, as :func:`pack` was given."""
-    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int]] = marshal.loads(data)
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool]:
+    """Return number, handle, ids, actions, ops, freed buffers and the flag, as :func:`pack` was given."""
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool] = marshal.loads(data)
     return found
 
 
@@ -141,6 +148,9 @@ _NO_REFERENCES = 2
 
 Failure = struct.Struct("<Qi")
 """The head of a FAILED message: the number of the request, and the index of the op; -1: none."""
+
+Timed = struct.Struct("<QQ")
+"""An entry of a TIMES message: the number of the request, and nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import operator
 import struct
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from accel.actors.turns import EVERY, Turn
@@ -20,7 +21,7 @@ from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableShare
 from accel.remote.error_codec import decode_error
 from accel.remote.injected_faults import sent_action
-from accel.remote.messages import Failure, Kind, pack
+from accel.remote.messages import Failure, Kind, Timed, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, too_long
 
@@ -241,8 +242,9 @@ class RequestContext(ContextBase):
             self._arrays.announce(outgoing)
         if self.core.refs.dropped:
             self._note_dropped()
-        number = next(self._numbers)
-        self.tell(number, request, Kind.BATCH, pack(number, ids, ops, actions, self._freed))
+        number, work = next(self._numbers), request.submission.observed
+        is_timed = work is not None and work.is_timed
+        self.tell(number, request, Kind.BATCH, pack(number, ids, ops, actions, self._freed, is_timed=is_timed))
         self._freed = []
 
     def tell(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:
@@ -296,6 +298,9 @@ class RequestContext(ContextBase):
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)
+        elif kind == Kind.TIMES:
+            for number, nanoseconds in Timed.iter_unpack(data):
+                self._timed(number, nanoseconds * 1e-9)
         elif kind == Kind.FAILED:
             number, index = Failure.unpack_from(data)
             self._ended(number, decode_error(data[Failure.size :]), index)
@@ -311,6 +316,14 @@ class RequestContext(ContextBase):
             self._live.update(self._durable.take(kind, data, fds))
         elif kind != Kind.BUSY:  # the link has handled that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
+
+    def _timed(self, number: int, seconds: float) -> None:
+        """Charge the device time of a request, which cannot be longer than it was away."""
+        request = self._sent.get(number)
+        if request is None:
+            raise ProtocolError(f"the child of {self.core.name} has timed what it was not asked", device=self.core.name)
+        submission, now = request.submission, perf_counter()
+        self.charge_seconds(submission, min(seconds, now - self.submissions.get(submission, now)))
 
     def _ended(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
         if self._asked and self._link.answered(number, error, answer):

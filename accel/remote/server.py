@@ -229,7 +229,7 @@ class Server:
 
     def _submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
         """Return the submission of a message; refuse it if the first op cannot be made here."""
-        number, _, ids, actions, wires, freed = unpack(data)
+        number, _, ids, actions, wires, freed, is_timed = unpack(data)
         if freed:
             self._free(freed)
         taken, generation = self._take(ids, wires), self.context.generation
@@ -239,13 +239,16 @@ class Server:
         if actions:
             self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
         future = self._core.loop.create_future()
+        submission: RemoteOp | RemoteBatch
         if len(wires) == 1:
             submission = RemoteOp(taken.ops[0], taken.plans[0], future, generation)
             submission.made = taken.made[0]
-            return submission.answered_by(self._answers, number)
-        batch = RemoteBatch(tuple(taken.ops), tuple(taken.plans), taken.made, future, generation)
-        batch.refused = taken.refused
-        return batch.answered_by(self._answers, number)
+        else:
+            submission = RemoteBatch(tuple(taken.ops), tuple(taken.plans), taken.made, future, generation)
+            submission.refused = taken.refused
+        if is_timed or self._core.probes.all:
+            submission.observe(None, is_timed=is_timed)
+        return submission.answered_by(self._answers, number)
 
     def _take(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _Taken:
         """Return the ops of a message, with refs of their results under the parent's numbers."""
@@ -269,7 +272,7 @@ class Server:
         self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, wires, _ = unpack(data)
+        number, handle, ids, _, wires, _, _ = unpack(data)
         taken, turn = _Taken([], [], []), Turn()
         for start in range(0, len(wires), EVERY):
             if turn.is_over:

@@ -93,6 +93,7 @@ class HotCalls:
         self.exchange_mode: Callable[..., int] = library.cuThreadExchangeStreamCaptureMode
         self.context_record: Callable[..., int] = library.cuCtxRecordEvent
         self.event_create: Callable[..., int] = library.cuEventCreate
+        self.event_elapsed: Callable[..., int] = library.cuEventElapsedTime
         self.event_query: Callable[..., int] = library.cuEventQuery
         self.event_record: Callable[..., int] = library.cuEventRecord
         self.launch: Callable[..., int] = library.cuLaunchKernelEx

@@ -1,4 +1,4 @@
-"""Events of the CUDA backend, without timing."""
+"""Events of the CUDA backend: marks, which have no timing, and pairs of events with timing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.transfers import StreamTransfers
 
-__all__ = ["CudaEvent"]
+__all__ = ["CudaEvent", "CudaSpan"]
 
 
 class CudaEvent:
@@ -86,3 +86,46 @@ class CudaEvent:
         if transfers is not None and self._ticket > transfers.finished:
             transfers.finish(self._ticket)
         self.has_passed = True
+
+
+class CudaSpan:
+    """Two events with timing around work of one stream; see :class:`accel.backend.WorkSpan`.
+
+    Parameters
+    ----------
+    context
+        The context.
+    idle
+        Where the span goes once its time was read, to be recorded again.
+
+    Attributes
+    ----------
+    begin, end : Handle
+        The driver's CUevents.
+    """
+
+    __slots__ = ("_context", "_idle", "begin", "end")
+
+    def __init__(self, context: CudaContext, idle: list[CudaSpan]) -> None:
+        self._context = context
+        self._idle = idle
+        self.begin, self.end = Handle(), Handle()
+        with context.section:
+            for event in (self.begin, self.end):
+                context.check(context.driver.hot.event_create(ctypes.byref(event), 0), "cuEventCreate")
+
+    def seconds(self) -> float:
+        """Return the device's time between the two events, which the stream has passed."""
+        context, milliseconds = self._context, ctypes.c_float()
+        if context.fault is not None:
+            raise context.fault.clone()
+        with context.section:
+            status = context.driver.hot.event_elapsed(ctypes.byref(milliseconds), self.begin, self.end)
+        context.check(status, "cuEventElapsedTime")
+        self._idle.append(self)
+        return milliseconds.value * 1e-3
+
+    def close(self) -> None:
+        """Give the events back. The context is alive."""
+        for event in (self.begin, self.end):
+            self._context.driver.ignore("cuEventDestroy", event.value or 0)

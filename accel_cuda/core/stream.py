@@ -11,6 +11,7 @@ import numpy as np
 
 from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel_cuda.core.driver import Handle, LaunchConfig
+from accel_cuda.core.event import CudaSpan
 from accel_cuda.core.host_copies import HostCopies
 from accel_cuda.core.pinned import PinnedBlock
 from accel_cuda.core.transfers import StreamTransfers
@@ -62,6 +63,7 @@ class CudaStream:
         "_copies",
         "_functions",
         "_hangs",
+        "_idle_spans",
         "_launch",
         "_launch_graph",
         "_on_close",
@@ -87,6 +89,7 @@ class CudaStream:
         self._functions: dict[int, HostFunction] = {}
         self._hangs: list[PinnedBlock] = []
         self._on_close: list[Callable[[], object]] = []
+        self._idle_spans: list[CudaSpan] = []
         hot = context.driver.hot
         self._launch, self._launch_graph, self._record = hot.launch, hot.graph_launch, hot.event_record
         # The driver copies the arguments before a launch returns, so one place for them is enough.
@@ -120,6 +123,21 @@ class CudaStream:
         if transfers.reserved:
             transfers.release_reserved()
         return False
+
+    def begin_span(self) -> CudaSpan:
+        """See :class:`accel.backend.TimesWork`."""
+        context = self.ready()
+        if self._idle_spans:
+            span = self._idle_spans.pop()
+        else:
+            span = CudaSpan(context, self._idle_spans)
+            self.at_close(span.close)
+        context.check(self._record(span.begin, self.pointer), "cuEventRecord")
+        return span
+
+    def end_span(self, span: CudaSpan) -> None:
+        """See :class:`accel.backend.TimesWork`."""
+        self.ready().check(self._record(span.end, self.pointer), "cuEventRecord")
 
     def wait(self, event: CudaEvent) -> None:
         """Let later work wait for the event's mark as it is recorded now."""

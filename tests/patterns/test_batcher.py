@@ -14,6 +14,7 @@ import accel
 from accel.patterns import DynamicBatcher
 from accel.patterns.requests import Counters, Request
 from accel.patterns.runner import BatchRunner
+from accel.telemetry import Probes, Service
 from tests.batcher_support import Handler, settled, turns
 
 if TYPE_CHECKING:
@@ -131,10 +132,11 @@ async def test_the_time_an_item_takes_is_a_moving_average(monkeypatch: pytest.Mo
 
     loop = asyncio.get_running_loop()
     runner = BatchRunner(handler, None, Counters())
+    service = Service("doubles", "", Probes())
     expected = 1e-3
     monkeypatch.setattr("accel.patterns.runner.time.perf_counter", lambda: seconds)
     for _ in range(3):
-        batch = [Request(item, size, loop.create_future(), 0.0, False) for item, size in ((1, 2), (2, 1))]
+        batch = [Request(item, size, loop.create_future(), 0.0, False, service) for item, size in ((1, 2), (2, 1))]
         await runner.run(batch)
 
         expected += 0.2 * (0.6 / 3 - expected)

@@ -90,7 +90,7 @@ async def test_there_are_as_many_parts_as_run_while_another_context_comes_up(mon
             isolation = batcher._isolation
             assert isolation is not None
             isolation._quarantine.seconds, isolation._counters.batch_seconds = restart, forward
-            requests = [Request(("fine", n), 1, loop.create_future(), 0.0, True) for n in range(64)]
+            requests = [Request(("fine", n), 1, loop.create_future(), 0.0, True, batcher.service) for n in range(64)]
             groups = isolation._split(requests, 1)
             assert len(groups) == expected
             assert [each for group in groups for each in group.requests] == requests

@@ -1,0 +1,304 @@
+"""Probes: observers that a system tells what it does, and what they are told of."""
+
+from __future__ import annotations
+
+import inspect
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
+
+from accel._log import get_logger
+from accel.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accel.errors import AccelError
+    from accel.telemetry.device_time import DeviceTime
+
+__all__ = ["METHODS", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service"]
+
+P = ParamSpec("P")
+
+logger = get_logger()
+
+
+class Probe:
+    """Observes a system: subclass it, and override the methods of interest. They do nothing here.
+
+    ``system.probes.add(probe)`` begins, ``system.probes.remove(probe)`` ends it.
+
+    All methods are called on the thread of the system's loop, in the course of what they tell of.
+    So they must be quick and must not block: what writes to a file or a network hands over to a
+    task or a thread of its own. They are plain functions, return nothing, and may not send work to
+    a device, close anything, or change what they are given. Objects may be kept, and are compared
+    by identity; the items and results of users are in none of them. Times are readings of
+    ``time.perf_counter()``, in seconds.
+
+    A method that raises is logged, and its probe is removed.
+
+    Attributes
+    ----------
+    times_work : bool
+        Whether the device time of everything that is sent is measured, not that of batches of
+        services alone. On CUDA that costs some 10 us each.
+    """
+
+    times_work: bool = False
+
+    def request_begun(self, request: ServedRequest) -> None:
+        """Note a request that a service has taken; in the task of its caller, who has its context variables."""
+
+    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
+        """Note that the caller of a request goes on; in its task.
+
+        Parameters
+        ----------
+        request
+            As in :meth:`request_begun`.
+        error
+            What the caller gets instead of an answer; :class:`asyncio.CancelledError` if it was
+            cancelled. It must not be kept: its traceback holds the frames of the caller.
+        """
+
+    def request_quarantined(self, request: ServedRequest) -> None:
+        """Note that a request was on the device at a fault, and waits to be tried apart."""
+
+    def batch_launched(self, batch: ServedBatch) -> None:
+        """Note a batch that goes to the handler of a service; in a task of the service."""
+
+    def batch_ended(self, batch: ServedBatch) -> None:
+        """Note that the handler has ended, and before callers go on; in the same task."""
+
+    def op_sent(self, work: DeviceWork) -> None:
+        """Note that an op, or the first ops of a batch, were sent to the device.
+
+        In a child process that holds the context the same is told to the probes of that process.
+        """
+
+    def op_ended(self, work: DeviceWork) -> None:
+        """Note that nothing of an op or a batch is on the device any more; once for each :meth:`op_sent`.
+
+        After a fault that is so at once.
+        """
+
+    def state_changed(self, device: str, state: str, generation: int) -> None:
+        """Note the new state of a device.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        state
+            A value of :class:`~accel.DeviceState`, such as ``"ready"``.
+        generation
+            Of the newest context that became ready.
+        """
+
+    def fault(self, device: str, generation: int, error: AccelError) -> None:
+        """Note the first fault of a context, before the state of its device changes.
+
+        Parameters
+        ----------
+        device, generation
+            The context.
+        error
+            With its ``code``, ``scope``, ``library`` and ``op``.
+        """
+
+
+METHODS = [name for name, value in vars(Probe).items() if inspect.isfunction(value)]
+"""Names of the methods of a probe."""
+
+
+class Probes:
+    """The probes of a system.
+
+    Attributes
+    ----------
+    all : tuple of Probe
+        Those that are told, in the order in which they were added. Empty, it costs what a look at
+        it costs.
+    times_work : bool
+        Whether one of them wants the device time of everything that is sent.
+    """
+
+    __slots__ = ("all", "times_work")
+
+    def __init__(self) -> None:
+        self.all: tuple[Probe, ...] = ()
+        self.times_work = False
+
+    def add(self, probe: Probe) -> None:
+        """Tell a probe of what happens from now on. One that is told already is not told twice.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not an instance of a subclass of :class:`Probe`, or one of its methods is a
+            coroutine function.
+        """
+        if not isinstance(probe, Probe):
+            raise InvalidArgumentError(f"probe is {probe!r}", remedy="Give an instance of a subclass of accel.Probe.")
+        for name in METHODS:
+            if inspect.iscoroutinefunction(getattr(probe, name)):
+                raise InvalidArgumentError(
+                    f"{name} of {probe!r} is a coroutine function", remedy="Write it with 'def': nothing would await it."
+                )
+        if probe not in self.all:
+            self._set((*self.all, probe))
+
+    def remove(self, probe: Probe) -> None:
+        """Tell a probe no more; does nothing if it is not told, as after it has raised."""
+        self._set(tuple([other for other in self.all if other is not probe]))
+
+    def _set(self, probes: tuple[Probe, ...]) -> None:
+        self.all = probes
+        self.times_work = any(probe.times_work for probe in probes)
+
+    def tell(self, method: Callable[Concatenate[Any, P], None], *arguments: P.args, **_: P.kwargs) -> None:
+        """Call a method of every probe: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
+        for probe in self.all:
+            try:
+                getattr(probe, method.__name__)(*arguments)
+            except BaseException as error:  # a CancelledError of its own, too, is not the caller's
+                if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    raise
+                self.remove(probe)
+                logger.exception("probe_removed", probe=repr(probe), method=method.__name__, error=error)
+
+
+class Service:
+    """What answers requests: a :class:`~accel.patterns.DynamicBatcher`, or the service of a model.
+
+    Attributes
+    ----------
+    name : str
+        Its handler or model, as the log has it. Several may have one name.
+    device : str
+        Name of its device; empty without one.
+    probes : Probes
+        Those of the device's system; without a device its own.
+    """
+
+    __slots__ = ("device", "name", "probes")
+
+    def __init__(self, name: str, device: str, probes: Probes) -> None:
+        self.name = name
+        self.device = device
+        self.probes = probes
+
+
+class ServedRequest(Protocol):
+    """One request of a service.
+
+    Attributes
+    ----------
+    service : Service
+    number : int
+        Its place among all requests of the service, from 1.
+    size : int
+        How many items it counts for.
+    begun_at : float
+        When it was taken.
+    launches : int
+        Batches that it was in; more than one after retries.
+    is_suspect : bool
+        Whether it is in quarantine.
+    """
+
+    @property
+    def service(self) -> Service: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def begun_at(self) -> float: ...
+    @property
+    def launches(self) -> int: ...
+    @property
+    def is_suspect(self) -> bool: ...
+
+
+class ServedBatch:
+    """Requests that a handler gets at once.
+
+    Attributes
+    ----------
+    service : Service
+    requests : sequence of ServedRequest
+    items : int
+        The sum of their sizes.
+    launched_at, ended_at : float
+        When the handler was called, and when it had ended; 0 before.
+    device_seconds : float or None
+        Device time that was charged; ``None`` if nothing was measured.
+    error : str
+        Name of the class of what the handler raised; empty where it returned.
+    """
+
+    __slots__ = ("device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
+
+    def __init__(self, service: Service, requests: Sequence[ServedRequest], items: int) -> None:
+        self.service = service
+        self.requests = requests
+        self.items = items
+        self.launched_at = perf_counter()
+        self.ended_at = 0.0
+        self.device_seconds: float | None = None
+        self.error = ""
+
+
+class DeviceWork:
+    """An op, or the ops of one batch, on its way to a device and there.
+
+    Attributes
+    ----------
+    name : str
+        The op's kind, or the batch's name.
+    ops : tuple of (str, str)
+        Library and kind of each op.
+    device, generation
+        Where it was sent; empty and 0 before.
+    queued_at, sent_at, ended_at : float
+        When its caller sent it, when it was sent to the device, and when it had ended there; 0
+        before.
+    is_timed : bool
+        Whether its device time is measured, where the device can.
+    device_seconds : float or None
+        Device time that it was charged; ``None`` if it was not measured, or has not ended.
+    error : str
+        Name of the class of the caller's error; empty without one.
+    """
+
+    __slots__ = (
+        "_charged",
+        "device",
+        "device_seconds",
+        "ended_at",
+        "error",
+        "generation",
+        "is_timed",
+        "name",
+        "ops",
+        "queued_at",
+        "sent_at",
+    )
+
+    def __init__(self, name: str, ops: tuple[tuple[str, str], ...], charged: DeviceTime | None, *, is_timed: bool) -> None:
+        self.name = name
+        self.ops = ops
+        self._charged = charged
+        self.is_timed = is_timed
+        self.device = ""
+        self.generation = 0
+        self.queued_at = perf_counter()
+        self.sent_at = self.ended_at = 0.0
+        self.device_seconds: float | None = None
+        self.error = ""
+
+    def charge(self, seconds: float) -> None:
+        """Add device time that was measured."""
+        self.device_seconds = (self.device_seconds or 0.0) + seconds
+        if self._charged is not None:
+            self._charged.charge(seconds)
