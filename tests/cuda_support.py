@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from accel.ref import AccelRef
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from accel import AccelError
+    from accel import AccelError, DType
     from accel.memory import HostArena
 
-__all__ = ["Context", "Driver", "FakeLibrary", "FakeLibraryError", "Numbers", "Structure"]
+__all__ = ["Context", "Driver", "FakeLibrary", "FakeLibraryError", "Names", "Numbers", "Structure", "ref"]
 
 
 class Structure:
@@ -46,6 +48,8 @@ class Driver:
             copy_from_host=self.hot_call("copy in"),
             copy_to_host=self.hot_call("copy out"),
             graph_launch=self.hot_call("graph"),
+            fill={1: self.taken("fill")},
+            copy=self.taken("copy"),
         )
         self.query = self.hot.event_query
         self.depth = 0
@@ -57,6 +61,15 @@ class Driver:
         def call(*_: Any) -> int:
             self.called.append((name, self.depth))
             return self.fails.get(name, 0)
+
+        return call
+
+    def taken(self, name: str) -> Callable[..., int]:
+        """Return a call that takes down its arguments."""
+
+        def call(*arguments: Any) -> int:
+            self.called.append((name, *[getattr(each, "value", each) for each in arguments]))
+            return 0
 
         return call
 
@@ -99,6 +112,7 @@ class Context:
 
     description = SimpleNamespace(spec="cuda:0", index=0)
     is_alive = True
+    device = 0
 
     def __init__(self, arena: HostArena) -> None:
         self.driver = Driver()
@@ -151,6 +165,19 @@ class Numbers:
 
     def __getitem__(self, name: str) -> int:
         return sum(name.encode())
+
+
+class Names(dict[str, str]):
+    """Functions of a program, each of which is its name."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
+    """Return a ref of no device."""
+    owner: Any = SimpleNamespace(dropped=deque(), check_process=lambda: None)
+    return AccelRef(owner, 1, shape, dtype, 1)
 
 
 class FakeLibrary(ModuleType):

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import accel
 from accel.compute import DeviceCompute
 from accel_cuda import CudaBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
-    import accel
-
-__all__ = ["Array", "Bench", "bench", "close", "random", "unaligned", "wide"]
+__all__ = ["Array", "Bench", "bench", "close", "opened", "random", "unaligned", "wide"]
 
 Array = np.ndarray[Any, Any]
 _POISON = 0xA5
+
+
+@contextlib.asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[accel.Device]:
+    """Open the first CUDA device in a system of its own."""
+    async with accel.System() as system:
+        yield await system.open_device("cuda", **options)
 
 
 async def unaligned(device: accel.Device, array: Array, skipped: int) -> accel.AccelRef:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import accel
+from accel.memory import HostArena
 from accel.testing.pytest_plugin import pytest_collection_modifyitems
+from accel_cuda.core.stream import CudaStream
+from tests.cuda_support import Context
 
-__all__ = ["pytest_collection_modifyitems", "used_before", "used_driver"]
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+__all__ = ["context", "device", "pytest_collection_modifyitems", "streams", "used_before", "used_driver"]
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +36,28 @@ def used_before(request: pytest.FixtureRequest) -> None:
     """Let a test that needs the GPU begin after :func:`used_driver`."""
     if request.node.get_closest_marker("gpu"):
         request.getfixturevalue("used_driver")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    """The first CUDA device."""
+    async with accel.System() as system:
+        yield await system.open_device("cuda")
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    """A context whose driver is a stand-in."""
+    arena = HostArena(1 << 20, block_bytes=1 << 20)
+    yield Context(arena)
+    arena.close()
+
+
+@pytest.fixture
+def streams(context: Any) -> list[CudaStream]:
+    """Two streams of it."""
+    made = []
+    for handle in (77, 78):
+        context.driver.answers["cuStreamCreate"] = handle
+        made.append(CudaStream(context, {}))
+    return made

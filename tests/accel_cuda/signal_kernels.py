@@ -11,14 +11,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, ops
-from accel.ref import AccelRef
 from accel_cuda import CudaBackend
 from accel_cuda.families.fft import PART, enqueue
+from tests.cuda_support import ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel.ref import RefOwner
 
 __all__ = ["launch_all", "signal_kernels"]
 
@@ -58,11 +57,6 @@ class _NoPlans:
         """Do nothing."""
 
 
-def _ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
-    return AccelRef(owner, 1, shape, dtype, 1)
-
-
 def _draws() -> Iterator[Any]:
     """Yield ops that draw with every kernel: from the beginning of a block of numbers and from within one, few and many."""
     kinds = (
@@ -92,19 +86,19 @@ def _transforms() -> Iterator[Any]:
     """Yield transforms with every kernel around them: scaled, turned in tiles that are not full, and with ends of spectra that count as real."""
     for real, spectrum in ((DType.FLOAT32, DType.COMPLEX64), (DType.FLOAT64, DType.COMPLEX128)):
         for shape in ((20, 33, 5), (3, 64, 70), (17, 2, 1001)):
-            yield ops.Fft(_ref(shape, spectrum), axes=(1,), norm="ortho")
-            yield ops.Rfft(_ref(shape, real), axes=(1,), norm="ortho")
-            yield ops.Irfft(_ref(shape, spectrum), axes=(1,))
-            yield ops.Irfft(_ref(shape, spectrum), axes=(0, 1), n=2 * shape[1] - 1)
-        yield ops.Rfft(_ref((1001,), real), norm="forward")
-        yield ops.Hfft(_ref((5, 64), spectrum))
-        yield ops.Ihfft(_ref((5, 63), real))
+            yield ops.Fft(ref(shape, spectrum), axes=(1,), norm="ortho")
+            yield ops.Rfft(ref(shape, real), axes=(1,), norm="ortho")
+            yield ops.Irfft(ref(shape, spectrum), axes=(1,))
+            yield ops.Irfft(ref(shape, spectrum), axes=(0, 1), n=2 * shape[1] - 1)
+        yield ops.Rfft(ref((1001,), real), norm="forward")
+        yield ops.Hfft(ref((5, 64), spectrum))
+        yield ops.Ihfft(ref((5, 63), real))
         types: tuple[Any, ...] = (1, 2, 3, 4)
         for cosine, number, length in itertools.product((ops.Dct, ops.Dst), types, (1000, 1001)):
-            yield cosine(_ref((3, length, 5), real), number, axis=1, norm="ortho")
+            yield cosine(ref((3, length, 5), real), number, axis=1, norm="ortho")
         for dtype, filtered in itertools.product((real, spectrum), (ops.Convolve, ops.Correlate)):
-            yield filtered(_ref((3, 1001), dtype), _ref((1, 70), dtype), axes=(1,))
-            yield filtered(_ref((33, 20, 5), dtype), _ref((3, 4, 5), dtype), "same")
+            yield filtered(ref((3, 1001), dtype), ref((1, 70), dtype), axes=(1,))
+            yield filtered(ref((33, 20, 5), dtype), ref((3, 4, 5), dtype), "same")
 
 
 def _transform(context: Any, stream: Any, op: Any) -> None:
@@ -131,7 +125,7 @@ def launch_all(context: Any, stream: Any) -> None:
         memory.free(out)
     directions = memory.alloc(4 * 33 * 7)
     for dtype in (DType.FLOAT32, DType.FLOAT64):
-        op = ops.Sobol(_ref((7, 33), DType.UINT32), 999, dtype)
+        op = ops.Sobol(ref((7, 33), DType.UINT32), 999, dtype)
         out = memory.alloc(op.plan().creates[0].nbytes)
         context.kernels("rng")["sobol"](lane, op, op.plan(), [directions], [out])
         memory.free(out)
@@ -146,7 +140,7 @@ def launch_all(context: Any, stream: Any) -> None:
     total = memory.alloc(8)
     for nbytes, skipped in ((1, 0), (1001, 0), (1001, 3), (1 << 20, 8), ((1 << 20) + 3, 1)):
         source = memory.alloc(nbytes + skipped)
-        op = ops.Checksum(_ref((nbytes,), DType.UINT8))
+        op = ops.Checksum(ref((nbytes,), DType.UINT8))
         context.kernels("memory")["checksum"](lane, op, op.plan(), [source + skipped], [total])
         memory.free(source)
     memory.free(total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +14,7 @@ from accel_cuda.families.cublas import blas_of
 from tests.accel_cuda.compute_support import bench, close, random, wide
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from accel_cuda.core.stream import CudaStream
     from tests.accel_cuda.compute_support import Array, Bench
@@ -26,14 +25,8 @@ TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e
 REAL = ("float16", "bfloat16", "float32", "float64")
 
 
-@contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("blas",))
-
-
 @pytest.fixture(scope="module")
-def device() -> Iterator[Bench]:
+def rig() -> Iterator[Bench]:
     with bench() as opened:
         yield opened
 
@@ -44,125 +37,124 @@ def applied(transpose: Transpose, a: Array) -> Array:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_products_with_every_transpose_and_factor(dtype: str) -> None:
+async def test_products_with_every_transpose_and_factor(device: accel.Device, dtype: str) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     element = DType.of(dtype).numpy
-    async with opened() as gpu:
-        for ta in Transpose:
-            for tb in Transpose:
-                m, n, k = (int(each) for each in rng.integers(1, 70, 3))
-                batch = int(rng.integers(1, 4))
-                case = f"{(m, n, k, batch)} {ta} {tb}, seed {seed}"
-                a = random(rng, (batch, m, k) if ta is Transpose.NONE else (batch, k, m), element)
-                b = random(rng, (k, n) if tb is Transpose.NONE else (n, k), element)
-                c = random(rng, (batch, m, n), element)
-                alpha, beta = ((0.5 - 2j, 1j) if element.kind == "c" else (-1.5, 0.25)) if rng.integers(2) else (1.0, 0.0)
-                expected = alpha * (applied(ta, a) @ applied(tb, b)) + beta * wide(c)
-                ra, rb, rc = await gpu.put(a), await gpu.put(b), await gpu.put(c)
-                await gpu.blas.gemm_batched(ra, rb, out=rc, alpha=alpha, beta=beta, transpose_a=ta, transpose_b=tb)
-                close(await gpu.get(rc), expected, TOLERANCE[dtype], case)
-                ra, rc = await gpu.put(a[0]), await gpu.put(c[0])
-                await gpu.blas.gemm(ra, rb, out=rc, alpha=alpha, beta=beta, transpose_a=ta, transpose_b=tb)
-                close(await gpu.get(rc), expected[0], TOLERANCE[dtype], case)
-                x = random(rng, (a.shape[1] if ta is not Transpose.NONE else a.shape[2],), element)
-                y = random(rng, (m,), element)
-                ry = await gpu.blas.gemv(ra, await gpu.put(x), out=await gpu.put(y), alpha=alpha, beta=beta, transpose_a=ta)
-                close(await gpu.get(ry), alpha * (applied(ta, a[0]) @ wide(x)) + beta * wide(y), TOLERANCE[dtype], case)
+    for ta in Transpose:
+        for tb in Transpose:
+            m, n, k = (int(each) for each in rng.integers(1, 70, 3))
+            batch = int(rng.integers(1, 4))
+            case = f"{(m, n, k, batch)} {ta} {tb}, seed {seed}"
+            a = random(rng, (batch, m, k) if ta is Transpose.NONE else (batch, k, m), element)
+            b = random(rng, (k, n) if tb is Transpose.NONE else (n, k), element)
+            c = random(rng, (batch, m, n), element)
+            alpha, beta = ((0.5 - 2j, 1j) if element.kind == "c" else (-1.5, 0.25)) if rng.integers(2) else (1.0, 0.0)
+            expected = alpha * (applied(ta, a) @ applied(tb, b)) + beta * wide(c)
+            ra, rb, rc = await device.put(a), await device.put(b), await device.put(c)
+            await device.blas.gemm_batched(ra, rb, out=rc, alpha=alpha, beta=beta, transpose_a=ta, transpose_b=tb)
+            close(await device.get(rc), expected, TOLERANCE[dtype], case)
+            ra, rc = await device.put(a[0]), await device.put(c[0])
+            await device.blas.gemm(ra, rb, out=rc, alpha=alpha, beta=beta, transpose_a=ta, transpose_b=tb)
+            close(await device.get(rc), expected[0], TOLERANCE[dtype], case)
+            x = random(rng, (a.shape[1] if ta is not Transpose.NONE else a.shape[2],), element)
+            y = random(rng, (m,), element)
+            ry = await device.blas.gemv(ra, await device.put(x), out=await device.put(y), alpha=alpha, beta=beta, transpose_a=ta)
+            close(await device.get(ry), alpha * (applied(ta, a[0]) @ wide(x)) + beta * wide(y), TOLERANCE[dtype], case)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_products_of_nothing(dtype: str) -> None:
+async def test_products_of_nothing(device: accel.Device, dtype: str) -> None:
     rng = np.random.default_rng()
     element = DType.of(dtype).numpy
-    async with opened() as gpu:
-        y, nothing = random(rng, (5,), element), np.zeros((5, 0), element)
-        ry = await gpu.blas.gemv(await gpu.put(nothing), await gpu.put(nothing[0]), out=await gpu.put(y), beta=0.5)
-        close(await gpu.get(ry), 0.5 * wide(y), TOLERANCE[dtype], "beta * y")
-        infinite = await gpu.put(np.full((5, 5), np.nan, element))
-        assert not np.any(await gpu.get(await gpu.blas.gemv(infinite, await gpu.put(y), alpha=0.0)))
-        assert not np.any(
-            await gpu.get(await gpu.blas.gemm(infinite, infinite, out=await gpu.put(np.full((5, 5), np.nan, element)), alpha=0.0))
-        )
-        assert (await gpu.get(await gpu.blas.gemm(await gpu.put(nothing.T), await gpu.put(nothing.T), transpose_b=True))).shape == (0, 0)
+    y, nothing = random(rng, (5,), element), np.zeros((5, 0), element)
+    ry = await device.blas.gemv(await device.put(nothing), await device.put(nothing[0]), out=await device.put(y), beta=0.5)
+    close(await device.get(ry), 0.5 * wide(y), TOLERANCE[dtype], "beta * y")
+    infinite = await device.put(np.full((5, 5), np.nan, element))
+    assert not np.any(await device.get(await device.blas.gemv(infinite, await device.put(y), alpha=0.0)))
+    assert not np.any(
+        await device.get(await device.blas.gemm(infinite, infinite, out=await device.put(np.full((5, 5), np.nan, element)), alpha=0.0))
+    )
+    assert (await device.get(await device.blas.gemm(await device.put(nothing.T), await device.put(nothing.T), transpose_b=True))).shape == (
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("alpha", [1e300, -1e300])
-async def test_factors_beyond_the_range_are_infinite(alpha: float) -> None:
+async def test_factors_beyond_the_range_are_infinite(device: accel.Device, alpha: float) -> None:
     one = np.ones((2, 2), np.float32)
-    async with opened() as gpu:
-        r = await gpu.put(one)
-        expected = np.full((2, 2), np.inf if alpha > 0 else -np.inf)
-        assert np.array_equal(await gpu.get(await gpu.blas.gemm(r, r, alpha=alpha)), expected)
-        assert np.array_equal(await gpu.get(await gpu.blas.scal(r, alpha)), expected)
+    r = await device.put(one)
+    expected = np.full((2, 2), np.inf if alpha > 0 else -np.inf)
+    assert np.array_equal(await device.get(await device.blas.gemm(r, r, alpha=alpha)), expected)
+    assert np.array_equal(await device.get(await device.blas.scal(r, alpha)), expected)
 
 
-async def test_tf32_only_where_it_is_allowed() -> None:
+async def test_tf32_only_where_it_is_allowed(device: accel.Device) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     a, b = (rng.uniform(0.5, 1, (3, 256, 256)).astype(np.float32) for _ in range(2))
     expected = wide(a) @ wide(b)
-    async with opened() as gpu:
-        ra, rb = await gpu.put(a), await gpu.put(b)
-        r0, r1 = await gpu.put(a[0]), await gpu.put(b[0])
-        errors = {}
-        for allowed in (False, True):
-            batched = await gpu.get(await gpu.blas.gemm_batched(ra, rb, allow_tf32=allowed))
-            single = await gpu.get(await gpu.blas.gemm(r0, r1, allow_tf32=allowed))
-            errors[allowed] = [float(np.max(np.abs(got - want) / want)) for got, want in ((batched, expected), (single, expected[0]))]
-        assert max(errors[False]) < 2e-6, (errors, seed)
-        # Rounded factors, and yet not worse than 10 bits of mantissa.
-        assert all(5e-6 < error < 1e-3 for error in errors[True]), (errors, seed)
+    ra, rb = await device.put(a), await device.put(b)
+    r0, r1 = await device.put(a[0]), await device.put(b[0])
+    errors = {}
+    for allowed in (False, True):
+        batched = await device.get(await device.blas.gemm_batched(ra, rb, allow_tf32=allowed))
+        single = await device.get(await device.blas.gemm(r0, r1, allow_tf32=allowed))
+        errors[allowed] = [float(np.max(np.abs(got - want) / want)) for got, want in ((batched, expected), (single, expected[0]))]
+    assert max(errors[False]) < 2e-6, (errors, seed)
+    # Rounded factors, and yet not worse than 10 bits of mantissa.
+    assert all(5e-6 < error < 1e-3 for error in errors[True]), (errors, seed)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_vectors_of_any_size_and_alignment(device: Bench, dtype: str) -> None:
+def test_vectors_of_any_size_and_alignment(rig: Bench, dtype: str) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
-    element, blas = DType.of(dtype), blas_of(cast("CudaStream", device.compute.stream))
+    element, blas = DType.of(dtype), blas_of(cast("CudaStream", rig.compute.stream))
     for n in (1, 7, 255, 4097, 40_001, 3_000_017):
         first, second = (int(each) for each in rng.integers(0, 9, 2))
         case = f"{n} elements, {first} and {second} off, seed {seed}"
         x, y = (random(rng, (n,), element.numpy) for _ in range(2))
         if n > 1000:
             x = (wide(x) / 16).astype(element.numpy)
-        px, py, out = device.put(x, first), device.put(y, second), device.poisoned(1, element.numpy)
+        px, py, out = rig.put(x, first), rig.put(y, second), rig.poisoned(1, element.numpy)
         blas.dot(n, px, py, out, element)
         error = (TOLERANCE[dtype] + 1e-6) * float(np.abs(wide(x) * wide(y)).sum()) + 1e-300
-        assert abs(wide(device.get(out, (), element.numpy)) - (wide(x) * wide(y)).sum()) <= error, case
+        assert abs(wide(rig.get(out, (), element.numpy)) - (wide(x) * wide(y)).sum()) <= error, case
         if not element.is_complex:
             blas.nrm2(n, px, out, element)
-            close(device.get(out, (), element.numpy), np.sqrt(np.square(wide(x)).sum()), TOLERANCE[dtype], case)
-        target = device.poisoned(n, element.numpy, second)
-        device.compute.copy_htod(target, y.view(np.uint8).data)
+            close(rig.get(out, (), element.numpy), np.sqrt(np.square(wide(x)).sum()), TOLERANCE[dtype], case)
+        target = rig.poisoned(n, element.numpy, second)
+        rig.compute.copy_htod(target, y.view(np.uint8).data)
         alpha = 0.5 - 2j if element.is_complex else -1.5
         blas.axpy(n, alpha, px, target, element)
-        close(device.get(target, (n,), element.numpy), alpha * wide(x) + wide(y), TOLERANCE[dtype], case)
-        device.compute.copy_htod(target, y.view(np.uint8).data)
+        close(rig.get(target, (n,), element.numpy), alpha * wide(x) + wide(y), TOLERANCE[dtype], case)
+        rig.compute.copy_htod(target, y.view(np.uint8).data)
         blas.scal(n, alpha, target, element)
-        close(device.get(target, (n,), element.numpy), alpha * wide(y), TOLERANCE[dtype], case)
-        device.clear()
+        close(rig.get(target, (n,), element.numpy), alpha * wide(y), TOLERANCE[dtype], case)
+        rig.clear()
 
 
 @pytest.mark.parametrize("dtype", REAL)
-def test_norms_at_the_ends_of_the_range(device: Bench, dtype: str) -> None:
-    element, blas = DType.of(dtype), blas_of(cast("CudaStream", device.compute.stream))
+def test_norms_at_the_ends_of_the_range(rig: Bench, dtype: str) -> None:
+    element, blas = DType.of(dtype), blas_of(cast("CudaStream", rig.compute.stream))
     largest = {"float16": 3e4, "bfloat16": 1e38, "float32": 1e38, "float64": 1e307}[dtype]
     smallest = {"float16": 6e-8, "bfloat16": 1e-38, "float32": 1e-44, "float64": 1e-310}[dtype]
     for value in (largest, smallest):
         for n in (4, 1 << 18):
             shown = np.full(n, value).astype(element.numpy)
             x = shown[:4] if value == largest else shown
-            out = device.poisoned(1, element.numpy)
-            blas.nrm2(len(x), device.put(x), out, element)
+            out = rig.poisoned(1, element.numpy)
+            blas.nrm2(len(x), rig.put(x), out, element)
             expected = float(x[0].astype(np.float64)) * np.sqrt(len(x))
-            got = float(device.get(out, (), element.numpy).astype(np.float64))
+            got = float(rig.get(out, (), element.numpy).astype(np.float64))
             assert got == pytest.approx(expected, rel=TOLERANCE[dtype]), (value, n)
-            device.clear()
+            rig.clear()
     for bad in (np.nan, np.inf):
         x = np.array([1.0, bad, largest, 0.0]).astype(element.numpy)
-        out = device.poisoned(1, element.numpy)
-        blas.nrm2(4, device.put(x), out, element)
-        got = float(device.get(out, (), element.numpy).astype(np.float64))
+        out = rig.poisoned(1, element.numpy)
+        blas.nrm2(4, rig.put(x), out, element)
+        got = float(rig.get(out, (), element.numpy).astype(np.float64))
         assert np.isnan(got) if np.isnan(bad) else got == np.inf
-        device.clear()
+        rig.clear()

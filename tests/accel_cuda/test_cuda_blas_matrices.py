@@ -61,27 +61,6 @@ async def test_vectors_of_many_blocks_and_views_that_begin_anywhere(device: acce
         assert product == pytest.approx(np.vdot(wide[first:], wide[first:]), rel=1e-4), first
 
 
-async def test_a_graph_with_results_in_device_memory_is_replayed(device: accel.Device, rng: np.random.Generator) -> None:
-    n = 257
-    a, b = rng.standard_normal((n, n)) / n + 2 * np.eye(n), rng.standard_normal((n, 3))
-    ra, rb = await device.put(a), await device.put(b)
-    async with device.graph() as graph:
-        solved = graph.blas.trsm(ra, rb, lower=True)
-        column = graph.blas.trsv(ra, rb[:, 0], trans=True)
-        updated = graph.blas.syrk(rb, lower=True)
-        place, total = graph.blas.iamax(solved), graph.blas.asum(solved)
-    for factor in (1.0, -3.0):
-        await device.put(factor * b, out=rb)
-        await graph.replay()
-        expected = np.linalg.solve(np.tril(a), factor * b)
-        np.testing.assert_allclose(await device.get(solved), expected, rtol=0, atol=1e-11)
-        np.testing.assert_allclose(await device.get(column), np.linalg.solve(np.triu(a).T, factor * b[:, 0]), rtol=0, atol=1e-11)
-        np.testing.assert_allclose(await device.get(updated), np.tril(factor**2 * b @ b.T), rtol=0, atol=1e-11)
-        assert (await device.get(place)).item() == np.argmax(np.abs(expected))
-        assert (await device.get(total)).item() == pytest.approx(np.abs(expected).sum())
-    await graph.aclose()
-
-
 def batches(blas: Any, a: Any, b: Any, one: Any) -> list[Any]:
     n, m = one.shape
     return [

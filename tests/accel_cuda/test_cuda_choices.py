@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from accel import AccelRef, DType, ops
+from accel import DType, ops
 from accel_cuda.core.cub import Algorithm, RadixSort
 from accel_cuda.families import choices
 from accel_cuda.families.rng import RngLibrary
+from tests.cuda_support import Names, ref
 
-OWNER: Any = SimpleNamespace(dropped=deque())
 SCRATCH, ROOM = 1 << 40, 1000
-
-
-def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    return AccelRef(OWNER, 1, shape, dtype, 1)
 
 
 class Taken:
@@ -47,11 +42,6 @@ class Taken:
         else:
             assert x == y
         self.parts.append(sorted(parts))
-
-
-class Names(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return name
 
 
 MANY = 1001

@@ -17,8 +17,8 @@ import accel
 from accel import ops
 from accel_cuda.core.compiler import architecture, compile_source
 from accel_cuda.core.driver import load_driver
+from tests.accel_cuda.compute_support import opened
 from tests.accel_cuda.cuda_programs import ROOT, failure
-from tests.accel_cuda.test_cuda_ops import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,147 +52,138 @@ def entries(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("axpy<float>", "float32"), ("axpy<double>", "float64"), ("axpy<int>", "int32")])
-async def test_a_template_computes_what_numpy_does(name: str, dtype: str, rng: np.random.Generator) -> None:
+async def test_a_template_computes_what_numpy_does(device: accel.Device, name: str, dtype: str, rng: np.random.Generator) -> None:
     n = int(rng.integers(1, 100_000))
     x, y = (np.asarray(rng.integers(-100, 100, n), dtype) for _ in range(2))
-    async with opened() as device:
-        kernel = await device.compiler.compile(AXPY, name, parameters=(f"{dtype}*", f"const {dtype}*", "int64", dtype))
-        ry, rx = await device.put(y), await device.put(x)
-        result = await kernel.launch(-(-n // 256), 256, (ry, rx, n, 3))
-        assert result is ry, "the written ref is the result"
-        assert np.array_equal(await device.get(ry), y + 3 * x)
-        assert np.array_equal(await device.get(rx), x)
-        again = await device.compiler.launch(kernel, (-(-n // 64),), (64, 1, 1), (ry, rx, np.int64(n), -3))
-        assert np.array_equal(await device.get(again), y)
+    kernel = await device.compiler.compile(AXPY, name, parameters=(f"{dtype}*", f"const {dtype}*", "int64", dtype))
+    ry, rx = await device.put(y), await device.put(x)
+    result = await kernel.launch(-(-n // 256), 256, (ry, rx, n, 3))
+    assert result is ry, "the written ref is the result"
+    assert np.array_equal(await device.get(ry), y + 3 * x)
+    assert np.array_equal(await device.get(rx), x)
+    again = await device.compiler.launch(kernel, (-(-n // 64),), (64, 1, 1), (ry, rx, np.int64(n), -3))
+    assert np.array_equal(await device.get(again), y)
 
 
-async def test_untyped_arguments_must_have_the_parameters_sizes(rng: np.random.Generator) -> None:
+async def test_untyped_arguments_must_have_the_parameters_sizes(device: accel.Device, rng: np.random.Generator) -> None:
     x, y = (rng.standard_normal(1000).astype(np.float32) for _ in range(2))
-    async with opened() as device:
-        kernel = await device.compiler.compile(AXPY, "axpy<float>")
-        assert kernel.program.layout is not None
-        assert kernel.program.layout.sizes == (8, 8, 8, 4)
-        rx, ry = await device.put(x), await device.put(y)
-        wrote = await kernel.launch(4, 256, (ry, rx, 1000, np.float32(0.5)))
-        assert wrote == (ry, rx), "without types, every ref counts as written"
-        np.testing.assert_allclose(await device.get(ry), y + 0.5 * x, rtol=1e-6)
-        for args, words in {
-            (ry, rx, 1000, 0.5): "np.float32",
-            (ry, rx, 1000): "takes 4 argument",
-            (ry, 8, 1000, np.float32(1), 1): "takes 4",
-            (ry, rx, np.int32(1000), np.float32(1)): "np.int64",
-            (ry, rx, 1000, rx): "is a ref",
-        }.items():
-            error = await failure(kernel.launch(4, 256, args), accel.InvalidArgumentError)
-            assert words in str(error), str(error)
+    kernel = await device.compiler.compile(AXPY, "axpy<float>")
+    assert kernel.program.layout is not None
+    assert kernel.program.layout.sizes == (8, 8, 8, 4)
+    rx, ry = await device.put(x), await device.put(y)
+    wrote = await kernel.launch(4, 256, (ry, rx, 1000, np.float32(0.5)))
+    assert wrote == (ry, rx), "without types, every ref counts as written"
+    np.testing.assert_allclose(await device.get(ry), y + 0.5 * x, rtol=1e-6)
+    for args, words in {
+        (ry, rx, 1000, 0.5): "np.float32",
+        (ry, rx, 1000): "takes 4 argument",
+        (ry, 8, 1000, np.float32(1), 1): "takes 4",
+        (ry, rx, np.int32(1000), np.float32(1)): "np.int64",
+        (ry, rx, 1000, rx): "is a ref",
+    }.items():
+        error = await failure(kernel.launch(4, 256, args), accel.InvalidArgumentError)
+        assert words in str(error), str(error)
 
 
-async def test_arguments_and_shapes_that_do_not_fit_are_refused_before_the_driver_sees_them() -> None:
+async def test_arguments_and_shapes_that_do_not_fit_are_refused_before_the_driver_sees_them(device: accel.Device) -> None:
     types = ("float32*", "const float32*", "int64", "float32")
-    async with opened() as device:
-        kernel = await device.compiler.compile(AXPY, "axpy<float>", parameters=types)
-        x, y, wide = await device.zeros(16), await device.zeros(16), await device.zeros(16, "float64")
-        good = (y, x, 16, 1.0)
-        for grid, block, args, shared in (
-            (1, 1025, good, 0),
-            (1, (32, 32, 2), good, 0),
-            (1, (1, 1, 65), good, 0),
-            ((1, 65536), 1, good, 0),
-            (0, 1, good, 0),
-            (1, 0, good, 0),
-            ((1, 1, 1, 1), 1, good, 0),
-            (1, 1, good, 1 << 20),
-            (1, 1, good, -1),
-            (1, 1, (y, wide, 16, 1.0), 0),
-            (1, 1, (y, x, 1 << 63, 1.0), 0),
-            (1, 1, (y, x, 16.5, 1.0), 0),
-            (1, 1, (y, x, 16, 1e300), 0),
-            (1, 1, (y, x, 16, None), 0),
-            (1, 1, (0, x, 16, 1.0), 0),
-        ):
-            await failure(kernel.launch(grid, block, args, shared_bytes=shared), accel.InvalidArgumentError)
-        await device.free(x)
-        await failure(kernel.launch(1, 16, good), accel.StaleRefError)
-        await failure(device.compiler.compile(AXPY, "axpy<float>", parameters=types[:3]), accel.InvalidArgumentError)
-        await failure(device.compiler.compile(AXPY, "axpy<float>", parameters=(*types[:3], "float64")), accel.InvalidArgumentError)
-        assert np.array_equal(await device.get(y), np.zeros(16, np.float32)), "something was launched"
+    kernel = await device.compiler.compile(AXPY, "axpy<float>", parameters=types)
+    x, y, wide = await device.zeros(16), await device.zeros(16), await device.zeros(16, "float64")
+    good = (y, x, 16, 1.0)
+    for grid, block, args, shared in (
+        (1, 1025, good, 0),
+        (1, (32, 32, 2), good, 0),
+        (1, (1, 1, 65), good, 0),
+        ((1, 65536), 1, good, 0),
+        (0, 1, good, 0),
+        (1, 0, good, 0),
+        ((1, 1, 1, 1), 1, good, 0),
+        (1, 1, good, 1 << 20),
+        (1, 1, good, -1),
+        (1, 1, (y, wide, 16, 1.0), 0),
+        (1, 1, (y, x, 1 << 63, 1.0), 0),
+        (1, 1, (y, x, 16.5, 1.0), 0),
+        (1, 1, (y, x, 16, 1e300), 0),
+        (1, 1, (y, x, 16, None), 0),
+        (1, 1, (0, x, 16, 1.0), 0),
+    ):
+        await failure(kernel.launch(grid, block, args, shared_bytes=shared), accel.InvalidArgumentError)
+    await device.free(x)
+    await failure(kernel.launch(1, 16, good), accel.StaleRefError)
+    await failure(device.compiler.compile(AXPY, "axpy<float>", parameters=types[:3]), accel.InvalidArgumentError)
+    await failure(device.compiler.compile(AXPY, "axpy<float>", parameters=(*types[:3], "float64")), accel.InvalidArgumentError)
+    assert np.array_equal(await device.get(y), np.zeros(16, np.float32)), "something was launched"
 
 
-async def test_what_does_not_compile_says_where_and_why() -> None:
-    async with opened() as device:
-        error = await failure(device.compiler.compile("__global__ void f(float *x) {\n  x[0] = nothing;\n}", "f"), accel.CompileError)
-        assert "f.cu(2)" in error.log
-        assert "nothing" in error.log
-        assert "f.cu(2)" in error.message
-        assert pickle.loads(pickle.dumps(error)).log == error.log
-        error = await failure(device.compiler.compile(AXPY, "no_such_kernel"), accel.CompileError)
-        assert "no_such_kernel" in error.message
-        error = await failure(device.compiler.compile(AXPY, "axpy<float>", ("--no-such-option",)), accel.CompileError)
-        assert "no-such-option" in error.log
-        for option in ("-arch=sm_80", "--gpu-architecture=compute_90", "-rdc=true", "--pch", "-dlto", "--time=x.csv"):
-            await failure(device.compiler.compile(AXPY, "axpy<float>", (option,)), accel.InvalidArgumentError)
+async def test_what_does_not_compile_says_where_and_why(device: accel.Device) -> None:
+    error = await failure(device.compiler.compile("__global__ void f(float *x) {\n  x[0] = nothing;\n}", "f"), accel.CompileError)
+    assert "f.cu(2)" in error.log
+    assert "nothing" in error.log
+    assert "f.cu(2)" in error.message
+    assert pickle.loads(pickle.dumps(error)).log == error.log
+    error = await failure(device.compiler.compile(AXPY, "no_such_kernel"), accel.CompileError)
+    assert "no_such_kernel" in error.message
+    error = await failure(device.compiler.compile(AXPY, "axpy<float>", ("--no-such-option",)), accel.CompileError)
+    assert "no-such-option" in error.log
+    for option in ("-arch=sm_80", "--gpu-architecture=compute_90", "-rdc=true", "--pch", "-dlto", "--time=x.csv"):
+        await failure(device.compiler.compile(AXPY, "axpy<float>", (option,)), accel.InvalidArgumentError)
 
 
-async def test_headers_and_options_make_other_programs(cache: Path) -> None:
+async def test_headers_and_options_make_other_programs(device: accel.Device, cache: Path) -> None:
     source = '#include "value.h"\nextern "C" __global__ void give(int *out) { out[0] = VALUE + N; out[1] = __cplusplus ; }'
-    async with opened() as device:
-        seen = set()
-        for value, n in ((1, 10), (2, 10), (2, 20)):
-            headers = {"value.h": f"#define VALUE {value}"}
-            kernel = await device.compiler.compile(source, "give", (f"-DN={n}", "-std=c++20"), headers=headers, parameters=("int32*",))
-            out = await device.full(2, -1, "int32")
-            got = await device.get(await kernel.launch(1, 1, (out,)))
-            assert got[0] == value + n
-            assert got[1] == 202002, "-std=c++20 was not honoured"
-            seen.add(kernel.program.key)
-            assert len(entries(cache)) >= 2 * len(seen)
-        assert len(seen) == 3
+    seen = set()
+    for value, n in ((1, 10), (2, 10), (2, 20)):
+        headers = {"value.h": f"#define VALUE {value}"}
+        kernel = await device.compiler.compile(source, "give", (f"-DN={n}", "-std=c++20"), headers=headers, parameters=("int32*",))
+        out = await device.full(2, -1, "int32")
+        got = await device.get(await kernel.launch(1, 1, (out,)))
+        assert got[0] == value + n
+        assert got[1] == 202002, "-std=c++20 was not honoured"
+        seen.add(kernel.program.key)
+        assert len(entries(cache)) >= 2 * len(seen)
+    assert len(seen) == 3
 
 
-async def test_half_floats_by_the_cuda_headers(rng: np.random.Generator) -> None:
+async def test_half_floats_by_the_cuda_headers(device: accel.Device, rng: np.random.Generator) -> None:
     x = rng.standard_normal(300).astype(np.float16)
     source = "#include <cuda_fp16.h>\n__global__ void scale(__half *x, int n, __half a) { int i = threadIdx.x + blockIdx.x * 100; if (i < n) x[i] *= a; }"
-    async with opened() as device:
-        kernel = await device.compiler.compile(source, "scale", parameters=("float16*", "int32", "float16"))
-        ref = await device.put(x)
-        assert np.array_equal(await device.get(await kernel.launch(3, 100, (ref, 300, 0.3))), x * np.float16(0.3))
+    kernel = await device.compiler.compile(source, "scale", parameters=("float16*", "int32", "float16"))
+    ref = await device.put(x)
+    assert np.array_equal(await device.get(await kernel.launch(3, 100, (ref, 300, 0.3))), x * np.float16(0.3))
 
 
-async def test_dynamic_shared_memory_up_to_the_limit(rng: np.random.Generator) -> None:
+async def test_dynamic_shared_memory_up_to_the_limit(device: accel.Device, rng: np.random.Generator) -> None:
     source = """extern "C" __global__ void reverse(int *x, int n) {
         extern __shared__ int turned[];
         for (int i = threadIdx.x; i < n; i += blockDim.x) turned[n - 1 - i] = x[i];
         __syncthreads();
         for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = turned[i];
     }"""
-    async with opened() as device:
-        kernel = await device.compiler.compile(source, "reverse", parameters=("int32*", "int32"))
-        assert kernel.program.layout is not None
-        limit = kernel.program.layout.max_shared
-        assert limit > 48 << 10, "the device's larger limit was not asked for"
-        x = rng.integers(0, 1 << 30, limit // 4, np.int32)
-        assert np.array_equal(await device.get(await kernel.launch(1, 1024, (await device.put(x), x.size), limit)), x[::-1])
+    kernel = await device.compiler.compile(source, "reverse", parameters=("int32*", "int32"))
+    assert kernel.program.layout is not None
+    limit = kernel.program.layout.max_shared
+    assert limit > 48 << 10, "the device's larger limit was not asked for"
+    x = rng.integers(0, 1 << 30, limit // 4, np.int32)
+    assert np.array_equal(await device.get(await kernel.launch(1, 1024, (await device.put(x), x.size), limit)), x[::-1])
 
 
-async def test_a_batch_launches_in_order(rng: np.random.Generator) -> None:
+async def test_a_batch_launches_in_order(device: accel.Device, rng: np.random.Generator) -> None:
     x = rng.standard_normal((64, 64)).astype(np.float32)
-    async with opened() as device:
-        kernel = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
-        rx = await device.put(x)
-        async with device.batch() as batch:
-            y = batch.zeros((64, 64))
-            for _ in range(10):
-                y = batch.compiler.launch(kernel, 16, 256, (y, rx, 4096, 0.5))
-            z = batch.blas.gemm(y, rx)
-        np.testing.assert_allclose(await device.get(y), 5 * x, rtol=1e-5)
-        np.testing.assert_allclose(await device.get(z), 5.0 * x.astype(np.float64) @ x, rtol=1e-3, atol=1e-3)
+    kernel = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
+    rx = await device.put(x)
+    async with device.batch() as batch:
+        y = batch.zeros((64, 64))
+        for _ in range(10):
+            y = batch.compiler.launch(kernel, 16, 256, (y, rx, 4096, 0.5))
+        z = batch.blas.gemm(y, rx)
+    np.testing.assert_allclose(await device.get(y), 5 * x, rtol=1e-5)
+    np.testing.assert_allclose(await device.get(z), 5.0 * x.astype(np.float64) @ x, rtol=1e-3, atol=1e-3)
 
 
-async def test_a_graph_replays_launches(rng: np.random.Generator) -> None:
+async def test_a_graph_replays_launches(device: accel.Device, rng: np.random.Generator) -> None:
     x = rng.standard_normal(4096).astype(np.float32)
     types = ("float32*", "const float32*", "int64", "float32")
-    async with opened() as device:
-        program = (await device.compiler.compile(AXPY, "axpy<float>", parameters=types)).program
+    program = (await device.compiler.compile(AXPY, "axpy<float>", parameters=types)).program
     async with opened() as device:  # nothing is loaded here yet: neither the kernel nor what elementwise needs
         rx = await device.put(x)
         async with device.graph() as graph:
@@ -223,11 +214,10 @@ async def test_a_slow_kernel_is_waited_for_by_other_libraries(streams: int, rng:
         assert np.array_equal(await device.get(out), x)
 
 
-async def test_a_kernel_from_elsewhere_is_loaded_at_its_first_launch(rng: np.random.Generator) -> None:
+async def test_a_kernel_from_elsewhere_is_loaded_at_its_first_launch(device: accel.Device, rng: np.random.Generator) -> None:
     x = rng.standard_normal(100).astype(np.float32)
-    async with opened() as device:
-        made = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
-        token = pickle.dumps(made.program)
+    made = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
+    token = pickle.dumps(made.program)
     async with opened() as device:
         kernel = pickle.loads(token)
         rx, ry = await device.put(x), await device.put(x)
@@ -240,15 +230,14 @@ async def test_a_kernel_from_elsewhere_is_loaded_at_its_first_launch(rng: np.ran
         await failure(device.run(ops.Launch(by_hand, 1, 2048, (ry, rx, 100, np.float32(1)))), accel.InvalidArgumentError)
 
 
-async def test_cancelling_a_compilation_detaches_the_waiter_only() -> None:
-    async with opened() as device:
-        waiting = asyncio.ensure_future(device.compiler.compile(AXPY + "// cancelled", "axpy<float>"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await failure(device.compiler.compile(AXPY + "// late", "axpy<float>", timeout=1e-6), accel.DeadlineExceededError)
-        assert (await device.compiler.compile(AXPY + "// cancelled", "axpy<float>")).name == "axpy<float>"
+async def test_cancelling_a_compilation_detaches_the_waiter_only(device: accel.Device) -> None:
+    waiting = asyncio.ensure_future(device.compiler.compile(AXPY + "// cancelled", "axpy<float>"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await failure(device.compiler.compile(AXPY + "// late", "axpy<float>", timeout=1e-6), accel.DeadlineExceededError)
+    assert (await device.compiler.compile(AXPY + "// cancelled", "axpy<float>")).name == "axpy<float>"
 
 
 COMPILE = """
@@ -301,28 +290,27 @@ async def test_a_spoilt_cache_and_none_at_all_cost_a_compilation(
     await use()
 
 
-async def test_ops_run_while_their_programs_are_compiled(rng: np.random.Generator) -> None:
+async def test_ops_run_while_their_programs_are_compiled(device: accel.Device, rng: np.random.Generator) -> None:
     """With a cold cache the loop goes on while the first op of a library waits for its kernels."""
     x = rng.standard_normal(1000).astype(np.float32)
-    async with opened() as device:
-        loop = asyncio.get_running_loop()
-        rx = await device.put(x)
-        worst, stop = 0.0, False
+    loop = asyncio.get_running_loop()
+    rx = await device.put(x)
+    worst, stop = 0.0, False
 
-        async def watch() -> None:
-            nonlocal worst
-            while not stop:
-                began = loop.time()
-                await asyncio.sleep(0.001)
-                worst = max(worst, loop.time() - began)
+    async def watch() -> None:
+        nonlocal worst
+        while not stop:
+            began = loop.time()
+            await asyncio.sleep(0.001)
+            worst = max(worst, loop.time() - began)
 
-        watching = asyncio.ensure_future(watch())
-        first: list[Any] = await asyncio.gather(device.reduce("max", rx), device.elementwise.unary("neg", rx))
-        stop = True
-        await watching
-        assert worst < 0.25, f"the loop stood still for {worst:.3f} s"
-        assert (await device.get(first[0])).item() == x.max()
-        assert np.array_equal(await device.get(first[1]), -x)
+    watching = asyncio.ensure_future(watch())
+    first: list[Any] = await asyncio.gather(device.reduce("max", rx), device.elementwise.unary("neg", rx))
+    stop = True
+    await watching
+    assert worst < 0.25, f"the loop stood still for {worst:.3f} s"
+    assert (await device.get(first[0])).item() == x.max()
+    assert np.array_equal(await device.get(first[1]), -x)
 
 
 def test_the_example_runs() -> None:
@@ -399,73 +387,68 @@ async def test_ptx_and_cubins_are_loaded_and_launched(kind: str, host: Any, rng:
         await graph.aclose()
 
 
-async def test_code_that_cannot_be_loaded_is_refused_with_what_the_driver_says() -> None:
-    async with opened() as device:
-        wrong = await failure(device.compiler.load(PTX.replace("add.f32", "odd.f32"), "shift"), accel.CompileError)
-        assert "odd" in wrong.log, wrong
-        assert wrong.op == "load"
-        await failure(device.compiler.load(PTX.replace(".version 7.0", ".version 99.0"), "shift"), accel.CompileError)
-        await failure(device.compiler.load(compile_source(SHIFT, "sm_80"), "shift"), accel.CompileError)
-        await failure(device.compiler.load(PTX.encode()[:20], "shift"), accel.CompileError)
-        for code in (cubin()[:-100], b"\x7fELF", b"hello"):
-            await failure(device.compiler.load(code, "shift"), accel.InvalidArgumentError)
-        error = await failure(device.compiler.load(PTX, "nothing"), accel.InvalidArgumentError)
-        assert "nothing is not a kernel" in str(error)
-        await failure(device.compiler.load(PTX, "shift", parameters=("float32*", "int64", "float32")), accel.InvalidArgumentError)
-        assert (await device.get(await device.zeros(3))).sum() == 0, "the device goes on"
+async def test_code_that_cannot_be_loaded_is_refused_with_what_the_driver_says(device: accel.Device) -> None:
+    wrong = await failure(device.compiler.load(PTX.replace("add.f32", "odd.f32"), "shift"), accel.CompileError)
+    assert "odd" in wrong.log, wrong
+    assert wrong.op == "load"
+    await failure(device.compiler.load(PTX.replace(".version 7.0", ".version 99.0"), "shift"), accel.CompileError)
+    await failure(device.compiler.load(compile_source(SHIFT, "sm_80"), "shift"), accel.CompileError)
+    await failure(device.compiler.load(PTX.encode()[:20], "shift"), accel.CompileError)
+    for code in (cubin()[:-100], b"\x7fELF", b"hello"):
+        await failure(device.compiler.load(code, "shift"), accel.InvalidArgumentError)
+    error = await failure(device.compiler.load(PTX, "nothing"), accel.InvalidArgumentError)
+    assert "nothing is not a kernel" in str(error)
+    await failure(device.compiler.load(PTX, "shift", parameters=("float32*", "int64", "float32")), accel.InvalidArgumentError)
+    assert (await device.get(await device.zeros(3))).sum() == 0, "the device goes on"
 
 
-async def test_blocks_of_a_cooperative_launch_meet_and_too_many_are_refused() -> None:
-    async with opened() as device:
-        kernel = await device.compiler.compile(MEET, "meet", parameters=("uint32*", "uint32*"))
-        out = await device.zeros(1 << 16, "uint32")
-        error = await failure(
-            kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), cooperative=True), accel.InvalidArgumentError
-        )
-        most = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
-        assert 0 < most < 1 << 16
-        for shared in (0, 64 << 10):
-            if shared:
-                error = await failure(
-                    kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True),
-                    accel.InvalidArgumentError,
-                )
-                fewer = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
-                assert fewer < most
-                most = fewer
-            for _ in range(3):
-                await kernel.launch(most, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True)
-                assert (await device.get(out[:most])).tolist() == [most] * most
-        await kernel.launch(3, 256, (await device.zeros(1, "uint32"), out))
-        async with device.graph() as graph:
-            graph.compiler.launch(kernel, most, 256, (graph.zeros(1, "uint32"), out), 64 << 10, cooperative=True)
-        for _ in range(2):
-            await device.put(np.zeros(1 << 16, np.uint32), out=out)
-            await graph.replay()
+async def test_blocks_of_a_cooperative_launch_meet_and_too_many_are_refused(device: accel.Device) -> None:
+    kernel = await device.compiler.compile(MEET, "meet", parameters=("uint32*", "uint32*"))
+    out = await device.zeros(1 << 16, "uint32")
+    error = await failure(kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), cooperative=True), accel.InvalidArgumentError)
+    most = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
+    assert 0 < most < 1 << 16
+    for shared in (0, 64 << 10):
+        if shared:
+            error = await failure(
+                kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True),
+                accel.InvalidArgumentError,
+            )
+            fewer = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
+            assert fewer < most
+            most = fewer
+        for _ in range(3):
+            await kernel.launch(most, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True)
             assert (await device.get(out[:most])).tolist() == [most] * most
-        await graph.aclose()
+    await kernel.launch(3, 256, (await device.zeros(1, "uint32"), out))
+    async with device.graph() as graph:
+        graph.compiler.launch(kernel, most, 256, (graph.zeros(1, "uint32"), out), 64 << 10, cooperative=True)
+    for _ in range(2):
+        await device.put(np.zeros(1 << 16, np.uint32), out=out)
+        await graph.replay()
+        assert (await device.get(out[:most])).tolist() == [most] * most
+    await graph.aclose()
 
 
-async def test_an_address_is_lent_to_other_libraries() -> None:
+async def test_an_address_is_lent_to_other_libraries(device: accel.Device) -> None:
     cupy: Any = pytest.importorskip("cupy")
     spin = cupy.RawKernel('extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin")
-    async with opened() as device:
-        ref = await device.full((4096,), 2.0)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:  # compiled before it is timed
-            spin((1,), (1,), (1,))
-            warm = cupy.zeros(8, "float32")
-            warm += 1
-        with ref[1024:].address(stream=stream.ptr) as pointer, stream:
-            array = cupy.ndarray((3072,), "float32", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, 4 * 3072, None), 0))
-            spin((1,), (1,), (100_000_000,))
-            array += 1
-            with pytest.raises(accel.InvalidArgumentError):
-                await device.free(ref)
-        assert not stream.done, "the kernel was too fast to prove anything"
-        found = await device.get(await device.elementwise.unary("neg", ref))
-        assert np.array_equal(found, np.concatenate([np.full(1024, -2.0), np.full(3072, -3.0)]))
-        await device.free(ref)
+    ref = await device.full((4096,), 2.0)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:  # compiled before it is timed
+        spin((1,), (1,), (1,))
+        warm = cupy.zeros(8, "float32")
+        warm += 1
+    with ref[1024:].address(stream=stream.ptr) as pointer, stream:
+        array = cupy.ndarray((3072,), "float32", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, 4 * 3072, None), 0))
+        spin((1,), (1,), (100_000_000,))
+        array += 1
+        with pytest.raises(accel.InvalidArgumentError):
+            await device.free(ref)
+    assert not stream.done, "the kernel was too fast to prove anything"
+    found = await device.get(await device.elementwise.unary("neg", ref))
+    assert np.array_equal(found, np.concatenate([np.full(1024, -2.0), np.full(3072, -3.0)]))
+    await device.free(ref)
     async with opened(host="process") as device:
         ref = await device.zeros(4)
         with pytest.raises(accel.UnsupportedError), ref.address():

@@ -5,41 +5,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections import defaultdict, deque
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from accel import AccelRef, BackendUnavailableError, DType, LibraryError, ops
-from accel_cuda.core import cub
+from accel import BackendUnavailableError, DType, LibraryError, ops
 from accel_cuda.core.cub import Algorithm, Cub, RadixSort, RunningOp
-from accel_cuda.families import scan, sort
+from accel_cuda.families import sort
+from tests.cuda_support import ref
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-OWNER: Any = SimpleNamespace(dropped=deque())
-
-
-def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    return AccelRef(OWNER, 1, shape, dtype, 1)
-
-
-def test_a_key_holds_the_line_where_there_is_room_for_both() -> None:
-    for op, expected in (
-        (ops.Sort(ref((9,), DType.FLOAT32)), [(RadixSort(DType.UINT32, False), 32)]),
-        (ops.Sort(ref((3, 9), DType.FLOAT32)), [(RadixSort(DType.UINT64, False), 34)]),
-        (ops.Sort(ref((300, 9), DType.BFLOAT16), 0), [(RadixSort(DType.UINT32, False), 20)]),
-        (ops.Argsort(ref((5, 9), DType.BOOL)), [(RadixSort(DType.UINT32, True), 4)]),
-        (ops.Sort(ref((9,), DType.FLOAT64)), [(RadixSort(DType.UINT64, False), 64)]),
-        (ops.Sort(ref((5, 9), DType.INT64)), [(RadixSort(DType.UINT64, True), 64), (RadixSort(DType.UINT32, True), 3)]),
-        (ops.Unique(ref((5, 9), DType.INT64)), [(RadixSort(DType.UINT64, False), 64)]),
-    ):
-        order = sort._work_of(op).order
-        assert order is not None
-        assert order.sorts() == expected, op
 
 
 class Taken:
@@ -93,20 +72,6 @@ def test_what_an_algorithm_reads_and_writes_is_apart(monkeypatch: pytest.MonkeyP
             edges = [start, *itertools.chain.from_iterable(call), end]
             assert edges == sorted(edges), op
             assert all(begin % 256 == 0 for begin, _ in call), op
-
-
-def test_chunks_of_a_line_are_all_of_it() -> None:
-    for shape, axis in (((1,), 0), ((1 << 20,), 0), ((3, 100_003), 1), ((100_003, 3), 0), ((5000, 4097), 1), ((0, 3), 0)):
-        lines = scan._lines_of(ops.Cumsum(ref(shape, DType.INT8), axis), 132)
-        assert lines.chunk * lines.chunks >= lines.length
-        assert lines.chunk * (lines.chunks - 1) < max(lines.length, 1)
-
-
-def test_sizes_are_measured_for_few_numbers_of_elements() -> None:
-    rounded = [cub._rounded(n) for n in range(5000)]
-    assert all(n <= most <= n * 1.125 for n, most in enumerate(rounded))
-    assert rounded == sorted(rounded)
-    assert len(set(rounded)) < 100
 
 
 class Library:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from accel import BackendUnavailableError, DType, SparseRef, Transpose, UnsupportedError, ops
-from accel.memory import HostArena
 from accel_cuda.core import libraries
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors import error_of
 from accel_cuda.families.sparse import SparseLibrary
 from accel_cuda.families.sparse_direct import CUDSS
 from tests.accel_cuda.test_cuda_sparse_plans import ref
-from tests.cuda_support import Context, FakeLibrary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.cuda_support import FakeLibrary
 
 DATA, INDICES, INDPTR, B, OUT, STATUS, COPIES = (n << 30 for n in range(1, 8))
 INFO, SAFE, MARKS, WORK = STATUS + 16, COPIES, COPIES + 256, COPIES + 512
@@ -63,15 +59,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSolver:
     fake = FakeSolver()
     fake.install(monkeypatch, CUDSS.name)
     return fake
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    made: Any = Context(arena)
-    made.device = 0
-    yield made
-    arena.close()
 
 
 @pytest.fixture
@@ -128,17 +115,6 @@ def test_a_system_is_ordered_factored_and_solved(fake: FakeSolver, context: Any,
     assert len(made) == len(ended) == 10
 
 
-def test_several_right_hand_sides_lie_by_columns_meanwhile(fake: FakeSolver, context: Any, lane: Any) -> None:
-    library, op = SparseLibrary(context), ops.Spsolve(matrix(), ref(4, 3, dtype=DType.FLOAT64))
-    fake.pivots = [0]
-    assert library.scratch_nbytes(op) == 512 + 512
-    solve(library, lane, op)
-    assert [call[:4] for call in fake.calls("matrix_create_dn")] == [[4, 3, 4, WORK + 256], [4, 3, 4, WORK]]
-    (first, second) = lane.turned
-    assert (first[0], first[3:5], first[6:8], first[-2:]) == ("dgeam_64", (4, 3), (B, 3), (WORK, 4))
-    assert (second[3:5], second[6:8], second[-2:]) == ((3, 4), (WORK + 256, 4), (OUT, 3))
-
-
 def test_where_a_pivot_is_0_it_is_tried_without_matching(fake: FakeSolver, context: Any, lane: Any) -> None:
     library, op = SparseLibrary(context), ops.Spsolve(matrix(index=DType.INT64), ref(4, dtype=DType.FLOAT64))
     matched = int(fake.ConfigParam["MATCHING_ALG"])
@@ -171,17 +147,6 @@ def test_what_the_library_refuses_twice_is_an_error(fake: FakeSolver, context: A
     assert len(fake.calls("execute")) == 2, "once with matching, and once without"
     assert len(fake.calls("matrix_destroy")) == 3
     assert len(fake.calls("data_destroy")) == len(fake.calls("config_destroy")) == 2
-
-
-def test_what_needs_no_library_and_what_graphs_cannot_hold(fake: FakeSolver, context: Any, lane: Any) -> None:
-    library = SparseLibrary(context)
-    solve(library, lane, ops.Spsolve(matrix(0, 0), ref(0, dtype=DType.FLOAT64)))
-    solve(library, lane, ops.Spsolve(matrix(4, 0), ref(4, dtype=DType.FLOAT64)))
-    assert lane.filled == [(INFO, bytes(4), 1), (OUT, b"\xff", 32), (INFO, (4).to_bytes(4, "little"), 1)]
-    assert fake.called == []
-    lane.stream.is_capturing = True
-    with pytest.raises(UnsupportedError, match="graph"):
-        solve(library, lane, ops.Spsolve(matrix(), ref(4, dtype=DType.FLOAT64)))
 
 
 def test_without_the_library_the_error_says_how_to_install_it(context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:

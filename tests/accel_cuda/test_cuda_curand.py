@@ -45,49 +45,6 @@ def run(library: RngLibrary, stream: Stream, op: Any) -> None:
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), (), (4096, 0))
 
 
-def test_a_generator_of_each_stream_and_type_is_seeded_for_each_op(curand: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = iter(range(7, 99))
-
-    def create(number: int) -> int:
-        curand.called.append(("create_generator", number))
-        return next(made)
-
-    monkeypatch.setattr(curand, "create_generator", create, raising=False)
-    library = RngLibrary(SimpleNamespace())  # type: ignore[arg-type]  # which is not used here
-    first, second = Stream(11), Stream(22)
-    run(library, first, ops.Uniform((5,), seed=3, offset=4, generator="curand_philox"))
-    run(library, first, ops.Normal((2, 3), "float64", seed=5, mean=1.0, std=2.0, generator="curand_philox"))
-    run(library, first, ops.Uniform((5,), "float64", seed=6, generator="curand_mrg32k3a"))
-    run(library, second, ops.Normal((4,), seed=8, generator="curand_philox"))
-    run(library, second, ops.Normal((0,), seed=8, generator="curand_philox"))
-    assert curand.called == [
-        ("create_generator", 161),
-        ("set_stream", 7, 11),
-        ("set_pseudo_random_generator_seed", 7, 3),
-        ("set_generator_offset", 7, 4),
-        ("generate_uniform", 7, 4096, 5),
-        ("set_pseudo_random_generator_seed", 7, 5),
-        ("set_generator_offset", 7, 0),
-        ("generate_normal_double", 7, 4096, 6, 1.0, 2.0),
-        ("create_generator", 121),
-        ("set_stream", 8, 11),
-        ("set_pseudo_random_generator_seed", 8, 6),
-        ("set_generator_offset", 8, 0),
-        ("generate_uniform_double", 8, 4096, 5),
-        ("create_generator", 161),
-        ("set_stream", 9, 22),
-        ("set_pseudo_random_generator_seed", 9, 8),
-        ("set_generator_offset", 9, 0),
-        ("generate_normal", 9, 4096, 4, 0.0, 1.0),
-    ]
-    del curand.called[:]
-    for end in first.ends:
-        end()
-    assert curand.called == [("destroy_generator", 7), ("destroy_generator", 8)]
-    run(library, first, ops.Uniform((5,), seed=3, generator="curand_philox"))
-    assert ("create_generator", 161) in curand.called
-
-
 def test_ops_of_curand_are_enqueued_off_the_loop_and_in_no_graph(curand: FakeLibrary) -> None:
     library, stream = RngLibrary(SimpleNamespace()), Stream(1)  # type: ignore[arg-type]
     op = ops.Uniform((5,), generator="curand_philox")

@@ -155,16 +155,3 @@ def mixed(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     result: np.ndarray = z ^ (z >> np.uint64(31))
     return result
-
-
-async def test_what_a_checksum_costs() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cuda", host="inline")
-        ref = await device.zeros(GIBIBYTE, "uint8")
-        seconds = []
-        for _ in range(10):
-            began = time.perf_counter()
-            await device.run(accel.ops.Checksum(ref))
-            seconds.append(time.perf_counter() - began)
-        print(f"checksum of 1 GiB: {min(seconds) * 1e3:.3f} ms, {GIBIBYTE / min(seconds) / 1e9:.0f} GB/s")
-        assert min(seconds) < 0.02

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel import DType, LibraryError, OutOfMemoryError, ops
-from accel.memory import HostArena
 from accel.ref import AccelRef
-from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.fft import FftLibrary
 from accel_cuda.families.fft_layout import Layout
 from accel_cuda.families.fft_plans import CUFFT, FftPlans, WorkMemory
-from tests.cuda_support import Context, FakeLibrary
+from tests.cuda_support import FakeLibrary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accel.ref import RefOwner
+    from accel_cuda.core.stream import CudaStream
 
 PATIENCE = 30.0
 ALLOC_FAILED, EXEC_FAILED = 2, 6
@@ -42,22 +41,6 @@ class FakeFft(FakeLibrary):
 
 
 @pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    yield Context(arena)
-    arena.close()
-
-
-@pytest.fixture
-def streams(context: Any) -> list[CudaStream]:
-    made = []
-    for handle in (77, 78):
-        context.driver.answers["cuStreamCreate"] = handle
-        made.append(CudaStream(context, {}))
-    return made
-
-
-@pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeFft:
     fake = FakeFft(CUFFT.module, CUFFT.error)
     fake.install(monkeypatch, CUFFT.name)
@@ -66,21 +49,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeFft:
 
 def execute(plans: FftPlans, stream: CudaStream, layout: Layout = LAYOUT, address: int = WORK) -> None:
     plans.execute(stream, layout, 4096, 8192, WorkMemory(address), is_forward=True)
-
-
-def test_every_op_sets_the_stream_and_the_work_area_of_the_one_plan(context: Any, streams: list[CudaStream], library: FakeFft) -> None:
-    plans = FftPlans(context)
-    execute(plans, streams[0])
-    execute(plans, streams[1], address=2 * WORK)
-    assert library.names()[:3] == ["create", "set_auto_allocation", "make_plan_many64"]
-    assert library.called[3:] == [
-        ("set_stream", 1, 77),
-        ("set_work_area", 1, WORK),
-        ("exec_c2c", 1, 4096, 8192, -1),
-        ("set_stream", 1, 78),
-        ("set_work_area", 1, 2 * WORK),
-        ("exec_c2c", 1, 4096, 8192, -1),
-    ]
 
 
 def test_no_other_op_comes_between_the_steps_of_one(context: Any, streams: list[CudaStream], library: FakeFft) -> None:
@@ -103,14 +71,6 @@ def test_no_other_op_comes_between_the_steps_of_one(context: Any, streams: list[
     thread.join(PATIENCE)
     assert library.names() == ["set_stream", "set_work_area", "exec_c2c"] * 2
     assert library.called[0] == ("set_stream", 1, 77)
-
-
-def test_what_was_measured_is_the_plan_that_is_used(context: Any, streams: list[CudaStream], library: FakeFft) -> None:
-    plans = FftPlans(context)
-    plans.measure(LAYOUT)
-    assert plans.sizes == {LAYOUT: 1000}
-    execute(plans, streams[0])
-    assert library.names().count("make_plan_many64") == 1
 
 
 def test_a_size_that_was_forgotten_is_found_in_the_plan(context: Any, library: FakeFft, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel import DType, ops
-from accel.ref import AccelRef
 from accel_cuda.families.fft import FftLibrary, enqueue
 from accel_cuda.families.fft_plans import WorkMemory
+from tests.cuda_support import Names, ref
 
 if TYPE_CHECKING:
-    from accel.ref import RefOwner
     from accel_cuda.families.fft_layout import Layout
 
 WORK = 1 << 40
@@ -55,22 +54,12 @@ class Stream:
 
     def __init__(self) -> None:
         self.launched: list[str] = []
-        self.functions = _Names()
+        self.functions = Names()
 
     def launch(self, function: str, blocks: int, threads: int, *arguments: int) -> None:
         assert blocks > 0
         assert all(isinstance(argument, int) for argument in arguments), function
         self.launched.append(function)
-
-
-class _Names(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return name
-
-
-def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
-    return AccelRef(owner, 1, shape, dtype, 1)
 
 
 def made() -> list[Any]:
@@ -112,14 +101,3 @@ def test_an_op_uses_the_plans_and_the_memory_that_were_measured(op: Any) -> None
 def test_transforms_of_no_elements_work_in_no_memory() -> None:
     library = FftLibrary(None)  # type: ignore[arg-type]
     assert library.scratch_nbytes(ops.Dct(ref((0, 4), DType.FLOAT32))) == 0
-
-
-def test_an_inverse_is_the_scaled_transform_of_the_type_that_undoes_it() -> None:
-    x = ref((3, 10), DType.FLOAT32)
-    numbers: tuple[Any, ...] = (1, 2, 3, 4)
-    assert [ops.Idct(x, number).computed() for number in numbers] == [1, 3, 2, 4]
-    assert [ops.Dst(x, number).computed() for number in numbers] == [1, 2, 3, 4]
-    assert [1 / ops.Idct(x, number).scale() for number in numbers] == [18, 20, 20, 20]
-    assert [1 / ops.Dst(x, number, norm="forward").scale() for number in numbers] == pytest.approx([22, 20, 20, 20])
-    assert ops.Dct(x).scale() == ops.Idct(x, norm="forward").scale() == 1
-    assert ops.Dct(x, norm="ortho").scale() == ops.Idct(x, 3, norm="ortho").scale() == pytest.approx(20**-0.5)

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel import DType, LibraryError, ops
-from accel.ref import AccelRef
 from accel_cuda.families.fft import FftLibrary, Work
 from accel_cuda.families.fft_layout import Layout, passes
 from accel_cuda.families.fft_plans import Rehearsal, WorkMemory
+from tests.cuda_support import ref
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from accel.ref import RefOwner
 
 BASE = 1 << 20
 WORK = 1 << 30
@@ -59,11 +58,6 @@ def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
     library.library = Plans(stream.log)  # type: ignore[assignment]
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), [source], [destination, WORK])
     return stream.log
-
-
-def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
-    return AccelRef(owner, 1, shape, dtype, 1)
 
 
 @pytest.mark.parametrize(("real", "size"), [(DType.FLOAT32, 4), (DType.FLOAT64, 8)])

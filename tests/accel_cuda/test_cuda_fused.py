@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import accel
 from accel.cpu.families.fused import values_of
 from accel.dtype import DType
 from accel.ops.fused import FUNCTIONS, OPERANDS, types_of
 from tests.accel_cuda.compute_support import unaligned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import accel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
 WIDER = {DType.FLOAT16: DType.FLOAT64, DType.FLOAT32: DType.FLOAT64, DType.COMPLEX64: DType.COMPLEX128}
 # Beside the largest element: of functions that lose digits, such as the power of a complex number.
 ERROR = {DType.FLOAT16: 2e-3, DType.FLOAT32: 2e-6, DType.FLOAT64: 1e-13, DType.COMPLEX64: 1e-5, DType.COMPLEX128: 1e-13}
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda")
 
 
 def operands_of(name: str, dtype: DType, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:

@@ -24,12 +24,6 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda")
-
-
-@pytest.fixture
 async def cpu() -> AsyncIterator[accel.Device]:
     async with accel.System() as system:
         yield await system.open_device("cpu")
@@ -72,28 +66,6 @@ async def test_convolutions(device: accel.Device, cpu: accel.Device, rng: np.ran
             for skipped in (0, 1):
                 refs = [await unaligned(device, each, skipped) for each in arrays]
                 close(await device.get(await call(device.dnn, *refs)), made, ERRORS[dtype], f"{case} {call.__name__} {skipped}")
-
-
-async def test_gradients_in_batches_and_graphs(device: accel.Device, cpu: accel.Device, rng: np.random.Generator) -> None:
-    x, w, grad = (random(rng, shape, "float16") for shape in ((4, 14, 14, 16), (32, 3, 3, 16), (4, 14, 14, 32)))
-    refs = [await device.put(each) for each in (x, w, grad)]
-
-    def both(dnn: Any, x: Any, w: Any, grad: Any) -> Any:
-        options = {"padding": 1, "channels_last": True}
-        return dnn.conv2d_input_grad(grad, w, x.shape, **options), dnn.conv2d_filter_grad(x, grad, w.shape, **options)
-
-    wider = [await cpu.put(each.astype(np.float64)) for each in (x, w, grad)]
-    made = [await cpu.get(await each) for each in both(cpu.dnn, *wider)]
-    async with device.batch() as batch:
-        got = both(batch.dnn, *refs)
-    for each, right in zip(got, made, strict=True):
-        close(await device.get(each), right, ERRORS["float16"], "batch")
-    async with device.graph() as graph:
-        got = both(graph.dnn, *refs)
-    for _ in range(2):
-        await graph.replay()
-        for each, right in zip(got, made, strict=True):
-            close(await device.get(each), right, ERRORS["float16"], "graph")
 
 
 async def test_tf32_only_where_it_is_allowed(device: accel.Device, cpu: accel.Device, rng: np.random.Generator) -> None:
@@ -296,21 +268,6 @@ async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.D
         made.append([attended, stats, *await dnn.attention_grad(ref, q, k, v, attended, stats, causal=True)])
     for one, other in zip(*made, strict=True):
         close(await device.get(one), wide(await device.get(other)), 2e-2 if dtype == "bfloat16" else 1e-5, dtype)
-
-
-async def test_attention_in_a_graph(device: accel.Device, rng: np.random.Generator) -> None:
-    refs = [await device.put(random(rng, (2, 4, 128, 64), "bfloat16")) for _ in range(4)]
-    of_device: Any = device.dnn
-    attended = await of_device.attention_with_stats(*refs[1:], causal=True)
-    expected = [await device.get(each) for each in await of_device.attention_grad(*refs, *attended, causal=True)]
-    async with device.graph() as graph:
-        recorded: Any = graph.dnn
-        attended = recorded.attention_with_stats(*refs[1:], causal=True)
-        grads = recorded.attention_grad(*refs, *attended, causal=True)
-    for _ in range(2):
-        await graph.replay()
-        for one, other in zip(grads, expected, strict=True):
-            close(await device.get(one), wide(other), 2e-2, "graph")
 
 
 def test_the_training_example_learns_through_a_fault() -> None:

@@ -15,7 +15,9 @@ from accel.testing.conformance import Check, checks
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel_cuda import CudaBackend
 from tests.accel_cuda.cuda_programs import run_program
+from tests.accel_cuda.hazard_programs import run_program as run_hazard
 from tests.device_support import child_pid
+from tests.fork_leaves_support import run as run_fork
 
 pytestmark = pytest.mark.gpu
 
@@ -56,3 +58,37 @@ async def test_a_fault_in_the_child_costs_this_process_nothing() -> None:
 
 def test_an_inline_device_moves_to_a_child() -> None:
     run_program("moves_to_a_child")
+
+
+@pytest.mark.parametrize("completion", ["adaptive", "polled", "sync", "host_fn"])
+def test_a_fault_ends_every_wait_and_loses_the_device(completion: str) -> None:
+    run_program("loses_the_device", completion)
+
+
+def test_a_fault_ends_batches_and_generations() -> None:
+    run_program("ends_batches_and_generations")
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_page_locked_memory_of_other_libraries_outlives_a_fail_over(library: str) -> None:
+    run_hazard(f"puts_pinned_memory_of_{library}")
+
+
+def test_slabs_and_workspaces_come_back_and_the_log_says_what_stays() -> None:
+    run_hazard("gives_slabs_back")
+
+
+def test_a_device_of_a_poisoned_process_is_reopened_in_a_child() -> None:
+    run_hazard("reopens_in_a_child")
+
+
+def test_closing_a_device_frees_its_memory_while_a_forked_child_lives() -> None:
+    run_fork("gpu_closing_frees_memory")
+
+
+def test_a_process_that_a_library_forks_in_a_device_s_child_holds_none_of_its_memory() -> None:
+    run_fork("gpu_grandchild_holds_nothing")
+
+
+def test_the_device_goes_on_when_a_fork_leaves_through_asyncio_run() -> None:
+    run_fork("gpu_fork_leaves")

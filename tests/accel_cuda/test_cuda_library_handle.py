@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from accel import BackendUnavailableError, ClosedError, DriverError, DType, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
-from accel.memory import HostArena
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.cublas import ADDRESSES, blas_of
-from tests.cuda_support import Context, FakeLibrary, Numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.cuda_support import FakeLibrary, Numbers
 
 SOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "nvmath.bindings.cusolver.cuSOLVERError")
 ALLOC_FAILED, EXECUTION_FAILED, INVALID_VALUE, ILLEGAL_ADDRESS = 2, 6, 7, 700
 ADDRESS, NBYTES = 1 << 30, 4096
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    yield Context(arena)
-    arena.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +11,9 @@ import pytest
 import accel
 from accel_cuda.core.driver import load_driver
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
 DTYPES = ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "int64", "bool", "complex128"]
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda")
 
 
 def asked(ref: accel.AccelRef, name: str) -> int:

@@ -13,19 +13,15 @@ import pytest
 
 from accel import DType, UnsupportedError, ops
 from accel.cpu.views import array
-from accel.memory import HostArena
 from accel.ref import AccelRef
 from accel_cuda.core.memo import Memo
 from accel_cuda.core.stream import WORKSPACE, CudaStream
 from accel_cuda.families import linalg, linalg_plans
 from accel_cuda.families.linalg import LinalgLibrary, spread
 from accel_cuda.families.linalg_plans import CUBLASLT
-from tests.cuda_support import Context, FakeLibrary, FakeLibraryError, Numbers
-from tests.cuda_twins import products
+from tests.cuda_support import FakeLibrary, FakeLibraryError, Numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from accel.ref import RefOwner
 
 RESULT = np.dtype([("algo", "<u8", (8,)), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"), ("reserved", "<i4", (4,))])
@@ -67,20 +63,6 @@ class FakeLt(FakeLibrary):
         ctypes.c_int32.from_address(count).value = found
         for i in range(found):
             ctypes.c_uint64.from_address(results + i * RESULT.itemsize + 64).value = self.workspace * (i + 1)
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    made = Context(arena)
-
-    def fill(*arguments: Any) -> int:
-        made.driver.called.append(("fill",))
-        return 0
-
-    made.driver.hot.fill = {1: fill}
-    yield made
-    arena.close()
 
 
 @pytest.fixture
@@ -285,50 +267,8 @@ def run(library: LinalgLibrary, stream: CudaStream, op: Any, inputs: list[int]) 
     library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, inputs, [OUT, SCRATCH])
 
 
-def code(name: str) -> int:
-    return int(Numbers()[name])
-
-
 def matmuls(lt: FakeLt) -> list[tuple[Any, ...]]:
     return [call[1:] for call in lt.called if call[0] == "matmul"]
-
-
-def test_b_is_the_first_matrix_and_the_bias_has_its_address(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
-    library = LinalgLibrary(context)
-    op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), bias=ref(owner, (3,)), activation="gelu")
-    lane, other = SimpleNamespace(stream=stream), SimpleNamespace(stream=SimpleNamespace(workspaces=[]))
-    assert library.may_block(lane, op)
-    run(library, stream, op, [A, B, BIAS])
-    assert not library.may_block(lane, op)
-    assert library.may_block(other, op), "that stream has no workspace"
-    layouts = [call[2:] for call in lt.called if call[0] == "matrix_layout_create"]
-    assert layouts == [(7, 5, 7), (3, 7, 3), (3, 5, 3)]  # a, b and the result: rows, columns, leading dimension
-    (call,) = matmuls(lt)
-    assert call[3:4] + call[5:6] + call[8:9] + call[10:11] == (B, A, OUT, OUT)
-    assert call[13:] == (WORK, 1000, stream.handle)
-    assert (code("EPILOGUE"), code("GELU_BIAS")) in lt.put
-    assert (code("BIAS_POINTER"), 256) in lt.put, "the heuristic is told that there is one"
-    assert lt.put[-1] == (code("BIAS_POINTER"), BIAS)
-    run(library, stream, op, [A, B, BIAS + 256])
-    assert lt.names().count("matmul_algo_get_heuristic") == 1
-    assert lt.put[-1] == (code("BIAS_POINTER"), BIAS + 256)
-    library.close()
-    assert lt.names()[-1] == "destroy"
-
-
-def test_broadcast_stacks_are_strided_batches(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
-    library = LinalgLibrary(context)
-    op = ops.Matmul(ref(owner, (2, 1, 5, 7)), ref(owner, (4, 7, 3)), activation="relu")
-    run(library, stream, op, [A, B])
-    calls = matmuls(lt)
-    assert [(call[3] - B, call[5] - A, call[10] - OUT) for call in calls] == [(0, 0, 0), (0, 4 * 35, 4 * 4 * 15)]
-    assert (code("BATCH_COUNT"), 4) in lt.put
-    assert (code("STRIDED_BATCH_OFFSET"), 21) in lt.put
-    assert library.commands(op) == 4
-    one = ops.Matmul(ref(owner, (2, 4, 5, 7)), ref(owner, (7, 3)))
-    run(library, stream, one, [A, B])
-    assert len(matmuls(lt)) == 3, "rows of all matrices are those of one"
-    assert [call[2:] for call in lt.called if call[0] == "matrix_layout_create"][-1] == (3, 40, 3)
 
 
 def test_every_product_of_a_broadcast_is_computed_once(rng: np.random.Generator) -> None:
@@ -348,17 +288,6 @@ def test_every_product_of_a_broadcast_is_computed_once(rng: np.random.Generator)
         numbers_a, numbers_b = (np.broadcast_to(np.arange(int(np.prod(each))).reshape(each), batch).ravel().tolist() for each in (a, b))
         assert [found[i] for i in range(len(found))] == list(zip(numbers_a, numbers_b, strict=True)), (batch, a, b, joins)
         assert part.rows == 1 or joins
-
-
-def test_products_of_nothing_ask_nothing_of_the_library(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
-    library = LinalgLibrary(context)
-    for a, b in (((0, 3), (3, 4)), ((4, 0), (0, 3)), ((0, 4, 3), (3, 4))):
-        op = ops.Matmul(ref(owner, a), ref(owner, b))
-        assert library.scratch_nbytes(op) == 0
-        assert not library.may_block(None, op)
-        run(library, stream, op, [A, B])
-    assert "matmul" not in lt.names()
-    assert [name for name, *_ in context.driver.called if name == "fill"] == ["fill"], "only sums of nothing are zeros to be written"
 
 
 def test_autotune_times_the_candidates_once(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
@@ -384,96 +313,6 @@ def test_autotune_times_the_candidates_once(context: Any, stream: CudaStream, lt
     assert calls[-1][14] == 2000
     run(library, stream, op, [A, B])
     assert len(matmuls(lt)) == len(calls) + 1
-
-
-class FakeBlas:
-    """cuBLAS's products, by numpy on memory of the host."""
-
-    def batched_gemm(self, *arguments: Any) -> None:
-        *given, dtype, allow_tf32 = arguments
-        assert not allow_tf32
-        multiply: Any = products
-        multiply(*given, dtype)
-
-
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.COMPLEX128])
-def test_stacks_without_more_are_products_of_cublas(dtype: DType, context: Any, owner: Any) -> None:
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    library, wide = LinalgLibrary(context), "c16" if dtype.is_complex else "f8"
-    lane = SimpleNamespace(stream=FakeKernels(context))
-    cases: list[tuple[tuple[int, ...], tuple[int, ...], Any, Any]] = [
-        ((4, 5, 7), (4, 7, 3), False, False),
-        ((4, 7, 5), (4, 3, 7), "c", True),
-        ((2, 1, 5, 7), (4, 7, 3), False, False),
-        ((4, 7, 5), (7, 3), True, False),
-        ((5, 7), (3, 1, 2, 7, 3), False, False),
-        ((7,), (2, 7, 3), False, False),
-    ]
-    for shape_a, shape_b, turn_a, turn_b in cases:
-        (ra, a), (rb, b) = placed(rng, owner, shape_a, dtype, 1), placed(rng, owner, shape_b, dtype, 0)
-        expected = np.asarray(transposed(a, turn_a, wide) @ transposed(b, turn_b, wide))
-        op = ops.Matmul(ra, rb, transpose_a=turn_a, transpose_b=turn_b)
-        out = np.zeros(expected.shape, dtype.numpy)
-        assert library.scratch_nbytes(op) == 0
-        lane.stream.blas = FakeBlas()
-        assert library.may_block(lane, op), "the first one loads its kernel"
-        library.kernels["matmul"](lane, op, None, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
-        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5, err_msg=f"{shape_a} {shape_b}, seed {seed}")
-        assert not library.may_block(lane, op)
-        lane.stream.blas = None
-        assert library.may_block(lane, op), "the lane has no handle"
-    assert library.library is None, "cuBLASLt is not needed"
-
-
-class FakeKernels:
-    """A stream that computes what the kernel for integers would, on memory of the host."""
-
-    functions = {f"matmul_{code}": code for code in ("i16", "i64", "u8")}  # noqa: RUF012 - it is only read
-
-    def __init__(self, context: Any) -> None:
-        self.context = context
-
-    def ready(self) -> Any:
-        return self.context
-
-    def launch_wide(self, code: str, grid: tuple[int, int], block: tuple[int, int], shared: int, *arguments: int) -> None:
-        dtype = np.dtype(code[0] + str(int(code[1:]) // 8))
-        a, b, y, m, n, k, row_a, column_a, step_a, row_b, column_b, step_b, batch = arguments
-        assert grid == (-(-m // 32) * -(-n // 32), batch)
-        assert block == (32, 8)
-        size = dtype.itemsize
-        left = array(a, (batch, m, k), dtype, (step_a * size, row_a * size, column_a * size))
-        right = array(b, (batch, k, n), dtype, (step_b * size, row_b * size, column_b * size))
-        np.matmul(left, right, out=array(y, (batch, m, n), dtype))
-
-
-@pytest.mark.parametrize("dtype", [DType.INT16, DType.INT64, DType.UINT8])
-def test_integers_are_multiplied_by_a_kernel(dtype: DType, context: Any, owner: Any) -> None:
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    library = LinalgLibrary(context)
-    cases: list[tuple[tuple[int, ...], tuple[int, ...], bool, bool]] = [
-        ((5, 7), (7, 3), False, False),
-        ((7, 5), (3, 7), True, True),
-        ((2, 1, 5, 7), (4, 7, 3), False, False),
-        ((4, 5, 7), (7, 3), False, False),
-        ((4, 7, 5), (7, 3), True, False),
-        ((7,), (2, 7, 3), False, False),
-        ((2, 5, 7), (7,), False, False),
-    ]
-    for shape_a, shape_b, turn_a, turn_b in cases:
-        a, b = (rng.integers(0, 200, shape).astype(dtype.numpy) for shape in (shape_a, shape_b))
-        op = ops.Matmul(ref(owner, shape_a, dtype), ref(owner, shape_b, dtype), transpose_a=turn_a, transpose_b=turn_b)
-        left, right = a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b
-        expected = np.asarray(left @ right)
-        out = np.zeros_like(expected)
-        assert not library.may_block(None, op)
-        assert library.scratch_nbytes(op) == 0
-        lane = SimpleNamespace(stream=FakeKernels(context))
-        library.kernels["matmul"](lane, op, None, [a.ctypes.data, b.ctypes.data], [out.ctypes.data, WORK])
-        np.testing.assert_array_equal(out, expected, err_msg=f"{shape_a} {shape_b}, seed {seed}")
-    assert library.library is None, "cuBLASLt is not needed"
 
 
 def test_an_algorithm_that_the_library_refuses_to_run_gives_way_to_the_next(
@@ -502,30 +341,6 @@ def test_an_algorithm_that_the_library_refuses_to_run_gives_way_to_the_next(
         run(library, stream, op, [A, B])
 
 
-def test_a_bias_between_two_vectors_is_copied(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
-    copied: list[tuple[int, int, int]] = []
-    library = LinalgLibrary(context)
-    whole = ref(owner, (64,))
-    op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), bias=whole[1:4])
-    assert library.scratch_nbytes(op) is None, "it is not loaded"
-    library.measure(op)
-    assert library.scratch_nbytes(op) == 256
-    assert library.commands(op) == 3
-    copying: Any = SimpleNamespace(
-        context=context,
-        ready=lambda: context,
-        handle=77,
-        is_capturing=True,
-        copy=lambda to, source, nbytes: copied.append((to, source, nbytes)),
-        prepare_workspace=lambda: WORK,
-    )
-    run(library, copying, op, [A, B, BIAS + 4])
-    assert copied == [(SCRATCH, BIAS + 4, 12)]
-    assert lt.put[-1] == (code("BIAS_POINTER"), SCRATCH)
-    assert matmuls(lt)[-1][13] == WORK
-    assert library.scratch_nbytes(ops.Matmul(op.a, op.b, bias=whole[4:7])) == 0
-
-
 def test_autotune_passes_over_what_cannot_be_run(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
     library = LinalgLibrary(context)
     op = ops.Matmul(ref(owner, (5, 7)), ref(owner, (7, 3)), autotune=True)
@@ -549,17 +364,3 @@ def test_what_the_library_has_no_algorithm_for_is_unsupported(context: Any, stre
             run(library, stream, op, [A, B])
         assert "transpose_b=True" in str(caught.value.remedy)
     assert lt.names().count("matmul_desc_destroy") == 2
-
-
-def test_float8_results_have_scales_and_a_largest_value(context: Any, stream: CudaStream, lt: FakeLt, owner: Any) -> None:
-    library = LinalgLibrary(context)
-    f8 = DType.FLOAT8_E4M3FN
-    numbers = [AccelRef(owner, 10 + i, (), DType.FLOAT32, 1) for i in range(3)]
-    a, b = AccelRef(owner, 2, (16, 32), f8, 1), AccelRef(owner, 3, (16, 32), f8, 1)
-    op = ops.Matmul(a, b, transpose_b=True, out_dtype=f8, scale_a=numbers[0], scale_out=numbers[1], amax=numbers[2])
-    library.kernels["matmul"](SimpleNamespace(stream=stream), op, None, [A, B, 256, 512], [768, OUT, SCRATCH])
-    assert lt.put[-3:] == [(code("B_SCALE_POINTER"), 256), (code("D_SCALE_POINTER"), 512), (code("AMAX_D_POINTER"), 768)]
-    (call,) = matmuls(lt)
-    assert (call[8], call[10]) == (0, OUT)
-    assert call[9] != call[11], "what is added is told to be bfloat16"
-    assert library.commands(op) == 2

@@ -9,16 +9,10 @@ from accel_cuda.families.checksum import checksum
 from accel_cuda.families.programs import source_of
 from accel_cuda.families.rng import PART as RNG
 from tests.accel_cuda.signal_kernels import launch_all
+from tests.cuda_support import Names
 
 CHOOSING = "choice", "draws_words", "draws_pairs"
 """Kernels that every_order launches."""
-
-
-class Functions(dict[str, str]):
-    """Every name is a kernel's."""
-
-    def __missing__(self, name: str) -> str:
-        return name
 
 
 class FakeContext:
@@ -27,7 +21,7 @@ class FakeContext:
     multiprocessors = 2
 
     def __init__(self) -> None:
-        self.functions = Functions()
+        self.functions = Names()
         self.section = self.driver = self.context = self
         self.launched: set[str] = set()
         self.pieces: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,6 @@ import accel
 from tests.accel_cuda.compute_support import close, unaligned, wide
 from tests.ops.test_transformer_block import check_block
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
 ERRORS = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12}
@@ -21,12 +18,6 @@ ERRORS = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12}
 LENGTHS = (1, 5, 64, 127, 1000, 1024, 1025, 4096, 8191, 16_384, 16_392, 50_257, 131_072)
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda")
 
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, mean: float = 0.0) -> Array:

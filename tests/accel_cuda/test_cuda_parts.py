@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+import accel
 from accel.memory import HostArena
 from accel.ops import ComposedOp
 from accel.ops.families import FAMILIES
 from accel_cuda.errors import TABLES
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
-from accel_cuda.families.programs import PROGRAMS, program_of
+from accel_cuda.families.programs import PROGRAMS, Programs, program_of
 from tests.cuda_support import Context
 
 
@@ -62,3 +65,31 @@ def test_the_statuses_of_every_library_of_a_part_have_a_table() -> None:
     libraries = {library.name for part in PARTS.values() for library in part.libraries}
     assert libraries >= {"cublas", "cufft"}
     assert libraries <= TABLES.keys()
+
+
+class Loads:
+    """Counts the programs that are compiled; each has one function."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def load(self, take: Any, source: str, *_: Any) -> dict[str, int]:
+        self.count += 1
+        return {"fill8": self.count}
+
+
+@pytest.mark.parametrize("name", ["nosuch", "unary_nosuch_f32", "reduce_rows_nosuch_f64"])
+def test_an_unknown_kernel_is_named_and_nothing_else_is_compiled_for_it(name: str) -> None:
+    loads: Any = Loads()
+    programs = Programs(None, loads)  # type: ignore[arg-type]
+    with pytest.raises(accel.UnsupportedError, match=name):
+        programs[name]
+    assert loads.count == 1
+    assert list(programs) == ["fill8"]
+
+
+def test_an_unknown_program_is_named() -> None:
+    loads: Any = Loads()
+    with pytest.raises(accel.UnsupportedError, match="'nosuch'"):
+        Programs(None, loads).load("nosuch")  # type: ignore[arg-type]
+    assert loads.count == 0

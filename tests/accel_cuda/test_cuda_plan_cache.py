@@ -8,31 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.memory import HostArena
 from accel_cuda.core.plan_cache import PlanCache
-from accel_cuda.core.stream import CudaStream
-from tests.cuda_support import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from accel_cuda.core.stream import CudaStream
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    yield Context(arena)
-    arena.close()
-
-
-@pytest.fixture
-def streams(context: Any) -> list[CudaStream]:
-    made = []
-    for handle in (77, 78):
-        context.driver.answers["cuStreamCreate"] = handle
-        made.append(CudaStream(context, {}))
-    return made
 
 
 class Plans:

@@ -13,21 +13,15 @@ import pytest
 
 import accel
 from accel import DType
-from tests.accel_cuda.compute_support import close, random, wide
+from tests.accel_cuda.compute_support import close, opened, random, wide
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12, "complex64": 2e-5, "complex128": 1e-12}
 ROUNDS = 20
-
-
-@contextlib.asynccontextmanager
-async def opened(**options: Any) -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", **options)
 
 
 def fresh() -> np.random.Generator:
@@ -38,60 +32,18 @@ def fresh() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_operands_may_change_between_two_of_the_same(dtype: str) -> None:
+async def test_operands_may_change_between_two_of_the_same(device: accel.Device, dtype: str) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     element = DType.of(dtype).numpy
     m, n, k = (int(each) for each in rng.integers(1, 300, 3))
-    async with opened() as gpu:
-        b = random(rng, (k, n), element)
-        ra, rb, out = await gpu.empty((m, k), dtype), await gpu.put(b), await gpu.empty((m, n), dtype)
-        for turn in range(ROUNDS):
-            a = random(rng, (m, k), element)
-            await gpu.put(a, out=ra)
-            await gpu.blas.gemm(ra, rb, out=out)
-            close(await gpu.get(out), wide(a) @ wide(b), TOLERANCE[dtype], f"turn {turn} of {(m, n, k)}, seed {seed}")
-
-
-async def test_each_way_of_calling_is_a_call_of_its_own() -> None:
-    rng = fresh()
-    a, b = rng.standard_normal((40, 40)), rng.standard_normal((40, 40))
-    async with opened() as gpu:
-        ra, rb, out = await gpu.put(a), await gpu.put(b), await gpu.empty((40, 40), "float64")
-        ways: list[tuple[dict[str, Any], Any]] = [
-            ({}, a @ b),
-            ({"alpha": -2.0}, -2 * (a @ b)),
-            ({"transpose_a": True}, a.T @ b),
-            ({"transpose_b": True}, a @ b.T),
-        ]
-        for _ in range(ROUNDS):
-            for options, expected in ways:
-                await gpu.blas.gemm(ra, rb, out=out, **options)
-                np.testing.assert_allclose(await gpu.get(out), expected, rtol=1e-12, atol=1e-12, err_msg=repr(options))
-
-
-async def test_every_one_of_them_is_computed() -> None:
-    """Each adds to what is there: one too few or too many is seen."""
-    rng = fresh()
-    a, b = (rng.integers(-9, 9, (64, 64)).astype(np.float64) for _ in range(2))
-    async with opened() as gpu:
-        ra, rb, total = await gpu.put(a), await gpu.put(b), await gpu.zeros((64, 64), "float64")
-        for turn in range(1, 4 * ROUNDS):
-            await gpu.blas.gemm(ra, rb, out=total, beta=1.0)
-            np.testing.assert_array_equal(await gpu.get(total), turn * (a @ b))
-
-
-async def test_batched_products_and_batches() -> None:
-    rng = fresh()
-    a, b = rng.standard_normal((5, 30, 20)), rng.standard_normal((5, 20, 10))
-    async with opened() as gpu:
-        ra, rb, out, bias = await gpu.put(a), await gpu.put(b), await gpu.empty((5, 30, 10), "float64"), await gpu.put(np.ones((5, 30, 10)))
-        for _ in range(ROUNDS):
-            await gpu.blas.gemm_batched(ra, rb, out=out)
-            np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
-            async with gpu.batch() as batch:
-                batch.elementwise.binary("add", batch.blas.gemm_batched(ra, rb, out=out), bias, out=out)
-            np.testing.assert_allclose(await gpu.get(out), a @ b + 1, rtol=1e-12, atol=1e-12)
+    b = random(rng, (k, n), element)
+    ra, rb, out = await device.empty((m, k), dtype), await device.put(b), await device.empty((m, n), dtype)
+    for turn in range(ROUNDS):
+        a = random(rng, (m, k), element)
+        await device.put(a, out=ra)
+        await device.blas.gemm(ra, rb, out=out)
+        close(await device.get(out), wide(a) @ wide(b), TOLERANCE[dtype], f"turn {turn} of {(m, n, k)}, seed {seed}")
 
 
 @pytest.mark.parametrize("streams", [8, 1, 2])
@@ -112,35 +64,6 @@ async def test_others_wait_for_them(streams: int) -> None:
     async with opened(streams=streams) as gpu, asyncio.TaskGroup() as group:
         for _ in range(24):
             group.create_task(chain(gpu))
-
-
-async def test_a_recorded_graph_has_the_library_s_own_kernels() -> None:
-    rng = fresh()
-    a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
-    async with opened() as gpu:
-        ra, rb, out = await gpu.put(a), await gpu.put(b), await gpu.empty((32, 32), "float64")
-        for _ in range(ROUNDS):
-            await gpu.blas.gemm(ra, rb, out=out)
-        async with gpu.graph() as graph:
-            for _ in range(ROUNDS):
-                graph.blas.gemm(ra, rb, out=out)
-        for _ in range(3):
-            a = rng.standard_normal((32, 32))
-            await gpu.put(a, out=ra)
-            await graph.replay()
-            np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
-
-
-async def test_on_a_process_host() -> None:
-    rng = fresh()
-    b = rng.standard_normal((50, 50))
-    async with opened(host="process") as gpu:
-        ra, rb, out = await gpu.empty((50, 50), "float64"), await gpu.put(b), await gpu.empty((50, 50), "float64")
-        for _ in range(ROUNDS):
-            a = rng.standard_normal((50, 50))
-            await gpu.put(a, out=ra)
-            await gpu.blas.gemm(ra, rb, out=out)
-            np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
 
 
 async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_again() -> None:
@@ -187,23 +110,22 @@ def waiting_for_the_device(torch: Any) -> Iterator[list[Exception]]:
     assert min(rounds) > 40
 
 
-async def test_threads_that_wait_for_the_whole_device_are_not_disturbed() -> None:
+async def test_threads_that_wait_for_the_whole_device_are_not_disturbed(device: accel.Device) -> None:
     torch = pytest.importorskip("torch")
     rng = fresh()
     a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
-    async with opened() as gpu:
-        ra, rb, shared = await gpu.put(a), await gpu.put(b), torch.ones(64, device="cuda")
-        ref = await gpu.wrap(shared)
-        outs = [await gpu.empty((32, 32), "float64") for _ in range(40)]
+    ra, rb, shared = await device.put(a), await device.put(b), torch.ones(64, device="cuda")
+    ref = await device.wrap(shared)
+    outs = [await device.empty((32, 32), "float64") for _ in range(40)]
 
-        async def multiply(times: int) -> None:
-            for out in outs:
-                for _ in range(times):
-                    await gpu.blas.gemm(ra, rb, out=out)
-                    await gpu.elementwise.unary("neg", ref, out=ref)
-                np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
+    async def multiply(times: int) -> None:
+        for out in outs:
+            for _ in range(times):
+                await device.blas.gemm(ra, rb, out=out)
+                await device.elementwise.unary("neg", ref, out=ref)
+            np.testing.assert_allclose(await device.get(out), a @ b, rtol=1e-12, atol=1e-12)
 
-        with waiting_for_the_device(torch) as errors:
-            await multiply(2 * ROUNDS)
-        assert errors == []
-        np.testing.assert_array_equal(await gpu.get(ref), np.ones(64, np.float32))
+    with waiting_for_the_device(torch) as errors:
+        await multiply(2 * ROUNDS)
+    assert errors == []
+    np.testing.assert_array_equal(await device.get(ref), np.ones(64, np.float32))

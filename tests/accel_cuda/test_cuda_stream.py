@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from accel import AccelError, DriverError, DType, FaultScope, LibraryError
 from accel.engine.status import PendingStatus
 from accel.engine.stream_clock import EventPool
-from accel.memory import HostArena
 from accel.ops import Spec, Status
 from accel_cuda.core.channel import StreamChannel
 from accel_cuda.core.driver import Handle
@@ -22,20 +21,9 @@ from accel_cuda.core.graph import capture, replay
 from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.slab import CudaSlab
 from accel_cuda.core.stream import CudaStream
-from tests.cuda_support import Context
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ILLEGAL_ADDRESS, INVALID_CAPTURE, CAPTURING, NO_MEMORY, NOT_READY = 700, 901, 900, 2, 600
 ALLOCATION: Any = SimpleNamespace(properties=SimpleNamespace(location=None), granularity=4096)
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    arena = HostArena(1 << 20, block_bytes=1 << 20)
-    yield Context(arena)
-    arena.close()
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel import AccelRef, BackendUnavailableError, DType, LibraryError, UnsupportedError, ops
-from accel.ops import RaggedAttention
 from accel_cuda.core.family import derived
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.transfers import StreamTransfers
 from accel_cuda.families import cudnn as module
 from accel_cuda.families.attention import AttentionWork
-from accel_cuda.families.cudnn import Cudnn, Room
+from accel_cuda.families.cudnn import Cudnn
 from accel_cuda.families.dnn import DnnLibrary
 from tests.cuda_support import Context
 
@@ -219,16 +218,6 @@ def test_operands_between_two_multiples_of_16_are_copied(dnn: DnnLibrary, contex
     assert not any(address % 16 for address in addresses)
 
 
-def test_relu_follows_the_convolution(dnn: DnnLibrary, context: Any) -> None:
-    stream = Stream(context)
-    lane = SimpleNamespace(stream=stream)
-    op = ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3), activation="relu")
-    dnn.measure(op)
-    dnn.kernels["conv2d"](lane, op, op.plan(), (0x1000, 0x2000), (0x3000, 1 << 20))
-    assert [ran[0] for ran in Graph.ran] == [[0x1000, 0x2000, 0x3000]]
-    assert stream.enqueued == [("unary_relu_bf16", 0x3000, 0x3000, 8 * 7 * 7)]
-
-
 def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLibrary, context: Any) -> None:
     stream, q = Stream(context), ref(1, 2, 5, 64)
     run(dnn, stream, ops.Attention(q, q, q, causal=True), 0x1000, 0x1000, 0x1000, 0x2000)
@@ -261,23 +250,6 @@ def test_the_kernel_of_what_cudnn_refuses_is_loaded_beside_the_loop(dnn: DnnLibr
     assert blocks == [True] * half + [False] * half, "an op of another stream would wait for the compiler on the loop"
 
 
-def test_gradients_of_attention_are_cudnns_or_the_kernels(dnn: DnnLibrary, context: Any) -> None:
-    stream, q, k, stats = Stream(context), ref(1, 4, 5, 64), ref(1, 2, 7, 64), ref(1, 4, 5, dtype=DType.FLOAT32)
-    run(dnn, stream, ops.AttentionWithStats(q, k, k), 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, results=2)
-    run(dnn, stream, ops.AttentionGrad(q, q, k, k, q, stats), *range(0x1000, 0xA000, 0x1000), results=3)
-    with_stats, grad = (ran[0] for ran in Graph.ran)
-    assert with_stats == [0x1000, 0x2000, 0x4000, 0x5000]
-    # q, k, v, their gradients, what attention gave, its gradient, the statistics
-    assert grad == [0x2000, 0x3000, 0x4000, 0x7000, 0x8000, 0x9000, 0x5000, 0x1000, 0x6000]
-    assert stream.enqueued == []
-    run(dnn, stream, ops.AttentionGrad(q, q, k, k, q, stats, causal=True), *range(0x1000, 0xA000, 0x1000), results=3)
-    assert [name for name, *_ in stream.enqueued] == ["queries_bf16", "keys_bf16"]
-    assert [grid for _, grid, *_ in stream.enqueued] == [(5, 1), (4, 1)], "four rows a block"
-    none = ref(1, 2, 0, 64)
-    run(dnn, stream, ops.AttentionGrad(q, q, none, none, q, stats), *range(0x1000, 0xA000, 0x1000), results=3)
-    assert stream.enqueued[2:] == [("fill", 0x7000, bytes(1), q.nbytes)]
-
-
 def test_an_error_of_a_plan_is_the_ops(dnn: DnnLibrary, context: Any) -> None:
     Graph.fails = "CUDNN_STATUS_EXECUTION_FAILED"
     with pytest.raises(LibraryError, match="EXECUTION_FAILED"):
@@ -306,39 +278,6 @@ def test_another_release_of_the_frontend_is_refused(context: Any, library: Libra
     assert "pip install '.[dnn]'" in caught.value.remedy
 
 
-def test_sequences_in_one_array_have_their_lengths_made(dnn: DnnLibrary, context: Any) -> None:
-    stream, q, offsets = Stream(context), ref(10, 4, 64), ref(3, dtype=DType.INT32)
-    op = RaggedAttention(q, q, q, offsets, offsets, longest_q=8, longest_kv=8)
-    assert AttentionWork.of(op).is_for_cudnn
-    run(dnn, stream, op, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000)
-    fill, launch = stream.enqueued
-    assert fill == ("fill", 0x6000, bytes(1), q.nbytes)
-    assert launch[:3] == ("ragged_bf16", 0x4000, 0x5000)
-    assert launch[-7:] == (2, 256, 256, 10, 10, 8, 8), "sequences, widths of tokens, tokens, and the longest"
-    assert Graph.ran[0][0][-2:] == list(launch[3:5]), "the lengths"
-
-
-def test_lengths_and_tables_that_cudnn_is_given_are_in_range(dnn: DnnLibrary, context: Any) -> None:
-    stream, room, q, numbers = Stream(context), 1 << 20, ref(2, 4, 5, 64), ref(2, dtype=DType.INT32)
-    op: Any = ops.Attention(q, ref(2, 4, 7, 64), ref(2, 4, 7, 64), lengths_kv=numbers)
-    run(dnn, stream, op, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000)
-    assert stream.enqueued == [
-        ("fill", 0x5000, bytes(1), q.nbytes),
-        ("numbers_bf16", 0, room, 0x4000, room + 256, 0, 0, 2, 0, 5, 7, 1),
-    ]
-    assert Graph.ran[-1][0] == [0x1000, 0x2000, 0x5000, room, room + 256]
-    assert dnn.scratch_nbytes(op) == 1024 + 512
-    cache, table = ref(3, 4, 8, 64), ref(2, 6, dtype=DType.INT32)
-    op = ops.PagedAttention(q, cache, cache, table, numbers)
-    run(dnn, stream, op, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000)
-    assert stream.enqueued[3:] == [("numbers_bf16", 0, room, 0x5000, room + 256, 0x4000, room + 512, 2, 12, 5, 48, 2)], "the last page is 2"
-    assert Graph.ran[-1][0] == [0x1000, 0x2000, 0x6000, room, room + 256, room + 512]
-    assert dnn.scratch_nbytes(op) == 1024 + 768
-    none = ref(0, 4, 8, 64)
-    run(dnn, stream, ops.PagedAttention(q, none, none, table, numbers), 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000)
-    assert stream.enqueued[4:] == [("fill", 0x6000, bytes(1), q.nbytes)], "a cache without pages has no keys"
-
-
 def test_handles_are_kept_for_the_next_stream_and_given_back(context: Any, library: Library) -> None:
     found = Cudnn(context)
     first: Any = Stream(context)
@@ -352,11 +291,6 @@ def test_handles_are_kept_for_the_next_stream_and_given_back(context: Any, libra
     found.close()
     assert library.made == 3
     assert library.ended >= 2
-
-
-def test_room_is_counted_as_it_is_taken() -> None:
-    room = Room()
-    assert [room.take(1), room.take(256), room.take(257), room.end] == [0, 256, 512, 1024]
 
 
 def test_heads_and_types_that_cudnn_takes() -> None:

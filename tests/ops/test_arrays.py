@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel import ops
-from accel.ops.indexed import Walk
-from accel_cuda.families.arrays import PART, moved, widened
-from tests.device_support import failure, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from accel_cuda.families.arrays import PART
+from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
@@ -120,30 +109,6 @@ async def test_elements_of_any_dtype_are_moved_bit_by_bit(device: accel.Device, 
         np.testing.assert_array_equal((await device.get(second)).view(np.uint8), x[1::-1])
 
 
-async def test_parts_are_refs_in_batches_and_graphs(device: accel.Device) -> None:
-    x = await device.put(np.arange(12.0).reshape(3, 4))
-    async with device.batch() as batch:
-        left, right = batch.arrays.split(x, 2, axis=1)
-        swapped = batch.arrays.concatenate([right, left], axis=1)
-        only = batch.arrays.split(x, 1)
-    np.testing.assert_array_equal(await device.get(swapped), np.roll(np.arange(12.0).reshape(3, 4), 2, 1))
-    assert len(only) == 1
-
-
-async def test_they_run_in_a_child() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
-        x = await device.put(np.arange(6.0).reshape(2, 3))
-        both = await asyncio.gather(
-            device.arrays.stack([x, x], axis=-1), device.arrays.pad(x, ((0, 1), (2, 0)), -1), device.arrays.eye(3, k=1)
-        )
-        np.testing.assert_array_equal(await device.get(both[0]), np.stack([np.arange(6.0).reshape(2, 3)] * 2, -1))
-        np.testing.assert_array_equal(await device.get(both[1]), np.pad(np.arange(6.0).reshape(2, 3), ((0, 1), (2, 0)), constant_values=-1))
-        np.testing.assert_array_equal(await device.get(both[2]), np.eye(3, k=1))
-        part = await device.arrays.part(x, np.s_[..., ::-2])
-        np.testing.assert_array_equal(await device.get(part), np.arange(6.0).reshape(2, 3)[..., ::-2])
-
-
 async def test_what_does_not_fit_indices_is_refused(device: accel.Device) -> None:
     x, indices, values = await device.zeros((4, 5)), await device.zeros((4, 2), "int32"), await device.zeros((4, 2))
     rows = await device.zeros(3, "int64")
@@ -193,38 +158,6 @@ async def test_values_at_equal_indices_are_all_added(device: accel.Device) -> No
     np.testing.assert_array_equal(await device.get(x), [[2, 3], [0, 0], [10, 13]])
     await device.arrays.scatter_add(x, rows, 10)
     np.testing.assert_array_equal(await device.get(x), [[12, 13], [0, 0], [40, 43]])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "steps", "target_steps", "itemsize", "alignment", "expected"),
-    [
-        ((3, 4), (4, 1), (4, 1), 4, 16, (16, (3,), (1,), (1,))),
-        ((3, 4), (4, 1), (4, 1), 4, 4, (4, (12,), (1,), (1,))),
-        ((3, 4), (4, 1), (10, 1), 4, 16, (8, (3, 2), (2, 1), (5, 1))),
-        ((4, 3), (1, 4), (3, 1), 4, 16, (4, (4, 3), (1, 4), (3, 1))),
-        ((2, 1, 6), (6, 6, 1), (12, 12, 1), 1, 16, (2, (2, 3), (3, 1), (6, 1))),
-        ((5,), (-1,), (1,), 4, 16, (4, (5,), (-1,), (1,))),
-        ((2, 3), (-3, -1), (3, 1), 4, 16, (4, (6,), (-1,), (1,))),
-        ((1,), (7,), (3,), 2, 16, (2, (1,), (1,), (1,))),
-    ],
-)
-def test_cuda_moves_large_elements_along_few_axes(
-    lengths: Any, steps: Any, target_steps: Any, itemsize: int, alignment: int, expected: Any
-) -> None:
-    assert moved(lengths, steps, target_steps, itemsize, alignment) == expected
-
-
-@pytest.mark.parametrize(
-    ("behind", "itemsize", "alignment", "expected"),
-    [(8, 4, 16, (2, 16)), (6, 2, 16, (3, 4)), (8, 4, 8, (4, 8)), (7, 4, 16, (7, 4)), (2, 16, 16, (2, 16))],
-)
-def test_cuda_moves_rows_at_indices_as_large_elements(behind: int, itemsize: int, alignment: int, expected: tuple[int, int]) -> None:
-    walk, width = widened(Walk(2, 5, behind, 3, (0, 1, 0), (5 * behind, behind, 1)), itemsize, alignment)
-    assert (walk.behind, width) == expected
-    assert walk.places == (5 * walk.behind, walk.behind, 1)
-    assert walk.size * width == 2 * 3 * behind * itemsize
-    own = Walk(2, 5, behind, 3, (3 * behind, behind, 1), (5 * behind, behind, 1))
-    assert widened(own, itemsize, alignment) == (own, itemsize), "each element has an index of its own"
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])

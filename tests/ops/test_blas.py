@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
-from tests.device_support import failure, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
@@ -108,111 +98,9 @@ async def test_batches_that_do_not_fit_are_refused(device: accel.Device) -> None
         assert error.op, error
 
 
-async def test_products_are_solved_for_what_was_multiplied(device: accel.Device, rng: np.random.Generator) -> None:
-    n = 150  # more rows than are solved one after the other
-    a = await device.put(rng.standard_normal((n, n)) / n + 2 * np.eye(n))
-    b = rng.standard_normal((n, 3))
-    ref, x = await device.put(b), await device.put(b[:, 0])
-    for lower in (False, True):
-        for trans in (False, True):
-            form: Any = {"lower": lower, "trans": trans}
-            solved = await device.blas.trsm(a, await device.blas.trmm(a, ref, **form), **form)
-            np.testing.assert_allclose(await device.get(solved), b, rtol=1e-10, atol=1e-12)
-            found = await device.blas.trsv(a, await device.blas.trmv(a, x, **form), **form)
-            np.testing.assert_allclose(await device.get(found), b[:, 0], rtol=1e-10, atol=1e-12)
-
-
-DTYPES = ("float32", "float64", "complex64", "complex128")
-
-
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
     values = rng.standard_normal(shape)
     return (values + 1j * rng.standard_normal(shape) if dtype.startswith("complex") else values).astype(dtype)
-
-
-def applied(a: Any, trans: str) -> Any:
-    turned = a if trans == "n" else a.swapaxes(-1, -2)
-    return turned.conj() if trans == "c" else turned
-
-
-def near(found: Any, expected: Any, dtype: str, what: object) -> None:
-    tolerance = 1e-4 if dtype in ("float32", "complex64") else 1e-12
-    assert found.dtype == dtype, what
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=str(what))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["symm", "hemm"])
-async def test_batches_of_symmetric_matrices(device: accel.Device, rng: np.random.Generator, dtype: str, kind: str) -> None:
-    wide: Any = np.clongdouble if dtype.startswith("complex") else np.longdouble
-    turn, forms = "c" if kind == "hemm" else "t", itertools.product((False, True), ("left", "right"), ((), (4,)), ((), (4,)))
-    for lower, side, batch_a, batch_b in forms:
-        a = random(rng, (*batch_a, 5, 5), dtype)
-        b = random(rng, (*batch_b, *((5, 3) if side == "left" else (3, 5))), dtype)
-        half = (np.tril(a, -1) if lower else np.triu(a, 1)).astype(wide)
-        diagonal = np.eye(5) * (a.real if kind == "hemm" else a)
-        whole = half + applied(half, turn) + diagonal
-        product = whole @ b if side == "left" else b @ whole
-        hidden = np.where(np.tri(5, dtype=bool) if lower else np.tri(5, dtype=bool).T, a, np.nan).astype(dtype)
-        operands = await device.put(hidden), await device.put(b)
-        what = kind, lower, side, batch_a, batch_b
-        made = getattr(device.blas, kind)(*operands, side=side, lower=lower)
-        near(await device.get(await made), product, dtype, what)
-        c = random(rng, product.shape, dtype)
-        out = await device.put(c)
-        assert await getattr(device.blas, kind)(*operands, out=out, alpha=0.5, beta=-2.0, side=side, lower=lower) is out
-        near(await device.get(out), 0.5 * product - 2 * c.astype(wide), dtype, what)
-        poisoned = await device.put(np.full_like(c, np.nan))
-        await getattr(device.blas, kind)(*operands, out=poisoned, side=side, lower=lower)
-        near(await device.get(poisoned), product, dtype, what)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["syrk", "herk"])
-async def test_batches_of_products_with_themselves(device: accel.Device, rng: np.random.Generator, dtype: str, kind: str) -> None:
-    wide: Any = np.clongdouble if dtype.startswith("complex") else np.longdouble
-    turn = "c" if kind == "herk" else "t"
-    for lower, trans, is_view in itertools.product((False, True), ("n", turn), (False, True)):
-        a = random(rng, (6, 9, 8), dtype)
-        ref = await device.put(a)
-        if is_view:
-            ref, a = ref[1::2, 2:7, :3], a[1::2, 2:7, :3]
-        op_a = applied(a.astype(wide), trans)
-        product, kept = op_a @ applied(op_a, turn), np.tri(op_a.shape[-2], dtype=bool)
-        kept = kept if lower else kept.T
-        form: Any = {"lower": lower, "trans": trans}
-        made = getattr(device.blas, kind)(ref, alpha=2.0, **form)
-        near(await device.get(await made), np.where(kept, 2 * product, 0), dtype, (kind, form, is_view))
-        # Only the triangle is read and written.
-        c = random(rng, product.shape, dtype)
-        if kind == "herk":
-            c = np.where(np.eye(c.shape[-1], dtype=bool), c.real, c).astype(dtype)
-        out = await device.put(np.where(kept, c, np.nan).astype(dtype))
-        await getattr(device.blas, kind)(ref, out=out, beta=-0.5, **form)
-        near(await device.get(out), np.where(kept, product - 0.5 * c.astype(wide), np.nan), dtype, (kind, form, is_view))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-async def test_sums_of_batches(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
-    wide: Any = np.clongdouble if dtype.startswith("complex") else np.longdouble
-    alpha, beta = (0.5 - 1j, 2j) if dtype.startswith("complex") else (0.5, -2.0)
-    for turn_a, turn_b, batch_a, batch_b in itertools.product("ntc", "ntc", ((), (4,), (12,)), ((), (4,), (12,))):
-        if batch_a and batch_b and batch_a != batch_b:
-            continue
-        a, b = (
-            random(rng, (*batch, *((5, 3) if turn == "n" else (3, 5))), dtype) for batch, turn in ((batch_a, turn_a), (batch_b, turn_b))
-        )
-        expected = alpha * applied(a.astype(wide), turn_a) + beta * applied(b.astype(wide), turn_b)
-        ref_a, ref_b = await device.put(a), await device.put(b)
-        form: Any = {"alpha": alpha, "beta": beta, "transpose_a": turn_a, "transpose_b": turn_b}
-        what = form, batch_a, batch_b
-        near(await device.get(await device.blas.geam(ref_a, ref_b, **form)), expected, dtype, what)
-        turned_view = ref_a.transpose((*range(len(batch_a)), a.ndim - 1, a.ndim - 2)) if turn_a == "t" else ref_a
-        viewed = await device.blas.geam(turned_view, ref_b, **{**form, "transpose_a": turn_a if turn_a == "c" else "n"})
-        near(await device.get(viewed), expected, dtype, what)
-        if turn_a == "n" and a.shape == expected.shape:
-            assert await device.blas.geam(ref_a, ref_b, out=ref_a, **form) is ref_a
-            near(await device.get(ref_a), expected, dtype, what)
 
 
 async def test_results_are_written_over_operands_that_are_given_as_out(device: accel.Device, rng: np.random.Generator) -> None:
@@ -257,21 +145,6 @@ async def test_extremes_are_counted_from_zero_in_c_order(device: accel.Device) -
     x = await device.put(np.array([[1 + 1j, -3j], [2 + 2j, 0.5j]], np.complex64))
     assert (await device.get(await device.blas.iamax(x))).item() == 2  # not the largest absolute value, which is 3
     assert (await device.get(await device.blas.iamin(x.T))).item() == 3
-
-
-async def test_a_graph_replays_solutions(device: accel.Device, rng: np.random.Generator) -> None:
-    a, b = rng.standard_normal((6, 6)) + 6 * np.eye(6), rng.standard_normal((6, 2))
-    ra, rb = await device.put(a), await device.put(b)
-    async with device.graph() as graph:
-        solved = graph.blas.trsm(ra, rb, lower=True)
-        largest = graph.blas.iamax(solved)
-    for factor in (1.0, -2.0):
-        await device.put(b * factor, out=rb)
-        await graph.replay()
-        expected = np.linalg.solve(np.tril(a), factor * b)
-        np.testing.assert_allclose(await device.get(solved), expected, rtol=1e-10)
-        assert (await device.get(largest)).item() == np.argmax(np.abs(expected))
-    await graph.aclose()
 
 
 async def test_groups_of_products_are_refused_where_they_do_not_fit(device: accel.Device) -> None:

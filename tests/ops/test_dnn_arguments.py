@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 
 import accel
-from tests.device_support import failure, opened
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 WRONG: dict[str, Any] = {

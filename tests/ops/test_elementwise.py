@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +10,13 @@ import pytest
 
 import accel
 from accel import ops
-from accel.views import strides_of
-from accel_cuda.families.elementwise import PART, collapsed
-from tests.device_support import failure, opened
+from accel_cuda.families.elementwise import PART
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_results_may_overwrite_an_operand_of_their_shape(device: accel.Device, rng: np.random.Generator) -> None:
@@ -93,22 +85,6 @@ async def test_what_is_no_operand_is_refused_with_the_remedy(device: accel.Devic
     await failure(device.elementwise.binary("add", x, await device.zeros((2, 3), "float64")), accel.InvalidArgumentError)
 
 
-@pytest.mark.parametrize(
-    ("shape", "operands", "lengths", "strides"),
-    [
-        ((3, 4), ((3, 4), ()), (12,), ((1,), (0,))),
-        ((3, 4), ((3, 4), (4,)), (3, 4), ((4, 1), (0, 1))),
-        ((3, 4), ((3, 1), (1, 4)), (3, 4), ((1, 0), (0, 1))),
-        ((2, 3, 4, 5), ((2, 3, 4, 5), (4, 5)), (6, 20), ((20, 1), (0, 1))),
-        ((2, 3, 4, 5), ((2, 1, 1, 5), (3, 4, 1)), (2, 12, 5), ((5, 0, 1), (0, 1, 0))),
-        ((1, 1), ((1, 1), ()), (1,), ((0,), (0,))),
-        ((), ((), ()), (1,), ((0,), (0,))),
-    ],
-)
-def test_dimensions_that_can_be_walked_through_as_one_are_one(shape: Any, operands: Any, lengths: Any, strides: Any) -> None:
-    assert collapsed(shape, tuple(strides_of(each, shape) for each in operands)) == (lengths, strides)
-
-
 class Stream:
     """A CUDA stream that notes how many blocks kernels are launched with."""
 
@@ -127,24 +103,3 @@ def blocks(op: ops.KernelOp, *inputs: int, output: int = 1 << 20) -> list[int]:
     stream = Stream()
     PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), inputs, (output,))
     return stream.blocks
-
-
-def test_cuda_takes_packs_where_elements_lie_together_and_are_aligned() -> None:
-    owner: Any = SimpleNamespace(dropped=deque())
-
-    def ref(*shape: int, dtype: accel.DType = accel.DType.FLOAT32) -> accel.AccelRef:
-        return accel.AccelRef(owner, 1, shape, dtype, 1)
-
-    x, row, column, odd = ref(64, 64), ref(64), ref(64, 1), ref(64, 63)
-    base = 1 << 20
-    assert blocks(ops.Binary("add", x, row), base, base) == [4]
-    assert blocks(ops.Binary("add", column, x), base + 4, base) == [4], "one element is repeated, wherever it is"
-    assert blocks(ops.Binary("add", x, 1.0), base) == [4]
-    assert blocks(ops.Binary("add", x, row), base, base + 4) == [16]
-    assert blocks(ops.Binary("add", x, row), base, base, output=base + 4) == [16]
-    assert blocks(ops.Binary("less", x, 1.0), base, output=base + 4) == [4], "four results are four bytes"
-    assert blocks(ops.Binary("add", odd, ref(63)), base, base) == [16], "rows begin anywhere"
-    assert blocks(ops.Where(ref(64, 1, dtype=accel.DType.BOOL), x, 0.0), base, base) == [4]
-    assert blocks(ops.Binary("add", ref(0, 64), row), base, base) == []
-    with pytest.raises(accel.UnsupportedError):
-        blocks(ops.Binary("add", ref(*(2, 1) * 9), ref(*(1, 2) * 9)), base, base)

@@ -16,18 +16,12 @@ from accel.dtype import DType
 from accel.ops.fused import FUNCTIONS, types_of
 from accel_cuda.families import fused as cuda
 from accel_cuda.families.elementwise import PART
-from tests.device_support import failure, opened
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_what_is_no_program_is_refused(device: accel.Device) -> None:

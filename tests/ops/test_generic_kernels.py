@@ -46,7 +46,7 @@ def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.n
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("n", [0, 1, 257])
-async def test_vector_ops_agree_with_numpy(dtype: str, n: int) -> None:
+async def test_vector_ops_agree_with_numpy(device: accel.Device, dtype: str, n: int) -> None:
     seed = int(np.random.default_rng().integers(1 << 32))
     rng = np.random.default_rng(seed)
     x, y = random(rng, (n,), dtype), random(rng, (n,), dtype)
@@ -54,42 +54,26 @@ async def test_vector_ops_agree_with_numpy(dtype: str, n: int) -> None:
     def close(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=f"seed {seed}")
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        rx, ry = await device.put(x), await device.put(y)
-        close(await device.get(await device.blas.dot(rx, ry)), (x.astype("c16") * y).sum())
-        assert await device.blas.axpy(rx, ry, alpha=2.5) is ry
-        close(await device.get(ry), y + 2.5 * x.astype("c16"))
-        assert await device.blas.scal(rx, -3.0) is rx
-        close(await device.get(rx), -3.0 * x.astype("c16"))
+    rx, ry = await device.put(x), await device.put(y)
+    close(await device.get(await device.blas.dot(rx, ry)), (x.astype("c16") * y).sum())
+    assert await device.blas.axpy(rx, ry, alpha=2.5) is ry
+    close(await device.get(ry), y + 2.5 * x.astype("c16"))
+    assert await device.blas.scal(rx, -3.0) is rx
+    close(await device.get(rx), -3.0 * x.astype("c16"))
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000])
-async def test_the_norm_agrees_with_numpy(n: int) -> None:
+async def test_the_norm_agrees_with_numpy(device: accel.Device, n: int) -> None:
     seed = int(np.random.default_rng().integers(1 << 32))
     x = random(np.random.default_rng(seed), (n,), "float64")
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        norm = await device.get(await device.blas.nrm2(await device.put(x)))
+    norm = await device.get(await device.blas.nrm2(await device.put(x)))
     np.testing.assert_allclose(norm, np.linalg.norm(x), err_msg=f"seed {seed}")
 
 
-async def test_the_constant_one_is_written_once_for_each_dtype() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        refs = [await device.put(np.ones(4, dtype)) for dtype in ("float32", "float64", "float32")]
-        other = [await device.put(np.ones(4, dtype)) for dtype in ("float32", "float64", "float32")]
-        for x, y in zip(refs, other, strict=True):
-            await device.blas.axpy(x, y)
-            assert (await device.get(y)).tolist() == [2.0] * 4
-
-
-async def test_neighbouring_axes_are_reduced() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.arange(24.0).reshape(2, 3, 4))
-        np.testing.assert_array_equal(await device.get(await device.reduce("sum", x, axis=(1, 2))), np.arange(24.0).reshape(2, 12).sum(1))
-        with pytest.raises(accel.UnsupportedError, match="neighbouring axes"):
-            await device.reduce("sum", x, axis=(0, 2))
-        with pytest.raises(accel.UnsupportedError, match="without ddof"):
-            await device.reduce("var", x, ddof=1)
+async def test_neighbouring_axes_are_reduced(device: accel.Device) -> None:
+    x = await device.put(np.arange(24.0).reshape(2, 3, 4))
+    np.testing.assert_array_equal(await device.get(await device.reduce("sum", x, axis=(1, 2))), np.arange(24.0).reshape(2, 12).sum(1))
+    with pytest.raises(accel.UnsupportedError, match="neighbouring axes"):
+        await device.reduce("sum", x, axis=(0, 2))
+    with pytest.raises(accel.UnsupportedError, match="without ddof"):
+        await device.reduce("var", x, ddof=1)

@@ -13,27 +13,21 @@ import pytest
 import accel
 from accel import DType
 from accel.cpu.parts import PARTS as CPU_PARTS
-from accel.ops import Conv2dInputGrad, DnnOps
+from accel.ops import DnnOps
 from accel.ops.namespace import Submitter
 from accel_cuda.families import loss, pooling, training
-from accel_cuda.families.convolution import ConvolutionWork
 from accel_cuda.families.dnn import PART
 from accel_cuda.families.programs import program_of
-from tests.device_support import failure, opened
+from tests.cuda_support import Names
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 Array = np.ndarray[Any, Any]
 _STEP = 1e-6
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 @pytest.fixture
@@ -379,16 +373,6 @@ async def test_what_does_not_fit_is_refused(device: accel.Device, call: Any) -> 
     assert error.remedy != accel.InvalidArgumentError.default_remedy
 
 
-def test_what_cudnn_is_told_of_a_gradient() -> None:
-    owner: Any = SimpleNamespace(dropped=deque())
-    grad, w = (accel.AccelRef(owner, number, shape, DType.FLOAT16, 1) for number, shape in enumerate(((2, 6, 1, 16), (16, 3, 1, 8))))
-    work = ConvolutionWork.of(Conv2dInputGrad(grad, w, (2, 12, 1, 8), stride=(2, 1), padding=((1, 0), (0, 0)), channels_last=True))
-    assert work.is_for_cudnn
-    assert (work.input, work.filter, work.output) == ((2, 8, 12, 1), (16, 8, 3, 1), (2, 16, 6, 1))
-    assert work.sizes == {1: 2 * 2 * 6 * 16, 2: 2 * 16 * 3 * 8, 3: 0, 4: 2 * 2 * 12 * 8}, "grad, filter, no bias, result"
-    assert work.request()["makes"] == "input"
-
-
 def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
     programs: Any = PART.program
     """The kernels are enqueued on a stream that takes down their names; those that compile are run by the GPU tests."""
@@ -396,7 +380,7 @@ def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
     named: Any = DnnOps(Submitter(lambda op: op, lambda error: error, "device"))
     launched: list[str] = []
     stream = SimpleNamespace(
-        functions=NamesItself(),
+        functions=Names(),
         ready=lambda: None,
         fill=lambda *arguments: None,
         launch=lambda name, blocks, threads, *_: launched.append(name) if min(blocks, threads) else None,
@@ -418,10 +402,3 @@ def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
         assert len(launched) - before <= 8, "as many commands as the family says"
         seen |= {kind} if len(launched) > before else set()
     assert seen == {*loss.KERNELS, *pooling.KERNELS, *training.KERNELS, *training.WORKING}
-
-
-class NamesItself(dict[str, str]):
-    """Finds every name, as itself."""
-
-    def __missing__(self, name: str) -> str:
-        return name

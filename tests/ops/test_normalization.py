@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel import ops
-from accel_cuda.families.dnn import PART
-from accel_cuda.families.normalization import columns_of, row_launch
-from tests.device_support import failure, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
@@ -125,71 +112,3 @@ async def test_a_row_without_a_scale_spoils_no_other(device: accel.Device, value
         got = await device.get(await made)
         assert np.isfinite(got[[0, 2]]).all()
         assert np.isnan(got[1]).any()
-
-
-@pytest.mark.parametrize(
-    ("rows", "length", "dtype", "is_packed", "expected"),
-    [
-        (8192, 8192, "bfloat16", True, ("many", 256, 256, 8192)),
-        (8192, 8192, "float32", True, ("many", 256, 256, 8192)),
-        (7, 1, "float32", False, ("few", 1, 128, 1)),
-        (1000, 64, "float16", True, ("few", 4, 128, 32)),
-        (1000, 65, "float16", False, ("few", 32, 128, 250)),
-        (3, 1024, "float16", True, ("many", 32, 128, 1)),
-        (3, 1032, "float16", True, ("many", 64, 64, 3)),
-        (2, 16_384, "float32", True, ("many", 512, 512, 2)),
-        (2, 16_388, "float32", True, ("streamed", 512, 512, 2)),
-        (2, 8193, "float64", False, ("streamed", 512, 512, 2)),
-    ],
-)
-def test_cuda_holds_rows_in_as_few_threads_as_can(rows: int, length: int, dtype: str, is_packed: bool, expected: Any) -> None:
-    which, *shares = expected
-    kernel, *launch = row_launch("norm", rows, length, accel.DType.of(dtype), is_packed)
-    assert kernel.startswith(f"norm_{'packed' if is_packed else 'single'}_{which}_")
-    assert launch == shares
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((1, 8192, 8192, 8), (8, 64, 128, 128)),
-        ((4, 21, 4096, 4), (256, 2, 4, 16)),
-        ((2, 5, 3, 1), (4, 1, 1, 2)),
-        ((1, 100_000, 8, 8), (1, 512, 1, 1)),
-        ((3, 1, 1000, 1), (512, 1, 2, 6)),
-    ],
-)
-def test_cuda_shares_columns_out(sizes: tuple[int, int, int, int], expected: Any) -> None:
-    assert columns_of(*sizes) == expected
-
-
-def test_cuda_takes_packs_where_rows_and_weights_allow_it() -> None:
-    owner: Any = SimpleNamespace(dropped=deque())
-    launched: list[str] = []
-    stream = SimpleNamespace(ready=lambda: None)
-    stream.launch = stream.launch_wide = lambda name, *_: launched.append(name)
-    stream.functions = type("Names", (dict,), {"__missing__": lambda self, name: name})()
-
-    def run(op: ops.FamilyOp, *inputs: int, output: int = 1 << 20) -> str:
-        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), inputs, (output,))
-        return launched.pop() if launched else ""
-
-    def ref(*shape: int) -> accel.AccelRef:
-        return accel.AccelRef(owner, 1, shape, accel.DType.FLOAT16, 1)
-
-    x, base = ref(2, 6, 4, 8), 1 << 20
-    assert run(ops.Softmax(x), base) == "softmax_packed_few_f16"
-    assert run(ops.Softmax(x), base + 2) == "softmax_single_few_f16"
-    assert run(ops.Softmax(ref(2, 7)), base) == "softmax_single_few_f16"
-    assert run(ops.LogSoftmax(x, 2), base) == "softmax_log_packed_columns_f16"
-    assert run(ops.LogSoftmax(x, 2), base, output=base + 2) == "softmax_log_single_columns_f16"
-    assert run(ops.Softmax(ref(3, 5, 1), 1), base) == "softmax_single_few_f16", "there is nothing behind the axis"
-    assert run(ops.LayerNorm(x, 8, ref(8)), base, base) == "norm_packed_few_f16"
-    assert run(ops.LayerNorm(x, 8, ref(8)), base, base + 2) == "norm_single_few_f16"
-    assert run(ops.RmsNorm(x, 8), base) == "norm_rms_packed_few_f16"
-    assert run(ops.GroupNorm(x, 3, ref(6)), base, base + 2) == "norm_packed_few_f16", "all elements of a pack have one weight"
-    assert run(ops.GroupNorm(ref(2, 6, 4), 3, ref(6)), base, base) == "norm_single_few_f16"
-    assert run(ops.BatchNorm(x, ref(6), ref(6)), base, base, base) == "norm_channels_packed_f16"
-    assert run(ops.MaxPool(x, 2), base) == "pool_largest_single_f16"
-    assert run(ops.AvgPool(x, 2, channels_last=True), base) == "pool_mean_packed_f16"
-    assert run(ops.Softmax(ref(0, 8)), base) == run(ops.LayerNorm(ref(0, 8), 8), base) == run(ops.MaxPool(ref(0, 1, 4), 2), base) == ""

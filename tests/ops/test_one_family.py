@@ -207,7 +207,7 @@ def test_a_family_is_checked_when_it_is_made() -> None:
         Family(Empty, {"nothing": _median})
 
 
-async def test_a_family_with_a_name_that_is_taken_is_refused() -> None:
+async def test_a_family_with_a_name_that_is_taken_is_refused(device: accel.Device) -> None:
     @dataclass(frozen=True, eq=False, slots=True)
     class Gemm(FamilyOp):
         library: ClassVar[str] = "blas"
@@ -222,10 +222,8 @@ async def test_a_family_with_a_name_that_is_taken_is_refused() -> None:
         gemm = method(Gemm)
 
     Family(Mine, {"gemm": _median})
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        with pytest.raises(accel.InvalidArgumentError, match="another library 'blas'"):
-            await device.family(Mine).gemm(await device.zeros(1))
+    with pytest.raises(accel.InvalidArgumentError, match="another library 'blas'"):
+        await device.family(Mine).gemm(await device.zeros(1))
 
 
 async def test_two_families_or_libraries_of_one_name_are_refused(rng: np.random.Generator) -> None:
@@ -270,7 +268,7 @@ async def test_two_families_or_libraries_of_one_name_are_refused(rng: np.random.
             await other.family(StatsOps).median(await other.zeros(3))
 
 
-async def test_an_op_without_a_family_says_what_is_missing() -> None:
+async def test_an_op_without_a_family_says_what_is_missing(device: accel.Device) -> None:
     @dataclass(frozen=True, eq=False, slots=True)
     class Alone(FamilyOp):
         library: ClassVar[str] = "alone"
@@ -285,13 +283,11 @@ async def test_an_op_without_a_family_says_what_is_missing() -> None:
         library: ClassVar[str] = "alone"
         alone = method(Alone)
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.zeros(3)
-        with pytest.raises(accel.UnsupportedError, match=r"Make the accel\.ops\.Family of Alone"):
-            await device.family(AloneOps).alone(x)
-        with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of alone names results that are not Specs"):
-            await device.family(AloneOps).alone(x, ("float32",))
+    x = await device.zeros(3)
+    with pytest.raises(accel.UnsupportedError, match=r"Make the accel\.ops\.Family of Alone"):
+        await device.family(AloneOps).alone(x)
+    with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of alone names results that are not Specs"):
+        await device.family(AloneOps).alone(x, ("float32",))
 
     class Plain(accel.KernelOp):
         library: ClassVar[str] = "alone"
@@ -322,18 +318,16 @@ def test_an_entry_point_that_names_no_family_is_a_failure_of_the_doctor(monkeypa
 
 
 @pytest.mark.parametrize(("name", "what"), [("is_stale", "a member of Graph"), ("put", "a member of Device"), ("_ops", "private")])
-async def test_a_family_that_would_hide_a_member_is_refused(name: str, what: str) -> None:
+async def test_a_family_that_would_hide_a_member_is_refused(device: accel.Device, name: str, what: str) -> None:
     class Hiding(OpNamespace[M]):
         library: ClassVar[str] = name
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for _ in range(2):
-            with pytest.raises(accel.InvalidArgumentError, match=f"cannot be named '{name}': that is {what}"):
-                device.family(Hiding)
-        async with device.graph() as graph:
-            graph.zeros(3)
-        assert graph.is_stale is False
+    for _ in range(2):
+        with pytest.raises(accel.InvalidArgumentError, match=f"cannot be named '{name}': that is {what}"):
+            device.family(Hiding)
+    async with device.graph() as graph:
+        graph.zeros(3)
+    assert graph.is_stale is False
 
 
 async def test_a_wrong_call_names_the_method() -> None:

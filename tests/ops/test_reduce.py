@@ -9,20 +9,12 @@ import pytest
 
 import accel
 from accel import ops
-from tests.device_support import failure, opened
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from accel.enums import ReduceName
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 @pytest.mark.parametrize("axis", [(0, 2), [2, 0], (-1, 0), (0, 1, 2, 3), (), (3,), np.int64(2)])

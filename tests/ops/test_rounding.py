@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +12,7 @@ import pytest
 
 import accel
 from accel.dtype import rounded
-from tests.device_support import failure, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -23,12 +20,6 @@ NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 WIDE = ("float64", "float32", "int32", "uint32", "int64", "uint64")
 ABOVE = 1 + 2.0**-8 + 2.0**-30
 """A little above the middle of two numbers of bfloat16, and in float32 the middle itself."""
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 def _narrow(name: str) -> np.dtype[Any]:

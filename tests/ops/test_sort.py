@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 import accel
 from accel import ops
-from tests.device_support import failure, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:

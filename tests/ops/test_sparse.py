@@ -14,18 +14,10 @@ from accel.solvers import DeviceSparse
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from accel.sparse_ref import SparseFormat
 
 scipy = pytest.importorskip("scipy.sparse")
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 def matrix(rng: np.random.Generator, rows: int = 30, columns: int = 20, form: str = "csr") -> Any:
@@ -361,29 +353,6 @@ async def test_blocks_that_do_not_fit_are_refused(device: accel.Device, rng: np.
             accel.SparseRef("bsr", *a.refs, shape)
     with pytest.raises(accel.InvalidArgumentError, match="3 dimensions"):
         accel.SparseRef("bsr", await device.zeros((2,), "float64"), a.indices, a.indptr, (4, 6))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-async def test_systems_are_solved_directly(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
-    n = 200
-    source = (
-        (scipy.random_array((n, n), density=0.02, rng=rng) + 3 * scipy.eye_array(n, format="csr")[rng.permutation(n)]).tocsr().astype(dtype)
-    )
-    if dtype.startswith("complex"):
-        source.data = source.data * np.exp(1j * rng.random(source.nnz)).astype(dtype)
-    a = await device.sparse.put(source)
-    error = 1e5 * float(np.finfo(dtype).eps)
-    for shape in ((n,), (n, 4)):
-        b = rng.standard_normal(shape).astype(dtype)
-        ref = await device.put(b)
-        x = await device.get(await device.sparse.solve(a, ref))
-        np.testing.assert_allclose(source @ x, b, rtol=error, atol=error)
-        out = await device.zeros(shape, dtype)
-        assert await device.sparse.solve(a, ref, out=out) is out
-        np.testing.assert_array_equal(await device.get(out), x)
-        y, info = await device.sparse.solve(a, ref, check=False)
-        assert int(await device.get(info)) == 0
-        np.testing.assert_array_equal(await device.get(y), x)
 
 
 async def test_singular_systems_are_errors_and_the_device_goes_on(device: accel.Device) -> None:

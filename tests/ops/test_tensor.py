@@ -60,16 +60,15 @@ def calls(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
 _DTYPES = {"float32": 1e-4, "float64": 1e-11, "complex64": 1e-4, "complex128": 1e-11, "float16": 0.04, "bfloat16": 0.3}
 
 
-async def test_random_subscripts_are_those_of_numpy() -> None:
-    async with opened() as device:
-        loop = asyncio.get_running_loop()
+async def test_random_subscripts_are_those_of_numpy(device: accel.Device) -> None:
+    loop = asyncio.get_running_loop()
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
-        def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
-            asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
+    def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
+        asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
 
-        await asyncio.to_thread(check)
+    await asyncio.to_thread(check)
 
 
 async def compare(device: accel.Device, subscripts: str, shapes: list[tuple[int, ...]], seed: int, dtype: str) -> None:
@@ -151,18 +150,17 @@ def test_the_order_of_contractions_is_the_cheapest() -> None:
     assert len(steps(many, *[(3, 3)] * 8)) == 7
 
 
-async def test_a_path_is_followed(rng: np.random.Generator) -> None:
+async def test_a_path_is_followed(device: accel.Device, rng: np.random.Generator) -> None:
     arrays = [rng.standard_normal(shape) for shape in ((2, 3), (3, 4), (4, 5))]
     expected = np.einsum("ij,jk,kl->il", *arrays)
-    async with opened() as device:
-        refs = [await device.put(each) for each in arrays]
-        paths: list[Any] = ["greedy", "optimal", [(1, 2), (0, 1)], ["einsum_path", (0, 2), (0, 1)], [(0, 1, 2)]]
-        for optimize in paths:
-            made = await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=optimize)
-            np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
-        for wrong in ("best", 3, [(0, 1)], [(0, 3), (0, 1)], [(0, 0), (0, 1)], [(0,), (0, 1), (0, 1)], [0, 1]):
-            with pytest.raises(accel.InvalidArgumentError, match="optimize"):
-                await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=wrong)  # type: ignore[arg-type]
+    refs = [await device.put(each) for each in arrays]
+    paths: list[Any] = ["greedy", "optimal", [(1, 2), (0, 1)], ["einsum_path", (0, 2), (0, 1)], [(0, 1, 2)]]
+    for optimize in paths:
+        made = await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=optimize)
+        np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
+    for wrong in ("best", 3, [(0, 1)], [(0, 3), (0, 1)], [(0, 0), (0, 1)], [(0,), (0, 1), (0, 1)], [0, 1]):
+        with pytest.raises(accel.InvalidArgumentError, match="optimize"):
+            await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -182,66 +180,62 @@ async def test_a_path_is_followed(rng: np.random.Generator) -> None:
         (3, ((2,),), "subscripts is 3"),
     ],
 )
-async def test_wrong_subscripts_are_refused(subscripts: Any, shapes: Any, message: str) -> None:
-    async with opened() as device:
-        refs = [await device.zeros(shape) for shape in shapes]
-        with pytest.raises(accel.InvalidArgumentError, match=message) as caught:
-            await device.tensor.einsum(subscripts, *refs)
-        assert caught.value.op == "einsum"
+async def test_wrong_subscripts_are_refused(device: accel.Device, subscripts: Any, shapes: Any, message: str) -> None:
+    refs = [await device.zeros(shape) for shape in shapes]
+    with pytest.raises(accel.InvalidArgumentError, match=message) as caught:
+        await device.tensor.einsum(subscripts, *refs)
+    assert caught.value.op == "einsum"
 
 
-async def test_operands_and_out_are_checked() -> None:
-    async with opened() as device:
-        x, y = await device.zeros((2, 3)), await device.zeros((3, 2), "float64")
-        with pytest.raises(accel.InvalidArgumentError, match="differ in dtype"):
-            await device.tensor.einsum("ij,jk->ik", x, y)
-        with pytest.raises(accel.UnsupportedError, match="int32"):
-            await device.tensor.einsum("ij->ji", await device.zeros((2, 3), "int32"))
-        with pytest.raises(accel.InvalidArgumentError, match="out"):
-            await device.tensor.einsum("ij->ji", x, out=x)
-        with pytest.raises(accel.InvalidArgumentError, match="out"):
-            await device.tensor.einsum("ij->ji", x, out=await device.zeros((2, 3)))
-        with pytest.raises(accel.InvalidArgumentError, match="TF32"):
-            await device.tensor.einsum("ij->ji", y, allow_tf32=True)
-        with pytest.raises(accel.InvalidArgumentError, match="no operands"):
-            await device.tensor.einsum("")
-        with pytest.raises(TypeError, match=r"device\.tensor\.einsum\(\) .*optimise.*Did you mean 'optimize'"):
-            await device.tensor.einsum("ij->ji", x, optimise=True)  # type: ignore[call-arg]
-        for axes in (3, -1, ((0,), (0, 1)), ((5,), (0,)), ((0, 0), (0, 1)), (1,), ((0,), (0,))):
-            with pytest.raises(accel.InvalidArgumentError):
-                await device.tensor.tensordot(x, await device.zeros((3, 2)), axes)
+async def test_operands_and_out_are_checked(device: accel.Device) -> None:
+    x, y = await device.zeros((2, 3)), await device.zeros((3, 2), "float64")
+    with pytest.raises(accel.InvalidArgumentError, match="differ in dtype"):
+        await device.tensor.einsum("ij,jk->ik", x, y)
+    with pytest.raises(accel.UnsupportedError, match="int32"):
+        await device.tensor.einsum("ij->ji", await device.zeros((2, 3), "int32"))
+    with pytest.raises(accel.InvalidArgumentError, match="out"):
+        await device.tensor.einsum("ij->ji", x, out=x)
+    with pytest.raises(accel.InvalidArgumentError, match="out"):
+        await device.tensor.einsum("ij->ji", x, out=await device.zeros((2, 3)))
+    with pytest.raises(accel.InvalidArgumentError, match="TF32"):
+        await device.tensor.einsum("ij->ji", y, allow_tf32=True)
+    with pytest.raises(accel.InvalidArgumentError, match="no operands"):
+        await device.tensor.einsum("")
+    with pytest.raises(TypeError, match=r"device\.tensor\.einsum\(\) .*optimise.*Did you mean 'optimize'"):
+        await device.tensor.einsum("ij->ji", x, optimise=True)  # type: ignore[call-arg]
+    for axes in (3, -1, ((0,), (0, 1)), ((5,), (0,)), ((0, 0), (0, 1)), (1,), ((0,), (0,))):
+        with pytest.raises(accel.InvalidArgumentError):
+            await device.tensor.tensordot(x, await device.zeros((3, 2)), axes)
 
 
-async def test_it_writes_into_strided_views_and_reads_them(rng: np.random.Generator) -> None:
+async def test_it_writes_into_strided_views_and_reads_them(device: accel.Device, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((4, 6)), rng.standard_normal((6, 5))
-    async with opened() as device:
-        whole = await device.full((8, 10), -1.0, "float64")
-        x, y = await device.put(a), await device.put(b)
-        out = whole[::2, ::2]
-        assert await device.tensor.einsum("ij,jk->ik", x[:, ::-1], y[::-1], out=out) is out
-        found = await device.get(whole)
+    whole = await device.full((8, 10), -1.0, "float64")
+    x, y = await device.put(a), await device.put(b)
+    out = whole[::2, ::2]
+    assert await device.tensor.einsum("ij,jk->ik", x[:, ::-1], y[::-1], out=out) is out
+    found = await device.get(whole)
     np.testing.assert_allclose(found[::2, ::2], a @ b, atol=1e-12)
     assert (found[1::2] == -1).all()
     assert (found[:, 1::2] == -1).all()
 
 
-async def test_batches_and_graphs_record_it_as_one_op(rng: np.random.Generator) -> None:
+async def test_batches_and_graphs_record_it_as_one_op(device: accel.Device, rng: np.random.Generator) -> None:
     arrays = [rng.standard_normal(shape) for shape in ((4, 3, 5), (5, 4, 2), (2, 7))]
     expected = np.einsum("aij,jak,kl->lia", *arrays)
-    async with opened() as device:
-        refs = [await device.put(each) for each in arrays]
-        async with device.batch() as batch:
-            x = batch.elementwise.unary("neg", refs[0])
-            made = batch.elementwise.unary("neg", batch.tensor.einsum("aij,jak,kl->lia", x, *refs[1:]))
-            assert len(batch) == 3
-        np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
-        async with device.graph() as graph:
-            made = graph.tensor.tensordot(graph.tensor.einsum("aij,jak->ik", *refs[:2]), refs[2], 1)
-        for _ in range(2):
-            await device.put(a := rng.standard_normal((4, 3, 5)), out=refs[0])
-            await graph.replay()
-            np.testing.assert_allclose(await device.get(made), np.einsum("aij,jak,kl->il", a, *arrays[1:]), atol=1e-12)
-        await graph.aclose()
+    refs = [await device.put(each) for each in arrays]
+    async with device.batch() as batch:
+        x = batch.elementwise.unary("neg", refs[0])
+        made = batch.elementwise.unary("neg", batch.tensor.einsum("aij,jak,kl->lia", x, *refs[1:]))
+        assert len(batch) == 3
+    np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
+    async with device.graph() as graph:
+        made = graph.tensor.tensordot(graph.tensor.einsum("aij,jak->ik", *refs[:2]), refs[2], 1)
+    for _ in range(2):
+        await device.put(a := rng.standard_normal((4, 3, 5)), out=refs[0])
+        await graph.replay()
+        np.testing.assert_allclose(await device.get(made), np.einsum("aij,jak,kl->il", a, *arrays[1:]), atol=1e-12)
+    await graph.aclose()
 
 
 async def test_an_op_of_it_that_fails_is_its_own_place_in_a_batch() -> None:
@@ -262,44 +256,34 @@ async def test_an_op_of_it_that_fails_is_its_own_place_in_a_batch() -> None:
         assert caught.value.op_index is None
 
 
-async def test_buffers_in_between_are_freed_and_a_deadline_holds(rng: np.random.Generator) -> None:
-    async with opened() as device:
-        x = await device.put(rng.standard_normal((16, 16)))
-        before = device.info().memory.used
-        made = await device.tensor.einsum("ij,jk,kl->li", x, x, x)
-        gc.collect()
-        await device.get(x)
-        assert device.info().memory.used == before + made.nbytes
-        assert made.shape == (16, 16)
-        await device.free(made)
-        with pytest.raises(accel.DeadlineExceededError):
-            await device.tensor.einsum("ij,jk,kl->li", x, x, x, timeout=0)
-        op = pickle.loads(pickle.dumps(ops.Einsum("ij,jk->ik", (x, x))))  # refs travel as tokens
-        np.testing.assert_allclose(await device.get(await device.run(op)), (a := await device.get(x)) @ a, atol=1e-12)
+async def test_buffers_in_between_are_freed_and_a_deadline_holds(device: accel.Device, rng: np.random.Generator) -> None:
+    x = await device.put(rng.standard_normal((16, 16)))
+    before = device.info().memory.used
+    made = await device.tensor.einsum("ij,jk,kl->li", x, x, x)
+    gc.collect()
+    await device.get(x)
+    assert device.info().memory.used == before + made.nbytes
+    assert made.shape == (16, 16)
+    await device.free(made)
+    with pytest.raises(accel.DeadlineExceededError):
+        await device.tensor.einsum("ij,jk,kl->li", x, x, x, timeout=0)
+    op = pickle.loads(pickle.dumps(ops.Einsum("ij,jk->ik", (x, x))))  # refs travel as tokens
+    np.testing.assert_allclose(await device.get(await device.run(op)), (a := await device.get(x)) @ a, atol=1e-12)
 
 
-async def test_expressions_have_it(rng: np.random.Generator) -> None:
+async def test_expressions_have_it(device: accel.Device, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((4, 5)).astype(np.float32), rng.standard_normal((6, 5))
-    async with opened() as device:
-        xp = device.xp
-        x, y = xp.asarray(await device.put(a)), xp.asarray(await device.put(b))
-        z = xp.einsum("ij,kj->ki", x + 1, y) * 2
-        assert (z.shape, z.dtype) == ((6, 4), xp.float64)
-        found = await device.get((await z).ref)
-        np.testing.assert_allclose(found, 2 * b @ (a.astype(np.float64) + 1).T, atol=1e-6)
-        assert xp.einsum("ii", xp.asarray(await device.zeros((3, 3)))).shape == ()
-        with pytest.raises(accel.InvalidArgumentError, match="int32"):
-            xp.einsum("i->", xp.ones(3, dtype=xp.int32))
-        with pytest.raises(accel.InvalidArgumentError, match="has 1 operand"):
-            xp.einsum("i->", x, y)
-
-
-async def test_the_process_host_computes_it(rng: np.random.Generator) -> None:
-    a = rng.standard_normal((3, 4, 5))
-    async with opened(host="process") as device:
-        x = await device.put(a)
-        found = await device.get(await device.tensor.einsum("ijk,ljm->iklm", x, x))
-        np.testing.assert_allclose(found, np.einsum("ijk,ljm->iklm", a, a), atol=1e-12)
+    xp = device.xp
+    x, y = xp.asarray(await device.put(a)), xp.asarray(await device.put(b))
+    z = xp.einsum("ij,kj->ki", x + 1, y) * 2
+    assert (z.shape, z.dtype) == ((6, 4), xp.float64)
+    found = await device.get((await z).ref)
+    np.testing.assert_allclose(found, 2 * b @ (a.astype(np.float64) + 1).T, atol=1e-6)
+    assert xp.einsum("ii", xp.asarray(await device.zeros((3, 3)))).shape == ()
+    with pytest.raises(accel.InvalidArgumentError, match="int32"):
+        xp.einsum("i->", xp.ones(3, dtype=xp.int32))
+    with pytest.raises(accel.InvalidArgumentError, match="has 1 operand"):
+        xp.einsum("i->", x, y)
 
 
 async def test_the_families_that_compute_it_are_made_ready() -> None:

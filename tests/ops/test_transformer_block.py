@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.device_support import opened
-
 if TYPE_CHECKING:
     import accel
 
@@ -89,6 +87,5 @@ async def check_block(device: accel.Device, rng: np.random.Generator) -> None:
     await graph.aclose()
 
 
-async def test_a_transformer_block_in_a_batch_and_in_a_graph(rng: np.random.Generator) -> None:
-    async with opened() as device:
-        await check_block(device, rng)
+async def test_a_transformer_block_in_a_batch_and_in_a_graph(device: accel.Device, rng: np.random.Generator) -> None:
+    await check_block(device, rng)

@@ -17,15 +17,9 @@ from accel.testing import FaultPlan
 from tests.device_support import failure, generation, opened, used
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_view_describes_its_part(device: accel.Device) -> None:
