@@ -18,9 +18,12 @@ import pytest
 import uvloop
 
 from tests.child_support import descriptors
+from tests.device_support import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+
+    import accel
 
 QUICK = tuple(
     f"tests/{path}"
@@ -106,6 +109,20 @@ def _described(fd: str, target: str) -> str:
             return f"{target} {sock.family.name} {sock.getsockname()!r} to {sock.getpeername()!r}"
     except OSError as error:  # it has no peer, or is closed by now
         return f"{target} ({error})"
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    """A CPU device in this process."""
+    async with opened() as device:
+        yield device
+
+
+@pytest.fixture(params=["inline", "process"])
+async def hosted(request: pytest.FixtureRequest) -> AsyncIterator[accel.Device]:
+    """A CPU device in this process, and one in a child."""
+    async with opened(host=request.param) as device:
+        yield device
 
 
 def _opened_since(before: dict[str, str]) -> dict[str, str]:

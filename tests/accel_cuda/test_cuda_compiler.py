@@ -180,10 +180,11 @@ async def test_a_batch_launches_in_order(device: accel.Device, rng: np.random.Ge
     np.testing.assert_allclose(await device.get(z), 5.0 * x.astype(np.float64) @ x, rtol=1e-3, atol=1e-3)
 
 
-async def test_a_graph_replays_launches(device: accel.Device, rng: np.random.Generator) -> None:
+async def test_a_graph_replays_launches(rng: np.random.Generator) -> None:
     x = rng.standard_normal(4096).astype(np.float32)
     types = ("float32*", "const float32*", "int64", "float32")
-    program = (await device.compiler.compile(AXPY, "axpy<float>", parameters=types)).program
+    async with opened() as device:
+        program = (await device.compiler.compile(AXPY, "axpy<float>", parameters=types)).program
     async with opened() as device:  # nothing is loaded here yet: neither the kernel nor what elementwise needs
         rx = await device.put(x)
         async with device.graph() as graph:
@@ -214,10 +215,11 @@ async def test_a_slow_kernel_is_waited_for_by_other_libraries(streams: int, rng:
         assert np.array_equal(await device.get(out), x)
 
 
-async def test_a_kernel_from_elsewhere_is_loaded_at_its_first_launch(device: accel.Device, rng: np.random.Generator) -> None:
+async def test_a_kernel_from_elsewhere_is_loaded_at_its_first_launch(rng: np.random.Generator) -> None:
     x = rng.standard_normal(100).astype(np.float32)
-    made = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
-    token = pickle.dumps(made.program)
+    async with opened() as device:
+        made = await device.compiler.compile(AXPY, "axpy<float>", parameters=("float32*", "const float32*", "int64", "float32"))
+        token = pickle.dumps(made.program)
     async with opened() as device:
         kernel = pickle.loads(token)
         rx, ry = await device.put(x), await device.put(x)
@@ -430,25 +432,26 @@ async def test_blocks_of_a_cooperative_launch_meet_and_too_many_are_refused(devi
     await graph.aclose()
 
 
-async def test_an_address_is_lent_to_other_libraries(device: accel.Device) -> None:
+async def test_an_address_is_lent_to_other_libraries() -> None:
     cupy: Any = pytest.importorskip("cupy")
     spin = cupy.RawKernel('extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin")
-    ref = await device.full((4096,), 2.0)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:  # compiled before it is timed
-        spin((1,), (1,), (1,))
-        warm = cupy.zeros(8, "float32")
-        warm += 1
-    with ref[1024:].address(stream=stream.ptr) as pointer, stream:
-        array = cupy.ndarray((3072,), "float32", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, 4 * 3072, None), 0))
-        spin((1,), (1,), (100_000_000,))
-        array += 1
-        with pytest.raises(accel.InvalidArgumentError):
-            await device.free(ref)
-    assert not stream.done, "the kernel was too fast to prove anything"
-    found = await device.get(await device.elementwise.unary("neg", ref))
-    assert np.array_equal(found, np.concatenate([np.full(1024, -2.0), np.full(3072, -3.0)]))
-    await device.free(ref)
+    async with opened() as device:
+        ref = await device.full((4096,), 2.0)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:  # compiled before it is timed
+            spin((1,), (1,), (1,))
+            warm = cupy.zeros(8, "float32")
+            warm += 1
+        with ref[1024:].address(stream=stream.ptr) as pointer, stream:
+            array = cupy.ndarray((3072,), "float32", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, 4 * 3072, None), 0))
+            spin((1,), (1,), (100_000_000,))
+            array += 1
+            with pytest.raises(accel.InvalidArgumentError):
+                await device.free(ref)
+        assert not stream.done, "the kernel was too fast to prove anything"
+        found = await device.get(await device.elementwise.unary("neg", ref))
+        assert np.array_equal(found, np.concatenate([np.full(1024, -2.0), np.full(3072, -3.0)]))
+        await device.free(ref)
     async with opened(host="process") as device:
         ref = await device.zeros(4)
         with pytest.raises(accel.UnsupportedError), ref.address():

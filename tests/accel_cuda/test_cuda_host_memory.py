@@ -83,10 +83,12 @@ async def test_memory_that_torch_has_pinned_is_known_by_its_ends(device: accel.D
     assert np.array_equal(await device.get(await device.put(array)), array)
 
 
-async def test_a_pinned_array_outlives_its_device(device: accel.Device) -> None:
-    array = await device.pinned(MIB, "uint8")
-    expected, seed = fresh(MIB)
-    await device.get(await device.put(expected), out=array)
+async def test_a_pinned_array_outlives_its_device() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        array = await device.pinned(MIB, "uint8")
+        expected, seed = fresh(MIB)
+        await device.get(await device.put(expected), out=array)
     assert np.array_equal(array, expected), seed
     array[:] = 1
     assert array.sum() == MIB

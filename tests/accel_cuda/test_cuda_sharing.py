@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+import accel
 from tests.accel_cuda.cuda_programs import run_program
-
-if TYPE_CHECKING:
-    import accel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -27,7 +25,7 @@ def test_torch_in_the_same_process_goes_on() -> None:
     run_program("shares_the_context_with_torch")
 
 
-async def test_memory_that_torch_has_goes_with_the_tensor_when_the_device_is_closed(device: accel.Device) -> None:
+async def test_memory_that_torch_has_goes_with_the_tensor_when_the_device_is_closed() -> None:
     """And not before torch's work on it is over, which a slow kernel shows: unmapped under that, it would be a fault."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
@@ -35,7 +33,9 @@ async def test_memory_that_torch_has_goes_with_the_tensor_when_the_device_is_clo
     n = 64 << 20
     copy = torch.zeros(n, device="cuda")
     torch.cuda.synchronize()
-    tensor = torch.from_dlpack(await device.full((n,), 4.0))
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        tensor = torch.from_dlpack(await device.full((n,), 4.0))
     assert float(tensor[:1000].sum()) == 4000.0
     stream = torch.cuda.Stream()
     before, _ = torch.cuda.mem_get_info()

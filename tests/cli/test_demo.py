@@ -51,13 +51,11 @@ def test_the_same_seed_gives_the_same_split_and_no_digit_is_on_both_sides(digits
     assert both == set()
 
 
-async def test_the_model_is_right_often_enough_and_agrees_with_numpy(digits: Digits) -> None:
+async def test_the_model_is_right_often_enough_and_agrees_with_numpy(device: accel.Device, digits: Digits) -> None:
     seed = secrets.randbelow(1000)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await Model.load(device, digits, seed=seed)
-        labels = await model.predict(digits.held_out_images)
-        one = await model.classify([digits.held_out_images[0]])
+    model = await Model.load(device, digits, seed=seed)
+    labels = await model.predict(digits.held_out_images)
+    one = await model.classify([digits.held_out_images[0]])
     assert np.mean(labels == digits.held_out_labels) >= 0.93, f"seed {seed}"
     scores = model.reference(digits.held_out_images)
     assert np.all(scores[np.arange(len(labels)), labels] >= scores.max(axis=1) - 1e-4), f"seed {seed}"

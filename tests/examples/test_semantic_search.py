@@ -167,11 +167,10 @@ def test_vectors_have_length_1_whatever_they_are_padded_to(encoder: Encoder, rng
     assert np.allclose(together[:4], alone, atol=1e-4)
 
 
-async def test_the_torch_module_computes_what_the_onnx_file_does(encoder: Encoder, rng: np.random.Generator) -> None:
+async def test_the_torch_module_computes_what_the_onnx_file_does(device: accel.Device, encoder: Encoder, rng: np.random.Generator) -> None:
     rows = rng.integers(1, tokens.VOCABULARY, (5, 30))
-    async with opened() as device:
-        texts = await load_torch_encoder(device)
-        found = await bounded(texts.model.numpy(rows))
+    texts = await load_torch_encoder(device)
+    found = await bounded(texts.model.numpy(rows))
     assert np.allclose(found, encoder(rows.tolist()), atol=1e-5)
 
 

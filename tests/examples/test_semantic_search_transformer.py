@@ -177,7 +177,9 @@ async def test_a_folder_of_a_transformers_model_encodes_texts(make: Any, tmp_pat
             np.testing.assert_allclose(answer, expected(hidden, text, 192), atol=2e-5)
 
 
-async def test_the_search_takes_the_folder_that_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_takes_the_folder_that_the_environment_names(
+    device: accel.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = stand_in(tmp_path, monkeypatch)
     documents = [Document(name, "the", "sparse matrix", "") for name in ("a", "eigen", "value")]
 
@@ -186,17 +188,15 @@ async def test_the_search_takes_the_folder_that_the_environment_names(tmp_path: 
 
     monkeypatch.setattr(service, "_read_corpus", corpus)
     monkeypatch.setenv(service.FOLDER, str(tmp_path))
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        async with service.open_search(device) as search:
-            async with asyncio.timeout(60):
-                while search.phase != "ready":
-                    assert search.phase != "failed"
-                    await asyncio.sleep(0)
-            found = await search.find("eigen", 3)
-            assert found[0][0].name == "eigen"
-            assert search.index.count == 3
-            vector = await search.encoder.submit({"input_ids": np.array([2, 7, 3]), "attention_mask": np.ones(3, np.int64)})
-            np.testing.assert_allclose(vector, expected(hidden, "eigen", 48), atol=2e-5)
-            with pytest.raises(accel.LibraryError, match="index"):
-                await search.send_poison()
+    async with service.open_search(device) as search:
+        async with asyncio.timeout(60):
+            while search.phase != "ready":
+                assert search.phase != "failed"
+                await asyncio.sleep(0)
+        found = await search.find("eigen", 3)
+        assert found[0][0].name == "eigen"
+        assert search.index.count == 3
+        vector = await search.encoder.submit({"input_ids": np.array([2, 7, 3]), "attention_mask": np.ones(3, np.int64)})
+        np.testing.assert_allclose(vector, expected(hidden, "eigen", 48), atol=2e-5)
+        with pytest.raises(accel.LibraryError, match="index"):
+            await search.send_poison()

@@ -16,15 +16,9 @@ from accel.device import Batch
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import accel
-from tests.device_support import failure, opened
+from tests.device_support import failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     Matrices = np.ndarray[Any, Any]
 
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 STACKS: tuple[tuple[int, ...], ...] = ((), (3,), (2, 1, 2), (0,), (2, 0))
 DTYPES = ("float64", "complex128")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def same(got: accel.Array, expected: Any, rtol: float = 1e-9) -> None:

@@ -66,46 +66,42 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence().entropy)
 
 
-async def test_a_network_is_recorded_and_gives_the_same_results(rng: np.random.Generator, graphs: Graphs) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
-        w, v, b = rng.standard_normal((8, 16)), rng.standard_normal((16, 4)), rng.standard_normal(16)
-        weights = await accel.evaluate(*map(xp.asarray, (w, v, b)))
-        found = []
-        for _ in range(7):
-            x = rng.standard_normal((5, 8))
-            there = await xp.asarray(x)
-            y, z = await accel.evaluate(hidden := (there @ weights[0] + weights[2]).relu(), hidden @ weights[1] * 2.0 + there.sum())
-            found.append((x, y, z))
-        for x, y, z in found:  # at the end: no call may have overwritten what an earlier one returned
-            hidden_ = np.maximum(x @ w + b, 0)
-            np.testing.assert_allclose(await y.numpy(), hidden_, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(await z.numpy(), hidden_ @ v * 2.0 + x.sum(), rtol=1e-12, atol=1e-12)
-        assert graphs.calls == 4
+async def test_a_network_is_recorded_and_gives_the_same_results(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+    xp = device.xp
+    w, v, b = rng.standard_normal((8, 16)), rng.standard_normal((16, 4)), rng.standard_normal(16)
+    weights = await accel.evaluate(*map(xp.asarray, (w, v, b)))
+    found = []
+    for _ in range(7):
+        x = rng.standard_normal((5, 8))
+        there = await xp.asarray(x)
+        y, z = await accel.evaluate(hidden := (there @ weights[0] + weights[2]).relu(), hidden @ weights[1] * 2.0 + there.sum())
+        found.append((x, y, z))
+    for x, y, z in found:  # at the end: no call may have overwritten what an earlier one returned
+        hidden_ = np.maximum(x @ w + b, 0)
+        np.testing.assert_allclose(await y.numpy(), hidden_, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(await z.numpy(), hidden_ @ v * 2.0 + x.sum(), rtol=1e-12, atol=1e-12)
+    assert graphs.calls == 4
 
 
 async def test_operands_that_begin_to_vary_are_copied_from_then_on(
-    rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
+    xp = device.xp
+    a, b = rng.standard_normal((2, 6))
+    x, y = await accel.evaluate(xp.asarray(a), xp.asarray(b))
+    for _ in range(5):
+        np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
+    assert graphs.calls == 2
+    for _ in range(6):
+        b = rng.standard_normal(6)
+        y = await xp.asarray(b)
+        np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
+    assert graphs.calls == 5
+    for _ in range(6):  # both vary now
         a, b = rng.standard_normal((2, 6))
         x, y = await accel.evaluate(xp.asarray(a), xp.asarray(b))
-        for _ in range(5):
-            np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
-        assert graphs.calls == 2
-        for _ in range(6):
-            b = rng.standard_normal(6)
-            y = await xp.asarray(b)
-            np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
-        assert graphs.calls == 5
-        for _ in range(6):  # both vary now
-            a, b = rng.standard_normal((2, 6))
-            x, y = await accel.evaluate(xp.asarray(a), xp.asarray(b))
-            np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
-        assert graphs.calls == 8
+        np.testing.assert_allclose(await (x * y - 1.0).numpy(), a * b - 1.0)
+    assert graphs.calls == 8
 
 
 @pytest.mark.parametrize(
@@ -135,91 +131,83 @@ async def test_expressions_that_differ_in_a_number_do_not_share_a_graph(
                 np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
-async def test_a_recorded_graph_keeps_no_operand_alive(rng: np.random.Generator, graphs: Graphs) -> None:
+async def test_a_recorded_graph_keeps_no_operand_alive(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
     graphs.keeps_ops = False  # as a GPU's; the results are of no interest
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
-        weights, x = await accel.evaluate(xp.asarray(rng.standard_normal((64, 64))), xp.asarray(rng.standard_normal((64, 64))))
-        for _ in range(5):
-            x = await (x @ weights * 0.1)
-        assert graphs.calls == 2
-        dropped = weakref.ref(weights.ref)
-        del weights, x
-        gc.collect()
-        assert dropped() is None
+    xp = device.xp
+    weights, x = await accel.evaluate(xp.asarray(rng.standard_normal((64, 64))), xp.asarray(rng.standard_normal((64, 64))))
+    for _ in range(5):
+        x = await (x @ weights * 0.1)
+    assert graphs.calls == 2
+    dropped = weakref.ref(weights.ref)
+    del weights, x
+    gc.collect()
+    assert dropped() is None
 
 
-async def test_writes_before_and_behind_keep_their_order(rng: np.random.Generator, graphs: Graphs) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
-        x = await xp.asarray(np.zeros(1000))
-        for number in range(12):
-            await device.put(np.full(1000, float(number)), out=x.ref)
-            task = asyncio.ensure_future((x * 2.0 + 1.0).numpy())
-            await asyncio.sleep(0)
-            later = asyncio.ensure_future(device.put(np.full(1000, -1.0), out=x.ref))
-            np.testing.assert_array_equal(await task, np.full(1000, 2.0 * number + 1.0))
-            await later
+async def test_writes_before_and_behind_keep_their_order(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+    xp = device.xp
+    x = await xp.asarray(np.zeros(1000))
+    for number in range(12):
+        await device.put(np.full(1000, float(number)), out=x.ref)
+        task = asyncio.ensure_future((x * 2.0 + 1.0).numpy())
+        await asyncio.sleep(0)
+        later = asyncio.ensure_future(device.put(np.full(1000, -1.0), out=x.ref))
+        np.testing.assert_array_equal(await task, np.full(1000, 2.0 * number + 1.0))
+        await later
 
 
-async def test_two_tasks_share_a_graph(rng: np.random.Generator, graphs: Graphs) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
+async def test_two_tasks_share_a_graph(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+    xp = device.xp
 
-        async def client() -> None:
-            for _ in range(20):
-                a = rng.standard_normal((4, 4))
-                x = await xp.asarray(a)
-                np.testing.assert_allclose(await (x @ x + 1.0).numpy(), a @ a + 1.0)
+    async def client() -> None:
+        for _ in range(20):
+            a = rng.standard_normal((4, 4))
+            x = await xp.asarray(a)
+            np.testing.assert_allclose(await (x @ x + 1.0).numpy(), a @ a + 1.0)
 
-        await asyncio.gather(*[client() for _ in range(8)])
-        assert len(xp.recordings._structures) >= 1
+    await asyncio.gather(*[client() for _ in range(8)])
+    assert len(xp.recordings._structures) >= 1
 
 
-async def test_large_expressions_are_not_recorded(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_expressions_are_not_recorded(device: accel.Device, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "_MOST_BYTES", 1000)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.xp.asarray(np.ones(1000))
-        for _ in range(5):
-            await (x + 1.0)
-        assert graphs.calls == 0
+    x = await device.xp.asarray(np.ones(1000))
+    for _ in range(5):
+        await (x + 1.0)
+    assert graphs.calls == 0
 
 
-async def test_the_memory_of_recorded_graphs_is_bounded(rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_recorded_graphs_is_bounded(
+    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recordings, "_MOST_KEPT", 100_000)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
-        a = rng.standard_normal(4000)
-        x = await xp.asarray(a)
-        for number in range(10):
-            for _ in range(4):
-                np.testing.assert_allclose(await (x + float(number)).numpy(), a + number)
-        assert xp.recordings._kept <= 100_000
-        kept = [each for each in xp.recordings._structures.values() if each.function is not None]
-        assert 1 <= len(kept) <= 3
-
-
-async def test_after_a_rebuild_it_is_recorded_anew(rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        xp = device.xp
-        a = rng.standard_normal(10)
-        x = xp.asarray(await device.put(a, durable=True))
+    xp = device.xp
+    a = rng.standard_normal(4000)
+    x = await xp.asarray(a)
+    for number in range(10):
         for _ in range(4):
-            np.testing.assert_allclose(await (x * 3.0).numpy(), a * 3)
-        generation, calls = device.generation, graphs.calls
-        device._host.context.report_fault(accel.DriverError("made up", scope=accel.FaultScope.CONTEXT))
-        async for now in device.generations():
-            if now > generation:
-                break
-        for _ in range(5):
-            np.testing.assert_allclose(await (x * 3.0).numpy(), a * 3)
-        assert graphs.calls - calls == 2
+            np.testing.assert_allclose(await (x + float(number)).numpy(), a + number)
+    assert xp.recordings._kept <= 100_000
+    kept = [each for each in xp.recordings._structures.values() if each.function is not None]
+    assert 1 <= len(kept) <= 3
+
+
+async def test_after_a_rebuild_it_is_recorded_anew(
+    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xp = device.xp
+    a = rng.standard_normal(10)
+    x = xp.asarray(await device.put(a, durable=True))
+    for _ in range(4):
+        np.testing.assert_allclose(await (x * 3.0).numpy(), a * 3)
+    generation, calls = device.generation, graphs.calls
+    device._host.context.report_fault(accel.DriverError("made up", scope=accel.FaultScope.CONTEXT))
+    async for now in device.generations():
+        if now > generation:
+            break
+    for _ in range(5):
+        np.testing.assert_allclose(await (x * 3.0).numpy(), a * 3)
+    assert graphs.calls - calls == 2
 
 
 @pytest.mark.parametrize("options", [{"debug": True}, {"faults": FaultPlan()}], ids=["debug", "faults"])
@@ -232,13 +220,11 @@ async def test_devices_that_count_ops_record_nothing(options: Any, graphs: Graph
         assert graphs.calls == 0
 
 
-async def test_a_result_that_is_an_operand_is_not_recorded(graphs: Graphs) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.xp.asarray(np.arange(6.0))
-        for _ in range(6):
-            y = await device.xp.reshape(x, (2, 3))
-            np.testing.assert_array_equal(await y.numpy(), np.arange(6.0).reshape(2, 3))
+async def test_a_result_that_is_an_operand_is_not_recorded(device: accel.Device, graphs: Graphs) -> None:
+    x = await device.xp.asarray(np.arange(6.0))
+    for _ in range(6):
+        y = await device.xp.reshape(x, (2, 3))
+        np.testing.assert_array_equal(await y.numpy(), np.arange(6.0).reshape(2, 3))
 
 
 async def test_a_process_host_calls_recorded_graphs(rng: np.random.Generator) -> None:

@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 import accel
-from tests.device_support import opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def same(got: accel.Array, expected: Any) -> None:

@@ -356,22 +356,20 @@ async def test_an_application_that_starts_again_serves_its_new_service(rng: np.r
             np.testing.assert_allclose(answer.json()["y"], expected(weights, x), **TOLERANCE)
 
 
-async def test_what_cannot_be_mounted_is_refused(rng: np.random.Generator) -> None:
+async def test_what_cannot_be_mounted_is_refused(device: accel.Device, rng: np.random.Generator) -> None:
     app = FastAPI()
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        async with affine_service(affine(rng))(device) as service:
-            with pytest.raises(accel.InvalidArgumentError, match=r"accel.serve\(model\)"):
-                with_fastapi.add_model(app, "/m", service.model)
-            with pytest.raises(accel.InvalidArgumentError, match="slash"):
-                with_fastapi.add_model(app, "m", service)
-            for wrong in ({"timeout": 0}, {"timeout": "1"}, {"max_list": -1}, {"max_list": True}, {"body_limit": 0}, {"body_timeout": 0}):
-                with pytest.raises(accel.InvalidArgumentError, match=next(iter(wrong))):
-                    with_fastapi.add_model(app, "/m", service, **wrong)
-            with_fastapi.add_model(app, "/m", service)
-            async with other_service(Mean, SEQUENCES, {"batch": (1,), "length": (4, 8)})(device) as other:
-                with pytest.raises(accel.InvalidArgumentError, match="another path"):
-                    with_fastapi.add_model(app, "/m", other)
+    async with affine_service(affine(rng))(device) as service:
+        with pytest.raises(accel.InvalidArgumentError, match=r"accel.serve\(model\)"):
+            with_fastapi.add_model(app, "/m", service.model)
+        with pytest.raises(accel.InvalidArgumentError, match="slash"):
+            with_fastapi.add_model(app, "m", service)
+        for wrong in ({"timeout": 0}, {"timeout": "1"}, {"max_list": -1}, {"max_list": True}, {"body_limit": 0}, {"body_timeout": 0}):
+            with pytest.raises(accel.InvalidArgumentError, match=next(iter(wrong))):
+                with_fastapi.add_model(app, "/m", service, **wrong)
+        with_fastapi.add_model(app, "/m", service)
+        async with other_service(Mean, SEQUENCES, {"batch": (1,), "length": (4, 8)})(device) as other:
+            with pytest.raises(accel.InvalidArgumentError, match="another path"):
+                with_fastapi.add_model(app, "/m", other)
 
 
 async def test_complex_numbers_are_refused_because_json_has_none(serving: Any) -> None:

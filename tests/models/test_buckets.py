@@ -194,20 +194,6 @@ def test_examples_that_are_made_are_finite_and_no_row_is_that_of_the_seed_before
             assert set(one.real.flat) == {0, 1}
 
 
-def test_a_wrong_shape_is_told_with_what_is_wrong() -> None:
-    buckets = Buckets({"x": TensorSpec(("batch", "n", 3), "float32"), "y": TensorSpec(("n",), "float32")})
-    cases: list[tuple[dict[str, tuple[int, ...]], str]] = [
-        ({"x": (2, 5, 4), "y": (5,)}, "Give dimension 2 the length 3."),
-        ({"x": (2, 5), "y": (5,)}, "Give an array of 3 dimensions."),
-        ({"x": (2, 5, 3), "y": (4,)}, "Give dimension 0 the length 5."),
-        ({"x": (2, 0, 3), "y": (0,)}, "Give dimension 1 a length of 1 or more."),
-    ]
-    for shapes, remedy in cases:
-        with pytest.raises(InvalidArgumentError) as caught:
-            buckets.sizes(shapes)
-        assert caught.value.remedy == remedy
-
-
 def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(rng: np.random.Generator) -> None:
     shapes: Any = (
         ("batch", 16),

@@ -12,7 +12,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, until, used
-from tests.model_support import SEQUENCES, X, affine, expected
+from tests.model_support import X, affine, expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,41 +60,26 @@ def rows(rng: np.random.Generator, n: int) -> Array:
     return rng.standard_normal((n, 5), np.float32)
 
 
-@ON_EVERY_HOST
-async def test_a_function_answers_batches_of_any_size(host: Any, rng: np.random.Generator) -> None:
+async def test_a_function_answers_batches_of_any_size(hosted: accel.Device, rng: np.random.Generator) -> None:
     weights = affine(rng)
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        before = used(device)
-        model = await loaded(device, weights)
-        assert model.outputs.shapes == (("batch", 3), ("batch",))
-        for n in (1, 3, 8, 21):
-            x = rows(rng, n)
-            check(await model.numpy(x), weights, x)
-            refs = await model(await device.put(x))
-            assert isinstance(refs["y"], accel.AccelRef)
-            assert refs["y"].shape == (n, 3)
-            check({name: await device.get(ref) for name, ref in refs.items()}, weights, x)
-            del refs
-        assert model.forwards == {(1,): 2, (4,): 2, (8,): 8}
-        async with accel.serve(model) as service:
-            items = rows(rng, 30)
-            answers = await bounded(asyncio.gather(*[service.submit(each) for each in items]))
-            check({name: np.stack([each[name] for each in answers]) for name in ("y", "total")}, weights, items)
-        await model.aclose()
-        await until(lambda: used(device) == before)
-
-
-@ON_EVERY_HOST
-async def test_inputs_are_padded_and_outputs_cut(host: Any, rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await device.load_model(masked, inputs=SEQUENCES, buckets={"batch": (4,), "length": (6, 8)})
-        assert model.outputs.shapes == (("batch",), ("batch", "length"))
-        ids = rng.integers(0, 1000, (3, 7))
-        total, same = await model.numpy(ids, mask=np.ones((3, 7)))
-        np.testing.assert_array_equal(total, ids.sum(axis=1))
-        np.testing.assert_array_equal(same, ids)
+    before = used(hosted)
+    model = await loaded(hosted, weights)
+    assert model.outputs.shapes == (("batch", 3), ("batch",))
+    for n in (1, 3, 8, 21):
+        x = rows(rng, n)
+        check(await model.numpy(x), weights, x)
+        refs = await model(await hosted.put(x))
+        assert isinstance(refs["y"], accel.AccelRef)
+        assert refs["y"].shape == (n, 3)
+        check({name: await hosted.get(ref) for name, ref in refs.items()}, weights, x)
+        del refs
+    assert model.forwards == {(1,): 2, (4,): 2, (8,): 8}
+    async with accel.serve(model) as service:
+        items = rows(rng, 30)
+        answers = await bounded(asyncio.gather(*[service.submit(each) for each in items]))
+        check({name: np.stack([each[name] for each in answers]) for name in ("y", "total")}, weights, items)
+    await model.aclose()
+    await until(lambda: used(hosted) == before)
 
 
 @ON_EVERY_HOST
@@ -117,36 +102,19 @@ async def test_a_function_serves_on_after_a_fault_with_the_same_weights(host: An
         check({name: np.stack([each[name] for each in answers]) for name in ("y", "total")}, weights, x)
 
 
-async def test_other_weights_are_swapped_in(rng: np.random.Generator) -> None:
-    old, new = affine(rng), affine(rng, 2)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await loaded(device, old)
-        x = rows(rng, 3)
-        assert await model.swap(new, canaries=list(x)) == 2
-        check(await model.numpy(x), new, x)
-        assert await model.rollback() == 1
-        check(await model.numpy(x), old, x)
-        error = await failure(model.swap({"w": new["w"]}), accel.LibraryError)
-        assert isinstance(error.__cause__, KeyError)
-        check(await model.numpy(x), old, x)
+async def test_what_a_function_raises_is_an_error_of_the_model(device: accel.Device, rng: np.random.Generator) -> None:
+    model = await device.load_model(scaled, inputs=X, buckets={"batch": (4,)}, options={"by": 3.0})
+    x = rows(rng, 4)
+    np.testing.assert_allclose(await model.numpy(x), 3 * x, rtol=1e-6)
+    x[2] = 666
+    error = await failure(model.numpy(x), accel.LibraryError)
+    assert isinstance(error.__cause__, ArithmeticError)
+    async with accel.serve(model) as service:
+        answers = await bounded(asyncio.gather(*[service.submit(each) for each in x], return_exceptions=True))
+    assert [type(each) for each in answers] == [np.ndarray, np.ndarray, accel.LibraryError, np.ndarray]
 
 
-async def test_what_a_function_raises_is_an_error_of_the_model(rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await device.load_model(scaled, inputs=X, buckets={"batch": (4,)}, options={"by": 3.0})
-        x = rows(rng, 4)
-        np.testing.assert_allclose(await model.numpy(x), 3 * x, rtol=1e-6)
-        x[2] = 666
-        error = await failure(model.numpy(x), accel.LibraryError)
-        assert isinstance(error.__cause__, ArithmeticError)
-        async with accel.serve(model) as service:
-            answers = await bounded(asyncio.gather(*[service.submit(each) for each in x], return_exceptions=True))
-        assert [type(each) for each in answers] == [np.ndarray, np.ndarray, accel.LibraryError, np.ndarray]
-
-
-async def test_a_deadline_ends_a_function(rng: np.random.Generator) -> None:
+async def test_a_deadline_ends_a_function(device: accel.Device, rng: np.random.Generator) -> None:
     entered = asyncio.Event()
     waits = False
 
@@ -159,18 +127,16 @@ async def test_a_deadline_ends_a_function(rng: np.random.Generator) -> None:
     async def impatient(device: accel.Device, *, x: accel.AccelRef) -> accel.AccelRef:
         raise TimeoutError("of its own")
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await device.load_model(waiting, inputs=X)
-        x = rows(rng, 3)
-        np.testing.assert_array_equal(await model.numpy(x, timeout=10.0), x)
-        waits = True
-        await failure(model.numpy(x, timeout=0.05), accel.DeadlineExceededError)
-        assert entered.is_set()
-        await failure(device.load_model(impatient, inputs=X), accel.LibraryError)
+    model = await device.load_model(waiting, inputs=X)
+    x = rows(rng, 3)
+    np.testing.assert_array_equal(await model.numpy(x, timeout=10.0), x)
+    waits = True
+    await failure(model.numpy(x, timeout=0.05), accel.DeadlineExceededError)
+    assert entered.is_set()
+    await failure(device.load_model(impatient, inputs=X), accel.LibraryError)
 
 
-async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> None:
+async def test_what_is_no_such_function_is_refused(device: accel.Device, rng: np.random.Generator) -> None:
     async def on_host(device: accel.Device, *, x: accel.AccelRef) -> Any:
         return await device.get(x)
 
@@ -184,23 +150,21 @@ async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> 
         found = {"a": x, "b": await device.elementwise.unary("neg", x)}
         return dict(reversed(found.items())) if x.shape[0] > 5 else found
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        before = used(device)
-        cases: list[tuple[Any, dict[str, Any]]] = [
-            (on_host, {}),
-            (masked, {}),
-            (scaled, {"weights": affine(rng)}),
-            (scaled, {"options": {"of": 3}}),
-            (scaled, {"options": {"x": 3}}),
-            (tanh_of_affine, {"weights": affine(rng), "options": {"weights": {}}}),
-            (anything, {"weights": affine(rng), "inputs": {"weights": X["x"]}}),
-            ("tests.models.test_functions:scaled", {}),
-        ]
-        for function, options in cases:
-            await failure(device.load_model(function, **{"inputs": X, **options}), accel.InvalidArgumentError)
-            gc.collect()  # what pytest has kept of the error
-            await until(lambda: used(device) == before)
-        for function in (fickle, turning):
-            model = await device.load_model(function, inputs=X)
-            await failure(model.numpy(rows(rng, 9)), accel.LibraryError)
+    before = used(device)
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (on_host, {}),
+        (masked, {}),
+        (scaled, {"weights": affine(rng)}),
+        (scaled, {"options": {"of": 3}}),
+        (scaled, {"options": {"x": 3}}),
+        (tanh_of_affine, {"weights": affine(rng), "options": {"weights": {}}}),
+        (anything, {"weights": affine(rng), "inputs": {"weights": X["x"]}}),
+        ("tests.models.test_functions:scaled", {}),
+    ]
+    for function, options in cases:
+        await failure(device.load_model(function, **{"inputs": X, **options}), accel.InvalidArgumentError)
+        gc.collect()  # what pytest has kept of the error
+        await until(lambda: used(device) == before)
+    for function in (fickle, turning):
+        model = await device.load_model(function, inputs=X)
+        await failure(model.numpy(rows(rng, 9)), accel.LibraryError)

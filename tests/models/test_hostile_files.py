@@ -155,14 +155,13 @@ async def test_what_a_file_declares_takes_no_memory_of_the_service(
 
 
 async def test_without_a_limit_the_memory_of_the_machine_bounds_what_a_file_declares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: accel.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version, "memory_size", lambda: 1 << 30)
-    async with opened() as device:
-        with Peak() as peak:
-            error = await failure(device.load_model(wide_input(tmp_path)), accel.OutOfMemoryError)
-        assert (error.limit, error.requested) == (1 << 28, 2 << 30)
-        assert peak.nbytes < 48 << 20
+    with Peak() as peak:
+        error = await failure(device.load_model(wide_input(tmp_path)), accel.OutOfMemoryError)
+    assert (error.limit, error.requested) == (1 << 28, 2 << 30)
+    assert peak.nbytes < 48 << 20
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors", ".pt", ".safetensors.index.json"])
@@ -262,12 +261,13 @@ def test_a_field_whose_number_is_written_with_bits_too_many_is_seen() -> None:
     assert not any(onnx_format._elsewhere(memoryview(located), "node", 0))
 
 
-async def test_a_file_beside_is_not_read_whatever_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_beside_is_not_read_whatever_the_working_directory(
+    device: accel.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = model(ADD, initializers=[numpy_helper.from_array(np.ones(4, "f4"), "w")])
     onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1)
     monkeypatch.chdir(tmp_path)
-    async with opened() as device:
-        assert "data in other files" in str(await failure(device.load_model("m.onnx"), accel.InvalidArgumentError))
+    assert "data in other files" in str(await failure(device.load_model("m.onnx"), accel.InvalidArgumentError))
 
 
 def test_damaged_protocol_buffers_are_refused_or_taken(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_damaged_protocol_buffers_are_refused_or_taken(rng: np.random.Generator,
 # -- valid oddities
 
 
-async def test_valid_oddities_of_safetensors_are_loaded(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_valid_oddities_of_safetensors_are_loaded(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     values = rng.standard_normal(2).astype(np.float32)
     header = {
         "__metadata__": None,
@@ -298,9 +298,8 @@ async def test_valid_oddities_of_safetensors_are_loaded(rng: np.random.Generator
         "none": {"dtype": "BOOL", "shape": [0], "data_offsets": [0, 0]},
     }
     path = safetensors_file(tmp_path / "odd.safetensors", header, values.tobytes() + b"\7")
-    async with opened() as device:
-        refs = await load_weights(device, path, system=device._core.system)
-        found = {name: await device.get(ref) for name, ref in refs.items()}
+    refs = await load_weights(device, path, system=device._core.system)
+    found = {name: await device.get(ref) for name, ref in refs.items()}
     assert {name: (array.shape, str(array.dtype)) for name, array in found.items()} == {
         "deep": ((1,) * 32 + (2,), "float32"),
         "deepest": ((1,) * 64, "uint8"),
@@ -317,7 +316,7 @@ class Tagged(torch.nn.Module):
         self.tied = self.weight
 
 
-async def test_state_dicts_of_any_layout_are_loaded(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_state_dicts_of_any_layout_are_loaded(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     base = torch.from_numpy(rng.standard_normal((6, 5)))
     tagged = base[0].clone()
     tagged.note = "an attribute"  # type: ignore[attr-defined]
@@ -335,16 +334,15 @@ async def test_state_dicts_of_any_layout_are_loaded(rng: np.random.Generator, tm
         "rate": 0.5,
     }
     torch.save(tensors, tmp_path / "m.pt")
-    async with opened() as device:
-        refs = await load_weights(device, tmp_path / "m.pt", system=device._core.system)
-        assert refs["weight"] is refs["tied"]
-        for name, given in tensors.items():
-            expected = given.detach().contiguous() if isinstance(given, torch.Tensor) else torch.tensor(given, dtype=torch.float64)
-            found = await device.get(refs[name])
-            assert found.shape == tuple(expected.shape), name
-            assert found.astype(np.float64 if name in ("step", "rate") else found.dtype).tobytes() == bytes(
-                expected.reshape(-1).view(torch.uint8).numpy()
-            ), name
+    refs = await load_weights(device, tmp_path / "m.pt", system=device._core.system)
+    assert refs["weight"] is refs["tied"]
+    for name, given in tensors.items():
+        expected = given.detach().contiguous() if isinstance(given, torch.Tensor) else torch.tensor(given, dtype=torch.float64)
+        found = await device.get(refs[name])
+        assert found.shape == tuple(expected.shape), name
+        assert found.astype(np.float64 if name in ("step", "rate") else found.dtype).tobytes() == bytes(
+            expected.reshape(-1).view(torch.uint8).numpy()
+        ), name
 
 
 def test_parts_of_tensors_of_any_strides_are_gathered(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,7 +584,7 @@ async def test_what_the_process_says_is_checked(kind: Kind, content: Any, tmp_pa
         answer.received(kind, text.encode(), [])
 
 
-async def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+async def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(device: accel.Device, tmp_path: Path) -> None:
     header = {"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}
     path = safetensors_file(tmp_path / "m.safetensors", header, b"abc")
 
@@ -594,7 +592,6 @@ async def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(tmp_path: 
         if not done:
             safetensors_file(tmp_path / "other", header, b"xyz").replace(path)
 
-    async with opened() as device:
-        error = await failure(load_weights(device, path, system=device._core.system, on_progress=replace), accel.InvalidArgumentError)
-        assert "was changed" in str(error)
-        assert used(device) == 0
+    error = await failure(load_weights(device, path, system=device._core.system, on_progress=replace), accel.InvalidArgumentError)
+    assert "was changed" in str(error)
+    assert used(device) == 0

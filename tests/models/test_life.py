@@ -17,7 +17,7 @@ from accel.models import version
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, until, used
-from tests.model_support import Affine, Scribbling, X, affine, expected
+from tests.model_support import Affine, Scribbling, X, affine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -253,7 +253,9 @@ async def test_closing_while_a_library_opens_is_no_fault(host: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("module", [version, model_module])
-async def test_closing_the_device_ends_a_load(module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_the_device_ends_a_load(
+    device: accel.Device, module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = asyncio.Event()
 
     async def sticks(*_: object, **__: object) -> Any:
@@ -261,12 +263,10 @@ async def test_closing_the_device_ends_a_load(module: Any, rng: np.random.Genera
         return await never()
 
     monkeypatch.setattr(module, "load_weights" if module is version else "collect", sticks)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        load = task(loaded(device, rng))
-        await bounded(begun.wait())
-        await bounded(device.aclose())
-        await failure(load, accel.ClosedError)
+    load = task(loaded(device, rng))
+    await bounded(begun.wait())
+    await bounded(device.aclose())
+    await failure(load, accel.ClosedError)
 
 
 async def test_a_model_that_was_closed_while_its_device_was_lost_is_not_opened_again(
@@ -288,20 +288,6 @@ async def test_a_model_that_was_closed_while_its_device_was_lost_is_not_opened_a
         assert await serving(kept) == 2
 
 
-async def test_weights_that_failed_in_service_go_at_once(rng: np.random.Generator) -> None:
-    """After a rollback that a request caused, no swap or close has to come first."""
-    weights, x = affine(rng), rng.standard_normal((2, 5), np.float32)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await loaded(device, rng, weights=weights)
-        before = used(device)
-        await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
-        answers = await model.rows([model.item(each) for each in x], check_finite=True)
-        np.testing.assert_allclose([each["y"] for each in answers], expected(weights, x), rtol=2e-6, atol=2e-6)
-        await given_back(device, before)
-        assert model.version == 1
-
-
 @pytest.mark.parametrize("made", ["WritesUnseen", "WritesByNumpy", "WritesParameter"])
 async def test_a_module_that_changes_its_weights_is_refused(made: str) -> None:
     pytest.importorskip("torch")
@@ -313,65 +299,59 @@ async def test_a_module_that_changes_its_weights_is_refused(made: str) -> None:
         await given_back(device, before)
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_a_swap_to_a_model_that_changes_its_weights_is_refused(host: Any, rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        before = used(device)
-        written = {**affine(rng), "w": np.full((5, 3), 0x01010101, np.int32).view(np.float32)}  # what it writes is there already
-        model = await loaded(device, rng, weights=written, target=Scribbling)
-        error = await failure(model.swap(affine(rng, 2)), accel.UnsupportedError)
-        assert "'w'" in str(error)
-        assert await serving(model) == 1
-        await model.aclose()
-        await given_back(device, before)
+async def test_a_swap_to_a_model_that_changes_its_weights_is_refused(hosted: accel.Device, rng: np.random.Generator) -> None:
+    before = used(hosted)
+    written = {**affine(rng), "w": np.full((5, 3), 0x01010101, np.int32).view(np.float32)}  # what it writes is there already
+    model = await loaded(hosted, rng, weights=written, target=Scribbling)
+    error = await failure(model.swap(affine(rng, 2)), accel.UnsupportedError)
+    assert "'w'" in str(error)
+    assert await serving(model) == 1
+    await model.aclose()
+    await given_back(hosted, before)
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
 async def test_weights_that_a_model_changes_in_its_third_call_are_found_while_it_serves(
-    host: Any, caplog: pytest.LogCaptureFixture
+    hosted: accel.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("torch")
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await device.load_model("tests.model_zoo:WritesLater", inputs=WIDE, buckets={"batch": (1,)})
-        before = {name: await device.get(ref) for name, ref in model.weights.items()}
-        ones, large = np.ones((1, 8), np.float32), np.full((1, 8), 1000, np.float32)
-        for x in (ones, ones):
-            np.testing.assert_array_equal(await model.numpy(x), x)
-        np.testing.assert_array_equal(await model.numpy(large), 2 * large)
-        with pytest.raises(accel.StaleRefError) as caught:
-            for _ in range(20):
-                await bounded(model.numpy(ones))
-                await turns(50)
-        assert caught.value.reason == "torn"
-        assert "model_weight_changed" in caplog.text
-        assert "'scale'" in caplog.text
-        await model.swap(before)
-        np.testing.assert_array_equal(await bounded(model.numpy(ones)), ones)
-        assert device.generation == 1
+    model = await hosted.load_model("tests.model_zoo:WritesLater", inputs=WIDE, buckets={"batch": (1,)})
+    before = {name: await hosted.get(ref) for name, ref in model.weights.items()}
+    ones, large = np.ones((1, 8), np.float32), np.full((1, 8), 1000, np.float32)
+    for x in (ones, ones):
+        np.testing.assert_array_equal(await model.numpy(x), x)
+    np.testing.assert_array_equal(await model.numpy(large), 2 * large)
+    with pytest.raises(accel.StaleRefError) as caught:
+        for _ in range(20):
+            await bounded(model.numpy(ones))
+            await turns(50)
+    assert caught.value.reason == "torn"
+    assert "model_weight_changed" in caplog.text
+    assert "'scale'" in caplog.text
+    await model.swap(before)
+    np.testing.assert_array_equal(await bounded(model.numpy(ones)), ones)
+    assert hosted.generation == 1
 
 
-async def test_weights_are_compared_once_in_a_while_if_there_were_calls(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+async def test_weights_are_compared_once_in_a_while_if_there_were_calls(
+    device: accel.Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setattr(version, "_FIRST_CALLS", ())
     monkeypatch.setattr(version, "_INTERVAL", 0.01)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await loaded(device, rng)
-        verified: list[accel.AccelRef] = []
-        verify = type(device).verify_checksum
+    model = await loaded(device, rng)
+    verified: list[accel.AccelRef] = []
+    verify = type(device).verify_checksum
 
-        async def spied(self: accel.Device, ref: accel.AccelRef, **options: Any) -> bool:
-            verified.append(ref)
-            return await verify(self, ref, **options)
+    async def spied(self: accel.Device, ref: accel.AccelRef, **options: Any) -> bool:
+        verified.append(ref)
+        return await verify(self, ref, **options)
 
-        monkeypatch.setattr(type(device), "verify_checksum", spied)
-        for _ in range(2):
-            await asyncio.sleep(0.05)
-            assert not verified, "there were no more calls"
-            await model.numpy(np.ones((1, 5), np.float32))
-            await until(lambda: len(verified) == len(model.weights))
-            verified.clear()
+    monkeypatch.setattr(type(device), "verify_checksum", spied)
+    for _ in range(2):
+        await asyncio.sleep(0.05)
+        assert not verified, "there were no more calls"
+        await model.numpy(np.ones((1, 5), np.float32))
+        await until(lambda: len(verified) == len(model.weights))
+        verified.clear()
 
 
 async def test_weights_that_a_model_changes_later_are_not_used_after_a_rebuild(caplog: pytest.LogCaptureFixture) -> None:

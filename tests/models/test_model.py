@@ -35,46 +35,40 @@ def rows(rng: np.random.Generator, n: int) -> np.ndarray[Any, Any]:
     return rng.standard_normal((n, 5), np.float32)
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_a_model_answers_batches_of_any_size(host: Any, rng: np.random.Generator) -> None:
+async def test_a_model_answers_batches_of_any_size(hosted: accel.Device, rng: np.random.Generator) -> None:
     weights = affine(rng)
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        before = used(device)
-        told: list[tuple[int, int]] = []
-        model = await loaded(device, weights, on_progress=lambda done, total: told.append((done, total)))
-        nbytes = sum(each.nbytes for each in weights.values())
-        assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
-        assert model.outputs.shapes == (("batch", 3), ("batch",), ("batch",))
-        assert all(ref.durable for ref in model.weights.values())
-        for n in (1, 3, 8, 9, 21):
-            x = rows(rng, n)
-            answer = await model.numpy(x)
-            check_close(answer["y"], expected(weights, x))
-            np.testing.assert_allclose(answer["total"], expected(weights, x).sum(axis=1), rtol=2e-5, atol=2e-5)
-            refs = await model(x=await device.put(x))
-            assert refs["y"].shape == (n, 3)
-            np.testing.assert_array_equal(await device.get(refs["y"]), answer["y"])
-            del refs
-        assert (await model.numpy(x=[[1, 2, 3, 4, 5]]))["y"].dtype == np.float32
-        assert model.version == 1
-        await model.aclose()
-        await model.aclose()
-        assert used(device) == before
-        with pytest.raises(accel.ClosedError):
-            await model(rows(rng, 1))
+    before = used(hosted)
+    told: list[tuple[int, int]] = []
+    model = await loaded(hosted, weights, on_progress=lambda done, total: told.append((done, total)))
+    nbytes = sum(each.nbytes for each in weights.values())
+    assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
+    assert model.outputs.shapes == (("batch", 3), ("batch",), ("batch",))
+    assert all(ref.durable for ref in model.weights.values())
+    for n in (1, 3, 8, 9, 21):
+        x = rows(rng, n)
+        answer = await model.numpy(x)
+        check_close(answer["y"], expected(weights, x))
+        np.testing.assert_allclose(answer["total"], expected(weights, x).sum(axis=1), rtol=2e-5, atol=2e-5)
+        refs = await model(x=await hosted.put(x))
+        assert refs["y"].shape == (n, 3)
+        np.testing.assert_array_equal(await hosted.get(refs["y"]), answer["y"])
+        del refs
+    assert (await model.numpy(x=[[1, 2, 3, 4, 5]]))["y"].dtype == np.float32
+    assert model.version == 1
+    await model.aclose()
+    await model.aclose()
+    assert used(hosted) == before
+    with pytest.raises(accel.ClosedError):
+        await model(rows(rng, 1))
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_outputs_that_change_their_order_are_not_mistaken_for_each_other(host: Any) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await device.load_model(Turning, inputs=X, buckets={"batch": (1, 4)})
-        x = np.ones((2, 5), np.float32)
-        np.testing.assert_array_equal((await model.numpy(x))["half"], x / 2)
-        with pytest.raises(accel.LibraryError, match="order"):
-            await model.numpy(-x)
-        np.testing.assert_array_equal((await model.numpy(x))["double"], x * 2)
+async def test_outputs_that_change_their_order_are_not_mistaken_for_each_other(hosted: accel.Device) -> None:
+    model = await hosted.load_model(Turning, inputs=X, buckets={"batch": (1, 4)})
+    x = np.ones((2, 5), np.float32)
+    np.testing.assert_array_equal((await model.numpy(x))["half"], x / 2)
+    with pytest.raises(accel.LibraryError, match="order"):
+        await model.numpy(-x)
+    np.testing.assert_array_equal((await model.numpy(x))["double"], x * 2)
 
 
 @pytest.mark.parametrize(("made", "is_captured"), [(Affine, False), (Replaying, True)])
@@ -92,50 +86,45 @@ async def test_replays_are_counted_and_the_largest_bucket_is_warmed_first(made: 
         assert model.replays == (4 if is_captured else 0)
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_lengths_are_padded_and_cut(host: Any, rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await device.load_model(Mean, inputs=SEQUENCES, buckets={"batch": (4,), "length": (6, 8)})
-        assert model.outputs.shapes == (("batch",), ("batch", "length"))
-        ids = rng.integers(0, 1000, (3, 7))
-        mean, doubled = await model.numpy(ids, mask=np.ones((3, 7)))
-        np.testing.assert_allclose(mean, ids.mean(axis=1))
-        np.testing.assert_array_equal(doubled, 2 * ids)
-        refs = await model(await device.put(ids), mask=np.ones((3, 7)))
-        np.testing.assert_array_equal(await device.get(refs[1]), 2 * ids)
-        async with accel.serve(model) as service:
-            items = [rng.integers(0, 1000, n) for n in (1, 8, 5, 3, 7, 2)]
-            answers = await bounded(asyncio.gather(*[service.submit({"ids": each, "mask": np.ones(len(each))}) for each in items]))
-            for item, (mean, doubled) in zip(items, answers, strict=True):
-                np.testing.assert_allclose(mean, item.mean())
-                np.testing.assert_array_equal(doubled, 2 * item)
-            error = await failure(service.submit({"ids": np.ones(9, int), "mask": np.ones(9)}), accel.InvalidArgumentError)
-            assert error.argument == "ids"
-            error = await failure(service.submit({"ids": np.ones(3, int), "mask": np.ones(4)}), accel.InvalidArgumentError)
-            assert error.argument == "mask"
-            assert service.statistics().submitted == len(items)
+async def test_lengths_are_padded_and_cut(hosted: accel.Device, rng: np.random.Generator) -> None:
+    model = await hosted.load_model(Mean, inputs=SEQUENCES, buckets={"batch": (4,), "length": (6, 8)})
+    assert model.outputs.shapes == (("batch",), ("batch", "length"))
+    ids = rng.integers(0, 1000, (3, 7))
+    mean, doubled = await model.numpy(ids, mask=np.ones((3, 7)))
+    np.testing.assert_allclose(mean, ids.mean(axis=1))
+    np.testing.assert_array_equal(doubled, 2 * ids)
+    refs = await model(await hosted.put(ids), mask=np.ones((3, 7)))
+    np.testing.assert_array_equal(await hosted.get(refs[1]), 2 * ids)
+    async with accel.serve(model) as service:
+        items = [rng.integers(0, 1000, n) for n in (1, 8, 5, 3, 7, 2)]
+        answers = await bounded(asyncio.gather(*[service.submit({"ids": each, "mask": np.ones(len(each))}) for each in items]))
+        for item, (mean, doubled) in zip(items, answers, strict=True):
+            np.testing.assert_allclose(mean, item.mean())
+            np.testing.assert_array_equal(doubled, 2 * item)
+        error = await failure(service.submit({"ids": np.ones(9, int), "mask": np.ones(9)}), accel.InvalidArgumentError)
+        assert error.argument == "ids"
+        error = await failure(service.submit({"ids": np.ones(3, int), "mask": np.ones(4)}), accel.InvalidArgumentError)
+        assert error.argument == "mask"
+        assert service.statistics().submitted == len(items)
 
 
-async def test_what_does_not_fit_is_refused_before_anything_is_sent(rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for wrong in ({"inputs": None}, {"buckets": {"length": (3,)}}, {"graphs": "often"}):
-            before = used(device)
-            await failure(loaded(device, affine(rng), **wrong), accel.InvalidArgumentError)
-            assert used(device) == before
-        await failure(loaded(device, {"w": [1, "a"]}), accel.InvalidArgumentError)
-        model = await loaded(device, affine(rng))
-        for given, argument in (({}, "x"), ({"x": rows(rng, 2), "z": 1}, "z"), ({"x": rows(rng, 2)[:, :4]}, "x"), ({"x": "text"}, "x")):
-            error = await failure(model(**given), accel.InvalidArgumentError)
-            assert error.argument == argument
-        await failure(model(rows(rng, 2), x=rows(rng, 2)), accel.InvalidArgumentError)
-        await failure(model(rows(rng, 2), rows(rng, 2)), accel.InvalidArgumentError)
-        await failure(model(await device.put(rng.standard_normal((2, 5)))), accel.InvalidArgumentError)
-        wrong_options: list[dict[str, Any]] = [{"max_items": 9}, {"max_items": 0}, {"max_delay": -1}]
-        for options in wrong_options:
-            with pytest.raises(accel.InvalidArgumentError):
-                accel.serve(model, **options)
+async def test_what_does_not_fit_is_refused_before_anything_is_sent(device: accel.Device, rng: np.random.Generator) -> None:
+    for wrong in ({"inputs": None}, {"buckets": {"length": (3,)}}, {"graphs": "often"}):
+        before = used(device)
+        await failure(loaded(device, affine(rng), **wrong), accel.InvalidArgumentError)
+        assert used(device) == before
+    await failure(loaded(device, {"w": [1, "a"]}), accel.InvalidArgumentError)
+    model = await loaded(device, affine(rng))
+    for given, argument in (({}, "x"), ({"x": rows(rng, 2), "z": 1}, "z"), ({"x": rows(rng, 2)[:, :4]}, "x"), ({"x": "text"}, "x")):
+        error = await failure(model(**given), accel.InvalidArgumentError)
+        assert error.argument == argument
+    await failure(model(rows(rng, 2), x=rows(rng, 2)), accel.InvalidArgumentError)
+    await failure(model(rows(rng, 2), rows(rng, 2)), accel.InvalidArgumentError)
+    await failure(model(await device.put(rng.standard_normal((2, 5)))), accel.InvalidArgumentError)
+    wrong_options: list[dict[str, Any]] = [{"max_items": 9}, {"max_items": 0}, {"max_delay": -1}]
+    for options in wrong_options:
+        with pytest.raises(accel.InvalidArgumentError):
+            accel.serve(model, **options)
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -221,71 +210,66 @@ async def test_a_request_that_kills_is_named_by_a_quarantine_that_loads_each_ver
         assert len(twins) == 2
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_weights_are_swapped_while_clients_ask(host: Any, rng: np.random.Generator) -> None:
+async def test_weights_are_swapped_while_clients_ask(hosted: accel.Device, rng: np.random.Generator) -> None:
     """No request fails, and no answer is of two versions."""
     versions = {number: affine(rng, number) for number in range(1, 5)}
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await loaded(device, versions[1])
-        before = used(device)
-        async with accel.serve(model) as service:
-            seen: set[int] = set()
-            is_over = False
+    model = await loaded(hosted, versions[1])
+    before = used(hosted)
+    async with accel.serve(model) as service:
+        seen: set[int] = set()
+        is_over = False
 
-            async def client() -> None:
-                while not is_over:
-                    x = rows(rng, 1)
-                    answer = await service.submit(x[0])
-                    version = int(answer["version"])
-                    check_close(answer["y"], expected(versions[version], x)[0])
-                    np.testing.assert_allclose(answer["total"], answer["y"].sum(), rtol=2e-5, atol=2e-5)
-                    seen.add(version)
+        async def client() -> None:
+            while not is_over:
+                x = rows(rng, 1)
+                answer = await service.submit(x[0])
+                version = int(answer["version"])
+                check_close(answer["y"], expected(versions[version], x)[0])
+                np.testing.assert_allclose(answer["total"], answer["y"].sum(), rtol=2e-5, atol=2e-5)
+                seen.add(version)
 
-            clients = [task(client()) for _ in range(256)]
-            for number in (2, 3, 4):
-                canary = rows(rng, 1)
-                compared: list[Any] = []
+        clients = [task(client()) for _ in range(256)]
+        for number in (2, 3, 4):
+            canary = rows(rng, 1)
+            compared: list[Any] = []
 
-                async def compare(old: Any, new: Any, compared: list[Any] = compared) -> bool:
-                    compared += [old, new]
-                    return True
+            async def compare(old: Any, new: Any, compared: list[Any] = compared) -> bool:
+                compared += [old, new]
+                return True
 
-                assert await model.swap(versions[number], canaries=[canary[0]], compare=compare) == number
-                for answer, version in zip(compared, (number - 1, number), strict=True):
-                    check_close(answer["y"], expected(versions[version], canary)[0])
-                while number not in seen:
-                    await asyncio.sleep(0)
-            await model.release()
-            is_over = True
-            await bounded(asyncio.gather(*clients))
-            assert service.statistics().failed == 0
-        assert seen == {1, 2, 3, 4}
-        assert used(device) == before
+            assert await model.swap(versions[number], canaries=[canary[0]], compare=compare) == number
+            for answer, version in zip(compared, (number - 1, number), strict=True):
+                check_close(answer["y"], expected(versions[version], canary)[0])
+            while number not in seen:
+                await asyncio.sleep(0)
+        await model.release()
+        is_over = True
+        await bounded(asyncio.gather(*clients))
+        assert service.statistics().failed == 0
+    assert seen == {1, 2, 3, 4}
+    assert used(hosted) == before
 
 
-async def test_a_swap_that_goes_wrong_changes_nothing(rng: np.random.Generator) -> None:
+async def test_a_swap_that_goes_wrong_changes_nothing(device: accel.Device, rng: np.random.Generator) -> None:
     weights, x = affine(rng), rows(rng, 1)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await loaded(device, weights)
-        before = used(device)
-        good = affine(rng, 2)
-        bad = {**good, "b": np.full(3, np.nan, np.float32)}
-        await failure(model.swap(bad, canaries=[x[0]]), accel.NonFiniteError)
-        await failure(model.swap(good, canaries=[x[0]], compare=lambda old, new: False), accel.LibraryError)
-        await failure(model.swap({"w": good["w"]}), accel.LibraryError)
-        await failure(model.swap({**good, "w": np.zeros((4, 3), np.float32)}), accel.LibraryError)
-        await failure(model.swap(good, canaries=[x]), accel.InvalidArgumentError)
-        await failure(model.rollback(), accel.InvalidArgumentError)
-        assert (model.version, used(device)) == (1, before)
-        check_close((await model.numpy(x))["y"], expected(weights, x))
-        assert await model.swap(good) == 2
-        assert await model.rollback() == 1
-        assert await model.swap(good) == 3, "2 were other weights, perhaps"
-        assert await model.rollback() == 1
-        assert used(device) == before
-        check_close((await model.numpy(x))["y"], expected(weights, x))
+    model = await loaded(device, weights)
+    before = used(device)
+    good = affine(rng, 2)
+    bad = {**good, "b": np.full(3, np.nan, np.float32)}
+    await failure(model.swap(bad, canaries=[x[0]]), accel.NonFiniteError)
+    await failure(model.swap(good, canaries=[x[0]], compare=lambda old, new: False), accel.LibraryError)
+    await failure(model.swap({"w": good["w"]}), accel.LibraryError)
+    await failure(model.swap({**good, "w": np.zeros((4, 3), np.float32)}), accel.LibraryError)
+    await failure(model.swap(good, canaries=[x]), accel.InvalidArgumentError)
+    await failure(model.rollback(), accel.InvalidArgumentError)
+    assert (model.version, used(device)) == (1, before)
+    check_close((await model.numpy(x))["y"], expected(weights, x))
+    assert await model.swap(good) == 2
+    assert await model.rollback() == 1
+    assert await model.swap(good) == 3, "2 were other weights, perhaps"
+    assert await model.rollback() == 1
+    assert used(device) == before
+    check_close((await model.numpy(x))["y"], expected(weights, x))
 
 
 async def test_a_swap_without_room_is_refused_before_anything_is_read(rng: np.random.Generator) -> None:
@@ -299,21 +283,19 @@ async def test_a_swap_without_room_is_refused_before_anything_is_read(rng: np.ra
         await model.numpy(rows(rng, 2))
 
 
-async def test_weights_that_fail_in_service_are_rolled_back(rng: np.random.Generator) -> None:
+async def test_weights_that_fail_in_service_are_rolled_back(device: accel.Device, rng: np.random.Generator) -> None:
     weights, x = affine(rng), rows(rng, 4)
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await loaded(device, weights)
-        async with accel.serve(model, check_finite=True) as service:
-            await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
-            assert model.version == 2
-            answers = await bounded(asyncio.gather(*[service.submit(each) for each in x]))
-            check_close([each["y"] for each in answers], expected(weights, x))
-            assert model.version == 1
-            poison = rows(rng, 1)[0]
-            poison[0] = NAN
-            await failure(service.submit(poison), accel.NonFiniteError)
-            assert model.version == 1
+    model = await loaded(device, weights)
+    async with accel.serve(model, check_finite=True) as service:
+        await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
+        assert model.version == 2
+        answers = await bounded(asyncio.gather(*[service.submit(each) for each in x]))
+        check_close([each["y"] for each in answers], expected(weights, x))
+        assert model.version == 1
+        poison = rows(rng, 1)[0]
+        poison[0] = NAN
+        await failure(service.submit(poison), accel.NonFiniteError)
+        assert model.version == 1
 
 
 async def test_a_model_of_a_lost_device_closes(rng: np.random.Generator) -> None:

@@ -143,18 +143,6 @@ def test_a_file_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> Non
         assert specs(path) == {name: TensorSpec(shape, "int32") for name, shape in expected.items()}
 
 
-def test_an_error_of_the_model_says_what(rng: np.random.Generator, tmp_path: Path) -> None:
-    path, _ = encoder(tmp_path / "m.onnx", rng)
-    adapter = opened(path)
-    ids, scale = np.array([[50]]), np.ones((1, 1, 1))
-    with pytest.raises(Exception, match="indices element out of data bounds"):
-        adapter.run({"ids": operand(ids), "scale": operand(scale)})
-
-
-def test_bytes_that_are_given_are_not_read_again(tmp_path: Path) -> None:
-    assert OnnxAdapter(tmp_path / "absent.onnx").initial({"model.onnx"}) == {}
-
-
 def test_what_cannot_run_is_refused_with_the_reason(rng: np.random.Generator, tmp_path: Path) -> None:
     path, _ = classifier(tmp_path / "m.onnx", rng)
     data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -217,7 +205,7 @@ def test_onnx_runtime_starts_nothing_that_reports_to_a_server() -> None:
     assert int(done.stdout) == 1, "a thread besides the main one"
 
 
-async def test_files_with_the_batch_in_the_middle_are_served(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_files_with_the_batch_in_the_middle_are_served(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     """As recurrent networks of torch are exported: the sequence comes first."""
     weights = {
         "w": rng.standard_normal((1, 9, 2)).astype(np.float32),
@@ -231,60 +219,56 @@ async def test_files_with_the_batch_in_the_middle_are_served(rng: np.random.Gene
         [("sequence", TensorProto.FLOAT, ["seq", 1, "batch", 3]), ("state", TensorProto.FLOAT, [1, "batch", 3])],
         weights,
     )
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await device.load_model(path, options={"threads": 1})
-        assert model.inputs["x"].shape == ("seq", "batch", 2)
-        assert model.outputs.shapes == (("seq", 1, "batch", 3), (1, "batch", 3))
-        items = [rng.standard_normal((5, 2)).astype(np.float32) for _ in range(3)]
-        async with accel.serve(model, max_delay=0.2, max_items=3) as service:
-            answers = await bounded(asyncio.gather(*map(service.submit, items)))
-        for item, answer in zip(items, answers, strict=True):
-            alone = await model.numpy(item[:, None])
-            np.testing.assert_allclose(answer["sequence"], alone["sequence"][:, :, 0], rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(answer["state"], alone["state"][:, 0], rtol=1e-5, atol=1e-6)
+    model = await device.load_model(path, options={"threads": 1})
+    assert model.inputs["x"].shape == ("seq", "batch", 2)
+    assert model.outputs.shapes == (("seq", 1, "batch", 3), (1, "batch", 3))
+    items = [rng.standard_normal((5, 2)).astype(np.float32) for _ in range(3)]
+    async with accel.serve(model, max_delay=0.2, max_items=3) as service:
+        answers = await bounded(asyncio.gather(*map(service.submit, items)))
+    for item, answer in zip(items, answers, strict=True):
+        alone = await model.numpy(item[:, None])
+        np.testing.assert_allclose(answer["sequence"], alone["sequence"][:, :, 0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(answer["state"], alone["state"][:, 0], rtol=1e-5, atol=1e-6)
 
 
-async def test_names_of_dimensions_are_what_the_file_means(tmp_path: Path) -> None:
+async def test_names_of_dimensions_are_what_the_file_means(device: accel.Device, tmp_path: Path) -> None:
     """Two names for one batch, names that differ in punctuation only, and dimensions that are said to differ and do not."""
     float_ = TensorProto.FLOAT
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        two = saved(
-            tmp_path / "a.onnx",
-            [("Add", ["x", "y"], ["z"])],
-            [("x", float_, ["batch_size", 3]), ("y", float_, ["N", 3])],
-            [("z", float_, ["batch_size", 3])],
-            {},
-        )
-        model = await device.load_model(two)
-        assert model.outputs.shapes == (("batch", 3),)
-        apart = saved(
-            tmp_path / "b.onnx",
-            [("Relu", ["x"], ["u"]), ("Relu", ["y"], ["v"])],
-            [("x", float_, ["b", "len.1"]), ("y", float_, ["b", "len-1"])],
-            [("u", float_, ["b", "len.1"]), ("v", float_, ["b", "len-1"])],
-            {},
-        )
-        model = await device.load_model(apart)
-        found = await model.numpy(np.ones((2, 3), np.float32), np.ones((2, 5), np.float32))
-        assert {name: each.shape for name, each in found.items()} == {"u": (2, 3), "v": (2, 5)}
-        same = saved(
-            tmp_path / "c.onnx",
-            [("Add", ["x", "y"], ["z"])],
-            [("x", float_, ["batch", "left"]), ("y", float_, ["batch", "right"])],
-            [("z", float_, ["batch", "left"])],
-            {},
-        )
-        error = await failure(device.load_model(same), accel.LibraryError)
-        assert "one name to what has one length" in (error.remedy or "")
-        spec = accel.TensorSpec(("batch", "length"), "float32")
-        assert (await device.load_model(same, inputs={"x": spec, "y": spec})).outputs.shapes == (("batch", "length"),)
-        wrong = await failure(device.load_model(same, inputs={"x": spec, "other": spec}), accel.InvalidArgumentError)
-        assert "x, y" in wrong.message
+    two = saved(
+        tmp_path / "a.onnx",
+        [("Add", ["x", "y"], ["z"])],
+        [("x", float_, ["batch_size", 3]), ("y", float_, ["N", 3])],
+        [("z", float_, ["batch_size", 3])],
+        {},
+    )
+    model = await device.load_model(two)
+    assert model.outputs.shapes == (("batch", 3),)
+    apart = saved(
+        tmp_path / "b.onnx",
+        [("Relu", ["x"], ["u"]), ("Relu", ["y"], ["v"])],
+        [("x", float_, ["b", "len.1"]), ("y", float_, ["b", "len-1"])],
+        [("u", float_, ["b", "len.1"]), ("v", float_, ["b", "len-1"])],
+        {},
+    )
+    model = await device.load_model(apart)
+    found = await model.numpy(np.ones((2, 3), np.float32), np.ones((2, 5), np.float32))
+    assert {name: each.shape for name, each in found.items()} == {"u": (2, 3), "v": (2, 5)}
+    same = saved(
+        tmp_path / "c.onnx",
+        [("Add", ["x", "y"], ["z"])],
+        [("x", float_, ["batch", "left"]), ("y", float_, ["batch", "right"])],
+        [("z", float_, ["batch", "left"])],
+        {},
+    )
+    error = await failure(device.load_model(same), accel.LibraryError)
+    assert "one name to what has one length" in (error.remedy or "")
+    spec = accel.TensorSpec(("batch", "length"), "float32")
+    assert (await device.load_model(same, inputs={"x": spec, "y": spec})).outputs.shapes == (("batch", "length"),)
+    wrong = await failure(device.load_model(same, inputs={"x": spec, "other": spec}), accel.InvalidArgumentError)
+    assert "x, y" in wrong.message
 
 
-async def test_divisors_shapes_and_axes_are_no_zeros_when_a_file_is_tried(tmp_path: Path) -> None:
+async def test_divisors_shapes_and_axes_are_no_zeros_when_a_file_is_tried(device: accel.Device, tmp_path: Path) -> None:
     int_ = TensorProto.INT64
     path = saved(
         tmp_path / "m.onnx",
@@ -300,15 +284,13 @@ async def test_divisors_shapes_and_axes_are_no_zeros_when_a_file_is_tried(tmp_pa
         [("y", int_, ["batch", None, None])],
         {},
     )
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for buckets in (None, {"batch": (1, 4)}):
-            model = await device.load_model(path, buckets=buckets)
-            assert model.outputs.shapes == (("batch", 3), ("batch",))
-            x = np.arange(12).reshape(4, 3)
-            found = await model.numpy(x, np.full((4, 3), 2), [1])
-            np.testing.assert_array_equal(found["total"], (x // 2).sum(1))
-        inputs = {"x": accel.TensorSpec(("batch", 6), "int64"), "shape": accel.TensorSpec((3,), "int64", example=[-1, 2, 3])}
-        model = await device.load_model(reshaping, inputs=inputs)
-        assert model.outputs.shapes == (("batch", 2, 3),)
-        np.testing.assert_array_equal(await model.numpy([[0, 1, 2, 3, 4, 5]], [-1, 2, 3]), [[[0, 1, 2], [3, 4, 5]]])
+    for buckets in (None, {"batch": (1, 4)}):
+        model = await device.load_model(path, buckets=buckets)
+        assert model.outputs.shapes == (("batch", 3), ("batch",))
+        x = np.arange(12).reshape(4, 3)
+        found = await model.numpy(x, np.full((4, 3), 2), [1])
+        np.testing.assert_array_equal(found["total"], (x // 2).sum(1))
+    inputs = {"x": accel.TensorSpec(("batch", 6), "int64"), "shape": accel.TensorSpec((3,), "int64", example=[-1, 2, 3])}
+    model = await device.load_model(reshaping, inputs=inputs)
+    assert model.outputs.shapes == (("batch", 2, 3),)
+    np.testing.assert_array_equal(await model.numpy([[0, 1, 2, 3, 4, 5]], [-1, 2, 3]), [[[0, 1, 2], [3, 4, 5]]])

@@ -134,27 +134,25 @@ INSEPARABLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("buckets", [None, {"batch": (2, 8)}, {"batch": (4,)}], ids=str)
 @pytest.mark.parametrize("name", INSEPARABLE)
-async def test_what_cannot_be_split_is_refused_by_name_when_it_is_loaded(name: str, buckets: Any) -> None:
+async def test_what_cannot_be_split_is_refused_by_name_when_it_is_loaded(device: accel.Device, name: str, buckets: Any) -> None:
     def function(x: Array) -> Any:
         return {"good": x, "bad": INSEPARABLE[name](x)}
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        before = used(device)
-        if name == "rows and their numbers":  # two places a row, one after another
-            assert (await loaded(device, function, buckets=buckets)).outputs.shapes[1] == (Follows("batch", 2),)
-            return
-        error = await failure(loaded(device, function, buckets=buckets), InvalidArgumentError)
-        assert "'bad'" in error.message
-        assert "outputs=" in (error.remedy or "")
-        del error
-        gc.collect()  # what pytest has kept of it
-        assert used(device) == before
-        model = await loaded(device, function, buckets=buckets, outputs=("good",))
-        x = np.ones(2)
-        one, two = await served(model, [x, 2 * x])
-        check(one, {"good": x})
-        check(two, {"good": 2 * x})
+    before = used(device)
+    if name == "rows and their numbers":  # two places a row, one after another
+        assert (await loaded(device, function, buckets=buckets)).outputs.shapes[1] == (Follows("batch", 2),)
+        return
+    error = await failure(loaded(device, function, buckets=buckets), InvalidArgumentError)
+    assert "'bad'" in error.message
+    assert "outputs=" in (error.remedy or "")
+    del error
+    gc.collect()  # what pytest has kept of it
+    assert used(device) == before
+    model = await loaded(device, function, buckets=buckets, outputs=("good",))
+    x = np.ones(2)
+    one, two = await served(model, [x, 2 * x])
+    check(one, {"good": x})
+    check(two, {"good": 2 * x})
 
 
 async def test_what_is_common_is_held_against_what_it_was(rng: np.random.Generator) -> None:
@@ -223,7 +221,7 @@ async def test_outputs_of_another_length_are_right_for_every_length(name: str, b
             assert len(answer) <= len(expected)
 
 
-async def test_an_output_whose_length_follows_in_no_way_is_asked_of_a_run(rng: np.random.Generator) -> None:
+async def test_an_output_whose_length_follows_in_no_way_is_asked_of_a_run(device: accel.Device, rng: np.random.Generator) -> None:
     """Up to the next multiple of 8, and of two dimensions at once."""
     inputs = {"x": accel.TensorSpec(("batch", "length"), "float64"), "y": accel.TensorSpec(("batch", "width"), "float64")}
 
@@ -234,76 +232,70 @@ async def test_an_output_whose_length_follows_in_no_way_is_asked_of_a_run(rng: n
         more = -x.shape[1] % 8
         return np.pad(x, ((0, 0), (0, more))), np.concatenate([x, y], 1)
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for buckets in (None, {"batch": (4,), "length": (5, 9, 20), "width": (3, 6)}):
-            computing = Computing(function)
-            model = await device.load_model(computing, inputs=inputs, buckets=buckets)
-            assert model.outputs.shapes == (("batch", None), ("batch", None))
-            for length, width in ((5, 3), (9, 6), (20, 3), (9, 6)):
-                x, y = rng.standard_normal((3, length)), rng.standard_normal((3, width))
-                check(await model.numpy(x, y), function(x, y))
-            runs = len(computing.shapes)
-            await model.numpy(x, y)
-            assert len(computing.shapes) == runs + 1, "what was told is remembered"
-            items = [{"x": x[0], "y": y[0]}, {"x": x[1], "y": y[1]}]
-            for place, answer in enumerate(await served(model, items)):
-                check(answer, tuple(each[place] for each in function(x, y)))
-            pause = 0.05
-            await failure(model.numpy(x, y, timeout=0.01), accel.DeadlineExceededError)
-            await failure(model(x, y, timeout=0.01), accel.DeadlineExceededError)
-            pause = 0.0
+    for buckets in (None, {"batch": (4,), "length": (5, 9, 20), "width": (3, 6)}):
+        computing = Computing(function)
+        model = await device.load_model(computing, inputs=inputs, buckets=buckets)
+        assert model.outputs.shapes == (("batch", None), ("batch", None))
+        for length, width in ((5, 3), (9, 6), (20, 3), (9, 6)):
+            x, y = rng.standard_normal((3, length)), rng.standard_normal((3, width))
+            check(await model.numpy(x, y), function(x, y))
+        runs = len(computing.shapes)
+        await model.numpy(x, y)
+        assert len(computing.shapes) == runs + 1, "what was told is remembered"
+        items = [{"x": x[0], "y": y[0]}, {"x": x[1], "y": y[1]}]
+        for place, answer in enumerate(await served(model, items)):
+            check(answer, tuple(each[place] for each in function(x, y)))
+        pause = 0.05
+        await failure(model.numpy(x, y, timeout=0.01), accel.DeadlineExceededError)
+        await failure(model(x, y, timeout=0.01), accel.DeadlineExceededError)
+        pause = 0.0
 
 
-async def test_a_batch_axis_that_is_named_is_taken_where_no_run_can_show_it(rng: np.random.Generator) -> None:
+async def test_a_batch_axis_that_is_named_is_taken_where_no_run_can_show_it(device: accel.Device, rng: np.random.Generator) -> None:
     def fixed(x: Array) -> Any:
         if len(x) != 4:
             raise ArithmeticError("only four")
         return {"y": x, "state": np.stack([x, -x, x])}
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        buckets = {"batch": (4,)}
-        error = await failure(loaded(device, fixed, buckets=buckets), InvalidArgumentError)
-        assert error.argument == "batch_axis"
-        assert "'y'" in error.message or "y, state" in error.message
-        model = await loaded(device, fixed, buckets=buckets, batch_axis={"y": 0, "state": -2})
-        assert model.outputs.shapes == (("batch", 2), (3, "batch", 2))
-        x = rng.standard_normal((3, 2))
-        for item, answer in zip(x, await served(model, list(x)), strict=True):
-            check(answer, {"y": item, "state": np.stack([item, -item, item])})
-        wrong: list[Any] = [{"y": 1, "state": 1}, {"y": 0, "state": 3}, {"z": 0}, {"y": True}, 0.5, {"y": None, "state": 1}]
-        for batch_axis in wrong:
-            await failure(loaded(device, fixed, buckets=buckets, batch_axis=batch_axis), InvalidArgumentError)
-        model = await loaded(device, lambda x: x - x.mean(0), batch_axis=0)
-        assert model.outputs.shapes == (("batch", 2),), "its rows follow the others, and the user says that they may"
-        for outputs in ((), "y", ("z",), (1,)):
-            error = await failure(loaded(device, fixed, buckets=buckets, outputs=outputs), InvalidArgumentError)
-            assert error.argument == "outputs"
+    buckets = {"batch": (4,)}
+    error = await failure(loaded(device, fixed, buckets=buckets), InvalidArgumentError)
+    assert error.argument == "batch_axis"
+    assert "'y'" in error.message or "y, state" in error.message
+    model = await loaded(device, fixed, buckets=buckets, batch_axis={"y": 0, "state": -2})
+    assert model.outputs.shapes == (("batch", 2), (3, "batch", 2))
+    x = rng.standard_normal((3, 2))
+    for item, answer in zip(x, await served(model, list(x)), strict=True):
+        check(answer, {"y": item, "state": np.stack([item, -item, item])})
+    wrong: list[Any] = [{"y": 1, "state": 1}, {"y": 0, "state": 3}, {"z": 0}, {"y": True}, 0.5, {"y": None, "state": 1}]
+    for batch_axis in wrong:
+        await failure(loaded(device, fixed, buckets=buckets, batch_axis=batch_axis), InvalidArgumentError)
+    model = await loaded(device, lambda x: x - x.mean(0), batch_axis=0)
+    assert model.outputs.shapes == (("batch", 2),), "its rows follow the others, and the user says that they may"
+    for outputs in ((), "y", ("z",), (1,)):
+        error = await failure(loaded(device, fixed, buckets=buckets, outputs=outputs), InvalidArgumentError)
+        assert error.argument == "outputs"
 
 
-async def test_inputs_with_the_batch_elsewhere_are_stacked_and_split_there(rng: np.random.Generator) -> None:
+async def test_inputs_with_the_batch_elsewhere_are_stacked_and_split_there(device: accel.Device, rng: np.random.Generator) -> None:
     inputs = {"x": accel.TensorSpec(("length", "batch"), "float64", pad=-1), "by": accel.TensorSpec(("batch",), "float64")}
 
     def function(x: Array, by: Array) -> Any:
         return x * by, (x * by).max(0)
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for buckets in (None, {"batch": (2, 4), "length": (3, 6)}):
-            model = await device.load_model(Computing(function), inputs=inputs, buckets=buckets)
-            assert model.outputs.shapes == (("length", "batch"), ("batch",))
-            x, by = rng.random((6, 9)), rng.random(9) + 1
-            check(await model.numpy(x, by), function(x, by))
-            refs = await model(await device.put(x), await device.put(by))
-            check(await device.get(refs[0]), x * by)
-            del refs
-            items = [{"x": rng.random(n), "by": np.array(2.0)} for n in (3, 6, 2)]
-            for item, answer in zip(items, await served(model, items), strict=True):
-                check(answer, (2 * item["x"], 2 * item["x"].max()))
+    for buckets in (None, {"batch": (2, 4), "length": (3, 6)}):
+        model = await device.load_model(Computing(function), inputs=inputs, buckets=buckets)
+        assert model.outputs.shapes == (("length", "batch"), ("batch",))
+        x, by = rng.random((6, 9)), rng.random(9) + 1
+        check(await model.numpy(x, by), function(x, by))
+        refs = await model(await device.put(x), await device.put(by))
+        check(await device.get(refs[0]), x * by)
+        del refs
+        items = [{"x": rng.random(n), "by": np.array(2.0)} for n in (3, 6, 2)]
+        for item, answer in zip(items, await served(model, items), strict=True):
+            check(answer, (2 * item["x"], 2 * item["x"].max()))
 
 
-async def test_a_model_is_tried_on_values_that_are_valid_for_it() -> None:
+async def test_a_model_is_tried_on_values_that_are_valid_for_it(device: accel.Device) -> None:
     """Divisors and lengths that cannot be 0, a shape, an axis, few token ids; and examples where these are not enough."""
 
     def picky(ids: Array, divisor: Array, length: Array, shape: Array) -> Any:
@@ -323,75 +315,66 @@ async def test_a_model_is_tried_on_values_that_are_valid_for_it() -> None:
         "length": accel.TensorSpec(("batch",), "uint8"),
         "shape": accel.TensorSpec((1,), "int64"),
     }
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await device.load_model(Computing(picky), inputs=inputs, outputs=("0",))
-        assert model.outputs.shapes == (("batch",),)
-        raised = await failure(loaded(device, far), accel.LibraryError)
-        assert "example=" in (raised.remedy or "")
-        for example in (100, [[100, 200]], [[100, 200], [300, 400]]):
-            computing = Computing(far)
-            spec = accel.TensorSpec(("batch", 2), "float64", example=example)
-            model = await device.load_model(computing, inputs={"x": spec}, buckets={"batch": (2, 4)})
-            assert model.outputs.shapes == (("batch", 2),)
-        table: dict[str, Any] = {"y": far, "table": lambda x: np.array(1.0)}
+    model = await device.load_model(Computing(picky), inputs=inputs, outputs=("0",))
+    assert model.outputs.shapes == (("batch",),)
+    raised = await failure(loaded(device, far), accel.LibraryError)
+    assert "example=" in (raised.remedy or "")
+    for example in (100, [[100, 200]], [[100, 200], [300, 400]]):
+        computing = Computing(far)
+        spec = accel.TensorSpec(("batch", 2), "float64", example=example)
+        model = await device.load_model(computing, inputs={"x": spec}, buckets={"batch": (2, 4)})
+        assert model.outputs.shapes == (("batch", 2),)
+    table: dict[str, Any] = {"y": far, "table": lambda x: np.array(1.0)}
 
-        def function(x: Array) -> Any:
-            return {name: each(x) for name, each in table.items()}
+    def function(x: Array) -> Any:
+        return {name: each(x) for name, each in table.items()}
 
-        one, two = (accel.TensorSpec(("batch", 2), "float64", example=each) for each in ([[100, 200]], [[100, 200], [300, 400]]))
-        error = await failure(device.load_model(Computing(function), inputs={"x": one}), InvalidArgumentError)
-        assert "'table'" in error.message
-        model = await device.load_model(Computing(function), inputs={"x": two})
-        assert model.outputs.batch_axes == (0, None)
+    one, two = (accel.TensorSpec(("batch", 2), "float64", example=each) for each in ([[100, 200]], [[100, 200], [300, 400]]))
+    error = await failure(device.load_model(Computing(function), inputs={"x": one}), InvalidArgumentError)
+    assert "'table'" in error.message
+    model = await device.load_model(Computing(function), inputs={"x": two})
+    assert model.outputs.batch_axes == (0, None)
 
 
-async def test_outputs_of_the_loaded_weights_are_those_of_a_swap(rng: np.random.Generator) -> None:
+async def test_outputs_of_the_loaded_weights_are_those_of_a_swap(device: accel.Device, rng: np.random.Generator) -> None:
     w = rng.standard_normal((2, 3))
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        model = await device.load_model(Product, weights={"w": w}, inputs=VECTORS, buckets={"batch": (1, 4)})
-        before = used(device)
-        for other in (w[:, :2], w.astype("complex128"), w.astype("float32").astype("complex64"), w[None]):
-            await failure(model.swap({"w": other}), InvalidArgumentError)
-            gc.collect()  # what pytest has kept of the error
-            assert (model.version, used(device)) == (1, before)
-        x = rng.standard_normal((1, 2))
-        np.testing.assert_allclose((await model.numpy(x))["y"], x @ w)
-        assert await model.swap({"w": 2 * w}) == 2
+    model = await device.load_model(Product, weights={"w": w}, inputs=VECTORS, buckets={"batch": (1, 4)})
+    before = used(device)
+    for other in (w[:, :2], w.astype("complex128"), w.astype("float32").astype("complex64"), w[None]):
+        await failure(model.swap({"w": other}), InvalidArgumentError)
+        gc.collect()  # what pytest has kept of the error
+        assert (model.version, used(device)) == (1, before)
+    x = rng.standard_normal((1, 2))
+    np.testing.assert_allclose((await model.numpy(x))["y"], x @ w)
+    assert await model.swap({"w": 2 * w}) == 2
 
 
-async def test_sizes_are_told_apart_whatever_their_order() -> None:
+async def test_sizes_are_told_apart_whatever_their_order(device: accel.Device) -> None:
     """A length that only a run tells, for two pairs of sizes that are each other turned."""
 
     def function(x: Array) -> Any:
         return np.zeros((len(x), x.shape[1] + -x.shape[1] % 8 + 1))
 
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        inputs = {"x": accel.TensorSpec(("length", "batch"), "float64")}
-        model = await device.load_model(Computing(lambda x: function(x.T)), inputs=inputs)
-        assert model.outputs.shapes == (("batch", None),)
-        for length, rows in ((4, 9), (9, 4)):
-            assert (await model.numpy(np.zeros((length, rows)))).shape == function(np.zeros((rows, length))).shape
-            answers = await served(model, [np.zeros(length)] * rows)
-            assert [answer.shape for answer in answers] == [function(np.zeros((1, length)))[0].shape] * rows
+    inputs = {"x": accel.TensorSpec(("length", "batch"), "float64")}
+    model = await device.load_model(Computing(lambda x: function(x.T)), inputs=inputs)
+    assert model.outputs.shapes == (("batch", None),)
+    for length, rows in ((4, 9), (9, 4)):
+        assert (await model.numpy(np.zeros((length, rows)))).shape == function(np.zeros((rows, length))).shape
+        answers = await served(model, [np.zeros(length)] * rows)
+        assert [answer.shape for answer in answers] == [function(np.zeros((1, length)))[0].shape] * rows
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_a_recurrent_module_of_torch_gives_each_request_its_state(host: Any, rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        model = await device.load_model(
-            "tests.model_zoo:gru", inputs=STEPS, buckets={"batch": (1, 4), "length": (3, 6)}, options={"threads": 1}
-        )
-        assert model.outputs.shapes == (("batch", "length", 5), (2, "batch", 5))
-        items = [rng.standard_normal((n, 8)).astype(np.float32) for n in (3, 6, 6)]
-        for item, (sequence, state) in zip(items, await served(model, items), strict=True):
-            alone = await model.numpy(item[None])
-            np.testing.assert_allclose(sequence, alone[0][0], rtol=1e-5, atol=1e-6)
-            if len(item) == 6:  # the state after a padded sequence is that of the padding
-                np.testing.assert_allclose(state, alone[1][:, 0], rtol=1e-5, atol=1e-6)
+async def test_a_recurrent_module_of_torch_gives_each_request_its_state(hosted: accel.Device, rng: np.random.Generator) -> None:
+    model = await hosted.load_model(
+        "tests.model_zoo:gru", inputs=STEPS, buckets={"batch": (1, 4), "length": (3, 6)}, options={"threads": 1}
+    )
+    assert model.outputs.shapes == (("batch", "length", 5), (2, "batch", 5))
+    items = [rng.standard_normal((n, 8)).astype(np.float32) for n in (3, 6, 6)]
+    for item, (sequence, state) in zip(items, await served(model, items), strict=True):
+        alone = await model.numpy(item[None])
+        np.testing.assert_allclose(sequence, alone[0][0], rtol=1e-5, atol=1e-6)
+        if len(item) == 6:  # the state after a padded sequence is that of the padding
+            np.testing.assert_allclose(state, alone[1][:, 0], rtol=1e-5, atol=1e-6)
 
 
 async def test_the_forms_of_answers_are_those_of_the_schema(rng: np.random.Generator) -> None:
@@ -434,16 +417,14 @@ async def test_the_forms_of_answers_are_those_of_the_schema(rng: np.random.Gener
         ]
 
 
-async def test_few_runs_show_what_the_outputs_are() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        for function, buckets, runs in (
-            (lambda x: x, None, [(1, 16), (2, 16), (1, 31), (2, 16), (2, 16), (2, 16)]),
-            (lambda x: x, {"batch": (1, 8, 64), "length": (32, 128)}, [(1, 32), (8, 32), (1, 128), (8, 32), (8, 32), (8, 32)]),
-            (lambda x: (x, np.ones(3)), {"batch": (8,), "length": (32,)}, [(8, 32), (7, 32), (8, 16), (8, 32), (8, 32), (8, 32), (7, 32)]),
-        ):
-            computing = Computing(function)
-            model = await device.load_model(computing, inputs=SEQUENCES, buckets=buckets)
-            warmed = 0 if buckets is None else len(model.buckets.all())
-            assert computing.shapes[warmed:] == runs
-            await model.aclose()
+async def test_few_runs_show_what_the_outputs_are(device: accel.Device) -> None:
+    for function, buckets, runs in (
+        (lambda x: x, None, [(1, 16), (2, 16), (1, 31), (2, 16), (2, 16), (2, 16)]),
+        (lambda x: x, {"batch": (1, 8, 64), "length": (32, 128)}, [(1, 32), (8, 32), (1, 128), (8, 32), (8, 32), (8, 32)]),
+        (lambda x: (x, np.ones(3)), {"batch": (8,), "length": (32,)}, [(8, 32), (7, 32), (8, 16), (8, 32), (8, 32), (8, 32), (7, 32)]),
+    ):
+        computing = Computing(function)
+        model = await device.load_model(computing, inputs=SEQUENCES, buckets=buckets)
+        warmed = 0 if buckets is None else len(model.buckets.all())
+        assert computing.shapes[warmed:] == runs
+        await model.aclose()

@@ -103,12 +103,13 @@ def saved(way: str, tensors: dict[str, torch.Tensor], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("way", ["file", "folder", "index", "state dict", "mapping", "list"])
-async def test_every_source_has_the_same_bits_on_the_device(way: str, rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_every_source_has_the_same_bits_on_the_device(
+    device: accel.Device, way: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
     tensors = some_tensors(rng)
     source = saved(way, tensors, tmp_path)
-    async with opened() as device:
-        refs = await load(device, source)
-        await check(device, refs, tensors)
+    refs = await load(device, source)
+    await check(device, refs, tensors)
 
 
 async def test_weights_outlive_a_fault_without_their_files(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -170,24 +171,23 @@ async def test_pinned_memory_that_others_hold_is_not_waited_for(host: Any, rng: 
         assert device.info().pinned.used == held.nbytes
 
 
-async def test_tied_weights_are_one_buffer(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_tied_weights_are_one_buffer(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     table = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
     array = rng.standard_normal(5)
     tied = {"embedding": table, "head": table.view(40, 8), "part": table[:10], "transposed": table.T, "x": array, "y": array}
     torch.save({"embedding": table, "head": table}, tmp_path / "tied.bin")
-    async with opened() as device:
-        before = used(device)
-        refs = await load(device, tied)
-        assert refs["embedding"] is refs["head"]
-        assert refs["x"] is refs["y"]
-        assert len({id(ref) for ref in refs.values()}) == 4
-        assert used(device) - before < 4 * table.nbytes
-        await check(device, refs, tied)
-        refs = await load(device, tmp_path / "tied.bin")
-        assert refs["embedding"] is refs["head"]
+    before = used(device)
+    refs = await load(device, tied)
+    assert refs["embedding"] is refs["head"]
+    assert refs["x"] is refs["y"]
+    assert len({id(ref) for ref in refs.values()}) == 4
+    assert used(device) - before < 4 * table.nbytes
+    await check(device, refs, tied)
+    refs = await load(device, tmp_path / "tied.bin")
+    assert refs["embedding"] is refs["head"]
 
 
-async def test_numpy_arrays_of_any_layout_and_lists_are_taken(rng: np.random.Generator) -> None:
+async def test_numpy_arrays_of_any_layout_and_lists_are_taken(device: accel.Device, rng: np.random.Generator) -> None:
     given = {
         "fortran": np.asfortranarray(rng.standard_normal((4, 3))),
         "swapped": rng.integers(0, 9, 5).astype(">i4"),
@@ -196,13 +196,12 @@ async def test_numpy_arrays_of_any_layout_and_lists_are_taken(rng: np.random.Gen
         "list": [1.0, 2.0],
         "number": 3,
     }
-    async with opened() as device:
-        refs = await load(device, given)
-        for name, ref in refs.items():
-            np.testing.assert_array_equal(await device.get(ref), np.asarray(given[name]), name)
+    refs = await load(device, given)
+    for name, ref in refs.items():
+        np.testing.assert_array_equal(await device.get(ref), np.asarray(given[name]), name)
 
 
-async def test_progress_is_told_on_the_loop(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_progress_is_told_on_the_loop(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     tensors = some_tensors(rng)
     source = saved("folder", tensors, tmp_path)
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -212,8 +211,7 @@ async def test_progress_is_told_on_the_loop(rng: np.random.Generator, tmp_path: 
         asyncio.get_running_loop()
         told.append((done, of))
 
-    async with opened() as device:
-        await load(device, source, on_progress=on_progress)
+    await load(device, source, on_progress=on_progress)
     assert told[0] == (0, total)
     assert told[-1] == (total, total)
     assert told == sorted(told)
@@ -251,31 +249,33 @@ class Watched(Failing):
         return await super().put(array, **options)
 
 
-async def test_the_memory_of_the_host_is_bounded(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_the_host_is_bounded(
+    device: accel.Device, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {f"t{n}": torch.from_numpy(rng.integers(0, 256, 64 << 20, np.uint8)) for n in range(3)}
     source = saved("file", tensors, tmp_path)
     monkeypatch.setattr(weights, "_CHUNK", 4 << 20)
-    async with opened() as device:
-        watched = Watched(device)
-        refs = await load(watched, source)
-        assert len(watched.anonymous) == 48
-        assert max(watched.pinned_bytes) <= 8 * 4 << 20
-        assert max(watched.anonymous) - min(watched.anonymous) < 8 << 10, "KiB that are neither pinned nor the device's"
-        await check(device, refs, tensors)
+    watched = Watched(device)
+    refs = await load(watched, source)
+    assert len(watched.anonymous) == 48
+    assert max(watched.pinned_bytes) <= 8 * 4 << 20
+    assert max(watched.anonymous) - min(watched.anonymous) < 8 << 10, "KiB that are neither pinned nor the device's"
+    await check(device, refs, tensors)
 
 
-async def test_a_file_that_is_truncated_while_it_is_read_is_an_error(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_a_file_that_is_truncated_while_it_is_read_is_an_error(
+    device: accel.Device, rng: np.random.Generator, tmp_path: Path
+) -> None:
     source = saved("file", {f"t{n}": torch.from_numpy(rng.standard_normal(1000)) for n in range(30)}, tmp_path)
 
     def truncate(done: int, total: int) -> None:
         if not done:
             os.truncate(source, total // 2)
 
-    async with opened() as device:
-        before = used(device)
-        error = await failure(load(device, source, on_progress=truncate), accel.InvalidArgumentError)
-        assert str(source) in str(error)
-        await until(lambda: used(device) == before)
+    before = used(device)
+    error = await failure(load(device, source, on_progress=truncate), accel.InvalidArgumentError)
+    assert str(source) in str(error)
+    await until(lambda: used(device) == before)
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
@@ -295,7 +295,7 @@ async def test_after_a_fault_nothing_is_left(host: Any, rng: np.random.Generator
 
 
 async def test_after_an_error_or_a_cancellation_nothing_is_left(
-    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: accel.Device, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved("file", some_tensors(rng), tmp_path)
     reached = asyncio.Event()
@@ -311,39 +311,36 @@ async def test_after_an_error_or_a_cancellation_nothing_is_left(
         if done:
             raise ArithmeticError
 
-    async with opened() as device:
-        before = used(device)
-        monkeypatch.setattr(weights, "_CHUNK", 100_000)
-        error = await failure(load(Failing(device, 7, full), source), accel.OutOfMemoryError)
-        await until(lambda: used(device) == before, "the memory is free with the error in hand")
-        assert error.__traceback__ is not None
-        arithmetic = await failure(load(device, source, on_progress=unhappy), ArithmeticError)
-        await until(lambda: used(device) == before)
-        assert arithmetic.__traceback__ is not None
-        loading = task(load(Failing(device, 7, never), source))
-        await bounded(reached.wait())
-        assert used(device) > before
-        await cancelled(loading)
-        await until(lambda: used(device) == before)
+    before = used(device)
+    monkeypatch.setattr(weights, "_CHUNK", 100_000)
+    error = await failure(load(Failing(device, 7, full), source), accel.OutOfMemoryError)
+    await until(lambda: used(device) == before, "the memory is free with the error in hand")
+    assert error.__traceback__ is not None
+    arithmetic = await failure(load(device, source, on_progress=unhappy), ArithmeticError)
+    await until(lambda: used(device) == before)
+    assert arithmetic.__traceback__ is not None
+    loading = task(load(Failing(device, 7, never), source))
+    await bounded(reached.wait())
+    assert used(device) > before
+    await cancelled(loading)
+    await until(lambda: used(device) == before)
 
 
-async def test_a_name_in_two_sources_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_a_name_in_two_sources_is_refused(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     source = saved("file", {"a": torch.zeros(3)}, tmp_path)
-    async with opened() as device:
-        error = await failure(load(device, [source, {"a": np.zeros(3)}]), accel.InvalidArgumentError)
+    error = await failure(load(device, [source, {"a": np.zeros(3)}]), accel.InvalidArgumentError)
     assert "'a'" in str(error)
 
 
-async def test_an_onnx_file_is_one_array_of_its_bytes(rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_an_onnx_file_is_one_array_of_its_bytes(device: accel.Device, rng: np.random.Generator, tmp_path: Path) -> None:
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", int(rng.integers(1, 1000))])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [value], [onnx.ValueInfoProto(name="y")])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     data = model.SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data)
-    async with opened() as device:
-        refs = await load(device, tmp_path / "m.onnx")
-        assert list(refs) == ["model.onnx"]
-        assert (await device.get(refs["model.onnx"])).tobytes() == data
+    refs = await load(device, tmp_path / "m.onnx")
+    assert list(refs) == ["model.onnx"]
+    assert (await device.get(refs["model.onnx"])).tobytes() == data
 
 
 class Payload:
@@ -353,7 +350,7 @@ class Payload:
         return os.mkdir, ("/nonexistent/of-a-pickle",)
 
 
-async def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_what_cannot_be_loaded_is_refused_with_the_reason(device: accel.Device, tmp_path: Path) -> None:
     torch.save({"a": Payload()}, tmp_path / "code.pt")
     torch.save([torch.zeros(3)], tmp_path / "list.pt")
     torch.save({"state": {"a": torch.zeros(3)}}, tmp_path / "nested.pt")
@@ -378,33 +375,30 @@ async def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path: Path) 
         ({"a": torch.zeros(3, 3).to_sparse()}, "layout"),
         ({"a": torch.zeros(3, dtype=torch.float8_e4m3fnuz)}, "weight 'a'"),
     ]
-    async with opened() as device:
-        before = used(device)
-        for source, text in cases:
-            error = await failure(load(device, source), accel.InvalidArgumentError)
-            assert text in str(error), (source, str(error))
-        assert used(device) == before
+    before = used(device)
+    for source, text in cases:
+        error = await failure(load(device, source), accel.InvalidArgumentError)
+        assert text in str(error), (source, str(error))
+    assert used(device) == before
 
 
 INDICES = ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b.safetensors"}}', "[" * 100_000]
 
 
 @pytest.mark.parametrize("text", INDICES, ids=lambda text: text[:30])
-async def test_an_invalid_index_is_refused(text: str, tmp_path: Path) -> None:
+async def test_an_invalid_index_is_refused(device: accel.Device, text: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    async with opened() as device:
-        await failure(load(device, tmp_path), accel.InvalidArgumentError)
+    await failure(load(device, tmp_path), accel.InvalidArgumentError)
 
 
-async def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_an_index_that_names_what_is_not_there_is_refused(device: accel.Device, tmp_path: Path) -> None:
     saved("index", {"a": torch.zeros(3), "b": torch.ones(3)}, tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(index.read_text().replace('"b"', '"c"'))
-    async with opened() as device:
-        error = await failure(load(device, tmp_path), accel.InvalidArgumentError)
-        assert "'c'" in str(error)
-        index.write_text(index.read_text().replace("model-1", "model-7"))
-        await failure(load(device, tmp_path), accel.InvalidArgumentError)
+    error = await failure(load(device, tmp_path), accel.InvalidArgumentError)
+    assert "'c'" in str(error)
+    index.write_text(index.read_text().replace("model-1", "model-7"))
+    await failure(load(device, tmp_path), accel.InvalidArgumentError)
 
 
 # -- hostile files

@@ -104,25 +104,22 @@ HOSTS = pytest.mark.parametrize("host", ["inline", "process"])
 Host = Literal["inline", "process"]
 
 
-@HOSTS
-async def test_its_ops_are_awaited_batched_and_recorded(host: Host, rng: np.random.Generator) -> None:
+async def test_its_ops_are_awaited_batched_and_recorded(hosted: accel.Device, rng: np.random.Generator) -> None:
     data = rng.standard_normal(101)
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        x = await device.put(data)
-        stats = device.family(StatsOps)
-        assert await device.get(await stats.median(x, shift=1.0, timeout=30.0)) == np.median(data) + 1.0
-        least, largest = await stats.extremes(x)
-        assert (await device.get(least), await device.get(largest)) == (data.min(), data.max())
-        async with device.batch(timeout=30.0) as batch:
-            doubled = batch.elementwise.binary("add", x, x)
-            middle = batch.family(StatsOps).median(doubled)
-        assert await device.get(middle) == np.median(2 * data)
-        async with device.graph() as graph:
-            recorded = graph.family(StatsOps).median(x)
-        await device.put(data + 5, out=x)
-        await graph.replay(timeout=30.0)
-        assert await device.get(recorded) == np.median(data + 5)
+    x = await hosted.put(data)
+    stats = hosted.family(StatsOps)
+    assert await hosted.get(await stats.median(x, shift=1.0, timeout=30.0)) == np.median(data) + 1.0
+    least, largest = await stats.extremes(x)
+    assert (await hosted.get(least), await hosted.get(largest)) == (data.min(), data.max())
+    async with hosted.batch(timeout=30.0) as batch:
+        doubled = batch.elementwise.binary("add", x, x)
+        middle = batch.family(StatsOps).median(doubled)
+    assert await hosted.get(middle) == np.median(2 * data)
+    async with hosted.graph() as graph:
+        recorded = graph.family(StatsOps).median(x)
+    await hosted.put(data + 5, out=x)
+    await graph.replay(timeout=30.0)
+    assert await hosted.get(recorded) == np.median(data + 5)
 
 
 async def test_it_is_an_attribute_of_the_device_and_of_its_batches() -> None:

@@ -16,28 +16,25 @@ from tests.cpu_ops_support import PATIENCE, Halves, Halving, Trip
 HOSTS = pytest.mark.parametrize("host", ["inline", "process"])
 
 
-@HOSTS
-async def test_an_op_with_several_results_gives_all_of_them(host: Any) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        await device.register(Halving)
-        x = await device.put(np.arange(6.0))
-        given: Any = await device.run(Halves(x), timeout=PATIENCE)
-        async with device.batch(timeout=PATIENCE) as batch:
-            recorded: Any = batch.run(Halves(x))
-            total = batch.reduce("sum", recorded[1])
-        async with device.graph() as graph:
-            replayed: Any = graph.run(Halves(x))
-        await graph.replay(timeout=PATIENCE)
-        for first, second in (given, recorded, replayed):
-            np.testing.assert_array_equal(await device.get(first), [0, 1, 2])
-            np.testing.assert_array_equal(await device.get(second), [3, 4, 5])
-        assert await device.get(total) == 12
-        out = await device.zeros(3, "float64")
-        given = await device.run(Halves(x, out), timeout=PATIENCE)
-        written, made = given
-        assert written is out
-        np.testing.assert_array_equal(await device.get(made), [3, 4, 5])
+async def test_an_op_with_several_results_gives_all_of_them(hosted: accel.Device) -> None:
+    await hosted.register(Halving)
+    x = await hosted.put(np.arange(6.0))
+    given: Any = await hosted.run(Halves(x), timeout=PATIENCE)
+    async with hosted.batch(timeout=PATIENCE) as batch:
+        recorded: Any = batch.run(Halves(x))
+        total = batch.reduce("sum", recorded[1])
+    async with hosted.graph() as graph:
+        replayed: Any = graph.run(Halves(x))
+    await graph.replay(timeout=PATIENCE)
+    for first, second in (given, recorded, replayed):
+        np.testing.assert_array_equal(await hosted.get(first), [0, 1, 2])
+        np.testing.assert_array_equal(await hosted.get(second), [3, 4, 5])
+    assert await hosted.get(total) == 12
+    out = await hosted.zeros(3, "float64")
+    given = await hosted.run(Halves(x, out), timeout=PATIENCE)
+    written, made = given
+    assert written is out
+    np.testing.assert_array_equal(await hosted.get(made), [3, 4, 5])
 
 
 async def test_the_traceback_of_a_kernel_in_a_child_reaches_the_caller() -> None:

@@ -13,7 +13,7 @@ import accel
 from accel.ops import Plan, Spec
 from accel.patterns import DynamicBatcher
 from tests.batcher_support import settled
-from tests.device_support import bounded, opened
+from tests.device_support import bounded
 
 
 class Picky:
@@ -159,19 +159,18 @@ class Roots(accel.KernelLibrary):
         np.sqrt(np.asarray(inputs[0]), out=np.asarray(outputs[0]))
 
 
-async def test_an_exception_of_a_kernel_method_costs_its_item_alone(rng: np.random.Generator) -> None:
+async def test_an_exception_of_a_kernel_method_costs_its_item_alone(device: accel.Device, rng: np.random.Generator) -> None:
     items = rng.uniform(1, 9, 16)
     items[5] = -1.0
-    async with opened() as device:
-        await device.register(Roots)
+    await device.register(Roots)
 
-        async def handler(batch: list[float]) -> list[float]:
-            x = await device.put(np.array(batch))
-            return [float(each) for each in await device.get(await device.run(Root(x)))]
+    async def handler(batch: list[float]) -> list[float]:
+        x = await device.put(np.array(batch))
+        return [float(each) for each in await device.get(await device.run(Root(x)))]
 
-        async with DynamicBatcher(handler, idempotent=True, device=device) as batcher:
-            results = await bounded(asyncio.gather(*map(batcher.submit, map(float, items)), return_exceptions=True))
-        assert device.generation == 1
+    async with DynamicBatcher(handler, idempotent=True, device=device) as batcher:
+        results = await bounded(asyncio.gather(*map(batcher.submit, map(float, items)), return_exceptions=True))
+    assert device.generation == 1
     assert isinstance(results[5], accel.LibraryError)
     assert isinstance(results[5].__cause__, ArithmeticError)
     np.testing.assert_allclose(np.delete(np.array(results, object), 5).astype(float), np.sqrt(np.delete(items, 5)))
