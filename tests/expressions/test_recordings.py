@@ -66,7 +66,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence().entropy)
 
 
-async def test_a_network_is_recorded_and_gives_the_same_results(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+async def test_a_network_is_recorded_and_gives_the_same_results(graphs: Graphs, device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     w, v, b = rng.standard_normal((8, 16)), rng.standard_normal((16, 4)), rng.standard_normal(16)
     weights = await accel.evaluate(*map(xp.asarray, (w, v, b)))
@@ -84,7 +84,7 @@ async def test_a_network_is_recorded_and_gives_the_same_results(device: accel.De
 
 
 async def test_operands_that_begin_to_vary_are_copied_from_then_on(
-    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    graphs: Graphs, device: accel.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     xp = device.xp
     a, b = rng.standard_normal((2, 6))
@@ -131,7 +131,7 @@ async def test_expressions_that_differ_in_a_number_do_not_share_a_graph(
                 np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
-async def test_a_recorded_graph_keeps_no_operand_alive(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+async def test_a_recorded_graph_keeps_no_operand_alive(graphs: Graphs, device: accel.Device, rng: np.random.Generator) -> None:
     graphs.keeps_ops = False  # as a GPU's; the results are of no interest
     xp = device.xp
     weights, x = await accel.evaluate(xp.asarray(rng.standard_normal((64, 64))), xp.asarray(rng.standard_normal((64, 64))))
@@ -144,7 +144,7 @@ async def test_a_recorded_graph_keeps_no_operand_alive(device: accel.Device, rng
     assert dropped() is None
 
 
-async def test_writes_before_and_behind_keep_their_order(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+async def test_writes_before_and_behind_keep_their_order(graphs: Graphs, device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     x = await xp.asarray(np.zeros(1000))
     for number in range(12):
@@ -156,7 +156,7 @@ async def test_writes_before_and_behind_keep_their_order(device: accel.Device, r
         await later
 
 
-async def test_two_tasks_share_a_graph(device: accel.Device, rng: np.random.Generator, graphs: Graphs) -> None:
+async def test_two_tasks_share_a_graph(graphs: Graphs, device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
 
     async def client() -> None:
@@ -178,7 +178,7 @@ async def test_large_expressions_are_not_recorded(device: accel.Device, graphs: 
 
 
 async def test_the_memory_of_recorded_graphs_is_bounded(
-    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    graphs: Graphs, device: accel.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recordings, "_MOST_KEPT", 100_000)
     xp = device.xp
@@ -193,7 +193,7 @@ async def test_the_memory_of_recorded_graphs_is_bounded(
 
 
 async def test_after_a_rebuild_it_is_recorded_anew(
-    device: accel.Device, rng: np.random.Generator, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    graphs: Graphs, device: accel.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     xp = device.xp
     a = rng.standard_normal(10)
