@@ -166,7 +166,11 @@ def main() -> int:
             measure_stdlib(given.imports, given.faults)
             continue
         refused = accel.BackendUnavailableError("it is not to be used")
-        with mock.patch("accel.process.forks.Forks.start", side_effect=refused) if way == "started" else contextlib.nullcontext():
+        with (
+            mock.patch("accel.process.forkserver_client.ForkserverClient.start", side_effect=refused)
+            if way == "started"
+            else contextlib.nullcontext()
+        ):
             asyncio.run(measure(given.imports, given.faults, given.pause, given.spares))
     return 0
 

@@ -88,10 +88,10 @@ class Threaded(accel.KernelLibrary):
 
 async def parent(target: str) -> None:
     from accel.actors import ActorSystem
-    from accel.process.forks import Forks
+    from accel.process.forkserver_client import ForkserverClient
 
     async with ActorSystem() as system:
-        forks = await Forks.start(system, "tests.fork_support:prepare", lambda status: None, close_all)
+        forks = await ForkserverClient.start(system, "tests.fork_support:prepare", lambda status: None, close_all)
         await forks.prepare(b"tests.child_programs", 60.0)
         child = await forks.fork(f"tests.child_programs:{target}", uvloop=False, on_exit=lambda status: None)
         assert child is not None

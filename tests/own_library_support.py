@@ -104,7 +104,7 @@ class Scaling(accel.KernelLibrary):
     @accel.kernel(Stall)
     def stall(self, op: Stall, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         if op.way == "answers":
-            Answers._tell = _broken  # type: ignore[method-assign,assignment]
+            Answers._send = _broken  # type: ignore[method-assign,assignment]
         if op.way == "looks":
             SignalledWatcher._poll = _broken  # type: ignore[method-assign,assignment]
         while op.way == "locked":

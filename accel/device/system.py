@@ -24,12 +24,12 @@ from accel.engine.options import FaultSource, check_options
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
-from accel.process.forks import ForkSource
+from accel.process.forkserver_client import ForkserverSlot
 from accel.registry import find_device
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
-from accel.remote.filling import ModelStandbyActor
 from accel.remote.forkserver import ForkserverActor
+from accel.remote.model_standby import ModelStandbyActor
 from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
@@ -208,7 +208,7 @@ class System(ActorSystem):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
         check_not_importing()
-        place, hosting = check_hosting(host, standby, spares, hang_timeout)
+        host_kind, hosting = check_hosting(host, standby, spares, hang_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
@@ -217,13 +217,13 @@ class System(ActorSystem):
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared, probes=self.probes)
-            placed = self._place(place, core)
-            if placed != "process":
+            host_kind = self._choose_host(host_kind, core)
+            if host_kind != "process":
                 self._opening.append(core)
             try:
-                device = await self._bring_up(core, placed)
+                device = await self._bring_up(core, host_kind)
             finally:
-                if placed != "process":
+                if host_kind != "process":
                     self._opening.remove(core)
         except Exception as error:
             if not isinstance(error, AccelError):
@@ -232,18 +232,20 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]
         return device
 
-    async def _bring_up(self, core: DeviceCore, place: str, forkserver: ForkSource | None = None) -> Device:
-        """Open a device whose contexts are made in a place.
+    async def _bring_up(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
+        """Spawn the actor of a device, and return its face once the first context is ready.
 
-        ``"inline"``: in this process; ``"process"``: in children; ``"auto"``: here until a fault.
+        ``host_kind`` says where contexts are made: ``"inline"`` in this process, ``"process"`` in
+        children, ``"auto"`` in this process until a fault, and in children after that. A quarantine
+        shares the ``forkserver`` of its device.
         """
         self._opened += 1
-        source, standby = forkserver or ForkSource(), core.options.standby
-        children = Children(core.name, source)
+        slot, standby = forkserver or ForkserverSlot(), core.options.standby
+        children = Children(core.name, slot)
 
         async def start_forkserver(owner: ActorContext) -> None:
-            if (place == "process" or standby != "none") and forkserver is None:
-                await owner.spawn(ForkserverActor, core, source, is_first=place == "process", name="forkserver")
+            if (host_kind == "process" or standby != "none") and forkserver is None:
+                await owner.spawn(ForkserverActor, core, slot, is_first=host_kind == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
             kind = ModelStandbyActor if standby == "model" else StandbyActor
@@ -253,18 +255,18 @@ class System(ActorSystem):
 
         host = Host(
             core,
-            inline=None if place == "process" else partial(ContextActor, share=Sharing),
-            remote=None if place == "inline" else partial(RemoteContextActor, children=children),
+            inline=None if host_kind == "process" else partial(ContextActor, share=Sharing),
+            remote=None if host_kind == "inline" else partial(RemoteContextActor, children=children),
             children=children,
             start_forkserver=start_forkserver,
             start_spare=start_spare,
         )
         name = f"{core.name}#{self._opened}"
         actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
-        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, source))
+        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, slot))
         return device
 
-    async def _open_quarantine(self, core: DeviceCore, forkserver: ForkSource) -> Device:
+    async def _open_quarantine(self, core: DeviceCore, forkserver: ForkserverSlot) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own.
 
         :attr:`devices` does not show it.
@@ -278,23 +280,24 @@ class System(ActorSystem):
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
 
-    def _place(self, host: str, core: DeviceCore) -> str:
-        """Return the place of a device's contexts: see :meth:`_bring_up`.
+    def _choose_host(self, host_kind: str, core: DeviceCore) -> str:
+        """Return where the contexts of a new device are made: what :meth:`_bring_up` takes.
 
-        ``"auto"`` depends on the other devices, open or being opened.
+        ``"auto"`` becomes ``"process"`` where this process cannot have the device, or where a fault
+        of the device would end another one that this process has.
         """
-        if host != "auto":
-            return host
-        # A fault on one of them would take all of this process's devices of such a backend with it:
-        # so only the first is kept here.
-        mine = core.description
-        # A fault has taken the backend from this process, not from children.
+        if host_kind != "auto":
+            return host_kind
+        description = core.description
+        # After a fault that this process cannot recover from, the backend works in children only.
         is_lost = getattr(core.backend, "fault", None) is not None
+        # Devices of some backends share their fate within a process: so only the first one, open or
+        # being opened, is inline.
         is_second = False
         if getattr(core.backend, "shares_fate", False):
             inline = [(info.backend, info.index) for info in (device.info() for device in self.devices) if info.host == "inline"]
             inline += [(other.description.backend, other.description.index) for other in self._opening]
-            is_second = any(backend == mine.backend and index != mine.index for backend, index in inline)
+            is_second = any(backend == description.backend and index != description.index for backend, index in inline)
         return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:

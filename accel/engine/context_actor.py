@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel.engine.lane import Lane
     from accel.engine.lanes import Streams
     from accel.errors import AccelError
-    from accel.storage.durable import Kept
+    from accel.storage.durable import KeptSlab
 
 __all__ = ["ContextActor"]
 
@@ -158,7 +158,7 @@ class _Opened(NamedTuple):
     slabs: dict[int, HeldSlab]
 
 
-def _open(core: DeviceCore, kept: Iterable[Kept]) -> _Opened:
+def _open(core: DeviceCore, kept: Iterable[KeptSlab]) -> _Opened:
     """Make the backend's context and its streams, and map the durable memory; blocks."""
     device = core.memory_back.retry_on_oom(core.backend.open, core.description.index)
     try:
@@ -172,7 +172,7 @@ def _open(core: DeviceCore, kept: Iterable[Kept]) -> _Opened:
     return _Opened(device, streams, slabs)
 
 
-def _bind_durable(context: Context, kept: Iterable[Kept]) -> None:
+def _bind_durable(context: Context, kept: Iterable[KeptSlab]) -> None:
     """Use the durable memory that was mapped."""
     book = context.core.durable
     book.is_offered = context.durables.is_offered

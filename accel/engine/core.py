@@ -226,7 +226,7 @@ class DeviceCore:
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
             self.lifecycle.lost(error if isinstance(error, AccelError) else None)
-            self.pinned.ended()
+            self.pinned.on_device_ended()
 
     def closed(self) -> None:
         """End the device's life, whatever is left of it."""
@@ -234,4 +234,4 @@ class DeviceCore:
         self.refs.live_generation = 0
         self.lifecycle.closed()
         self.durable.close()
-        self.pinned.ended()
+        self.pinned.on_device_ended()

@@ -53,7 +53,7 @@ class DeviceActor(Actor[Submission, None]):
             task.cancel()
         if moving:
             await asyncio.wait(moving)
-        await self._host.children.wait_gone()
+        await self._host.children.wait_ended()
         if core.refs.is_closing or context.system.state != "open":
             core.closed()
         else:

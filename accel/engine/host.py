@@ -48,7 +48,7 @@ class ChildProcesses(Protocol):
     def spare_pid(self) -> int | None:
         """Its process id."""
 
-    async def wait_gone(self) -> bool:
+    async def wait_ended(self) -> bool:
         """Wait until the children that were killed have ended, and return whether they have."""
 
 

@@ -176,7 +176,7 @@ class HostArena:
 
     Attributes
     ----------
-    on_gone : callable or None
+    on_block_closed : callable or None
         Called with the number of a block that was closed, on any thread: what has mapped its
         descriptor may let go of it.
     on_room : callable or None
@@ -196,7 +196,7 @@ class HostArena:
     ) -> None:
         self.limit = limit
         self.on_room: Callable[[], object] | None = None
-        self.on_gone: Callable[[int], object] | None = None
+        self.on_block_closed: Callable[[int], object] | None = None
         self._device = device
         # Pages are the unit of registering; with a small limit an ordinary block must fit under it.
         self._allocator = Allocator(
@@ -367,7 +367,7 @@ class HostArena:
         # A thread that the child does not have may hold them.
         self._lock, self._registering = threading.Lock(), threading.RLock()
         self._is_closed = True
-        self._registrar = self.on_room = self.on_gone = None
+        self._registrar = self.on_room = self.on_block_closed = None
 
     def blocks(self) -> list[HostBlock]:
         """Return the blocks there are, oldest first."""
@@ -386,10 +386,10 @@ class HostArena:
         if on_room is not None:
             on_room()
 
-    def _notify_closed(self, number: int) -> None:
-        on_gone = self.on_gone
-        if on_gone is not None:
-            on_gone(number)
+    def _report_block_closed(self, number: int) -> None:
+        on_block_closed = self.on_block_closed
+        if on_block_closed is not None:
+            on_block_closed(number)
 
     def _drain(self) -> None:
         freed = self._freed
@@ -403,7 +403,7 @@ class HostArena:
             self._blocks = {block: None for block in self._blocks if block.is_open}
             if self._is_closed:
                 raise ClosedError("the arena is closed", device=self._device)
-            block = HostBlock(nbytes, self._registering, self._notify_closed)
+            block = HostBlock(nbytes, self._registering, self._report_block_closed)
             block.number = next(self._numbers)
             try:
                 if self._registrar is not None:

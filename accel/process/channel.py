@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel"]
 
-_FLUSH_BEYOND = 64 << 10
+_FLUSH_BYTES = 64 << 10
+"""Pending bytes beyond which a send flushes, and does not wait for the end of the iteration."""
+# The most that one loop iteration reads, writes and delivers.
 _READ_BYTES = 64 << 10
 _WRITE_BYTES = 256 << 10
-_MESSAGES = 512
-"""The most that one loop iteration reads, writes and delivers."""
+_MAX_MESSAGES = 512
 
 
 class Channel:
@@ -85,14 +86,14 @@ class Channel:
         self._incoming = Incoming(sock, max_message if max_received is None else max_received, self._dispose)
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
-        self._broken: AccelError | None = None  # why nothing can be written any more
-        self._is_at_end = False  # nothing can be read any more ...
-        self._end: AccelError | None = None  # ... and why
-        self._flushing: asyncio.Handle | None = None
-        self._turn: asyncio.Handle | None = None
+        self._write_error: AccelError | None = None  # why nothing can be written any more
+        self._is_read_to_end = False  # nothing can be read any more ...
+        self._read_error: AccelError | None = None  # ... and why; None: end of file
+        self._flush_handle: asyncio.Handle | None = None  # of the flush at the iteration's end
+        self._read_handle: asyncio.Handle | None = None  # of the next _read_and_deliver
         loop.add_reader(self._fd, self._on_readable)
         self._outgoing.append(greeting())
-        self._flushing = loop.call_soon(self._flush)
+        self._flush_handle = loop.call_soon(self._flush)
         close_after_fork(self)
 
     @property
@@ -143,26 +144,26 @@ class Channel:
                 remedy=f"Send at most {self._max_message} bytes and {MAX_DESCRIPTORS} descriptors, as kind 1 or more.",
             )
         message = encode_header(kind, length, len(fds)) + payload
-        if self._broken is not None:
+        if self._write_error is not None:
             return  # on_lost follows
         if now and not fds and self._write_now(message):
             return
         self._outgoing.append(message, fds)
         if self._is_full:
             return
-        if now or self._outgoing.pending > _FLUSH_BEYOND:
+        if now or self._outgoing.pending > _FLUSH_BYTES:
             self._flush()
-        elif self._flushing is None:
-            self._flushing = self._loop.call_soon(self._flush)
+        elif self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self._flush)
 
     def close(self) -> None:
         """Close the connection. What the socket takes at once is still sent. Idempotent."""
-        if not self._is_closed and self._broken is None:
+        if not self._is_closed and self._write_error is None:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._outgoing.write(_WRITE_BYTES)
-        self._shut()
+        self._release()
 
-    # -- writing
+    # -- writing: _is_full says that the socket is full, and the loop calls _flush once it is not
 
     def flush(self) -> None:
         """Write at once what was sent, as far as the socket takes it; before a process ends."""
@@ -174,32 +175,37 @@ class Channel:
         try:
             is_begun = self._outgoing.write_now(message)
         except OSError as error:
-            self._break(error)
+            self._stop_writing(error)
             return True
         if self._outgoing.pending and is_begun:
             self._set_full(True)
         return is_begun
 
     def _flush(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
+        """Write what is pending; called at the end of an iteration, or when the socket has room."""
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
         try:
             is_empty = self._outgoing.write(_WRITE_BYTES)
         except OSError as error:
-            self._break(error)
+            self._stop_writing(error)
             return
         self._set_full(not is_empty)
 
-    def _break(self, error: OSError) -> None:
-        """Stop writing; the loss is reported once all that the other end had sent is delivered."""
-        self._broken = _broken_by(error)
+    def _stop_writing(self, error: OSError) -> None:
+        """Drop what is pending, because a write failed.
+
+        ``on_lost`` is called once all that the other end had sent before is read and delivered.
+        """
+        self._write_error = _connection_error(error)
         self._outgoing.close()
         self._set_full(False)
-        if self._turn is None:
-            self._turn = self._loop.call_soon(self._read_turn)
+        if self._read_handle is None:
+            self._read_handle = self._loop.call_soon(self._read_and_deliver)
 
     def _set_full(self, is_full: bool) -> None:
+        """Have the loop call :meth:`_flush` when the socket has room again, or no longer."""
         if is_full is not self._is_full:
             self._is_full = is_full
             if is_full:
@@ -207,50 +213,57 @@ class Channel:
             else:
                 self._loop.remove_writer(self._fd)
 
-    # -- reading
+    # -- reading: from the loop's reader, or from _read_handle while something is left from before
 
     @property
-    def has_more(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Whether messages have been read that are not delivered yet."""
         return bool(self._incoming.messages)
 
     def _on_readable(self) -> None:
-        if self._turn is None:
-            self._read_turn()
+        """Read, unless :meth:`_read_and_deliver` is scheduled already. The loop's reader."""
+        if self._read_handle is None:
+            self._read_and_deliver()
 
-    def _read_turn(self) -> None:
-        """Read once, unless messages are left, and deliver what one loop iteration may take."""
-        self._turn = None
+    def _read_and_deliver(self) -> None:
+        """Read once, unless messages are left, and deliver what one loop iteration may take.
+
+        Schedule another call if messages are left, or if a broken connection is to be read to its
+        end; report the loss once it is.
+        """
+        self._read_handle = None
         messages = self._incoming.messages
-        if not messages and not self._is_at_end:
+        if not messages and not self._is_read_to_end:
             self._read()
-        for _ in range(min(len(messages), _MESSAGES)):
+        for _ in range(min(len(messages), _MAX_MESSAGES)):
             self._deliver(messages.popleft())
-            if self._is_closed:
+            if self._is_closed:  # by the message's handler
                 return
-        if messages or (self._broken is not None and not self._is_at_end):
-            self._turn = self._loop.call_soon(self._read_turn)
-        elif self._is_at_end:
-            self._lose(self._end)
+        if messages or (self._write_error is not None and not self._is_read_to_end):
+            self._read_handle = self._loop.call_soon(self._read_and_deliver)
+        elif self._is_read_to_end:
+            self._lose(self._read_error)
 
     def _read(self) -> None:
-        """Read once, and set the end if nothing follows."""
+        """Read once from the socket; stop reading if nothing more can come from it."""
         try:
             if not self._incoming.read(_READ_BYTES):
-                self._finish(self._broken)
+                self._stop_reading(self._write_error)
         except BlockingIOError:
-            if self._broken is not None:
-                self._finish(self._broken)
+            if self._write_error is not None:
+                self._stop_reading(self._write_error)
         except OSError as error:
-            self._finish(self._broken or _broken_by(error))
+            self._stop_reading(self._write_error or _connection_error(error))
         except ProtocolError as error:
-            self._finish(error)
+            self._stop_reading(error)
 
-    def _finish(self, error: AccelError | None) -> None:
-        self._is_at_end, self._end = True, error
+    def _stop_reading(self, error: AccelError | None) -> None:
+        """Note that the other end sends nothing more, and why: ``None`` at the end of the file."""
+        self._is_read_to_end, self._read_error = True, error
         self._loop.remove_reader(self._fd)
 
     def _deliver(self, message: Message) -> None:
+        """Check the greeting, or call ``on_message``; then close the descriptors that are left."""
         try:
             if not self._is_greeted:
                 check_greeting(message.kind, message.payload)
@@ -262,7 +275,7 @@ class Channel:
         except ProtocolError as error:
             self._lose(error)
         except BaseException as error:
-            self._lose_by(message.kind, error)
+            self._lose_to_callback(message.kind, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -271,7 +284,8 @@ class Channel:
 
     # -- the end
 
-    def _lose_by(self, kind: int, error: BaseException) -> None:
+    def _lose_to_callback(self, kind: int, error: BaseException) -> None:
+        """Give the connection up, because ``on_message`` raised something unexpected."""
         text = f"handling a message of kind {kind} from the other process failed"
         self._loop.call_exception_handler({"message": text, "exception": error})
         loss = HostDiedError(f"{text}: {type(error).__name__}: {error}", remedy="This is an error in accel: report it with its cause.")
@@ -279,11 +293,13 @@ class Channel:
         self._lose(loss)
 
     def _lose(self, error: AccelError | None) -> None:
+        """Close this end, and report the loss once."""
         if not self._is_closed:
-            self._shut()
+            self._release()
             self._on_lost(error)
 
-    def _shut(self) -> None:
+    def _release(self) -> None:
+        """Unregister the socket from the loop, and close it. Idempotent."""
         if self._is_closed:
             return
         # A socket that was closed elsewhere has no descriptor, and its number may be another's.
@@ -298,10 +314,10 @@ class Channel:
         See :class:`accel.fork.Inherited`.
         """
         self._is_closed, self._is_full = True, False
-        for handle in (self._flushing, self._turn):
+        for handle in (self._flush_handle, self._read_handle):
             if handle is not None:
                 handle.cancel()
-        self._flushing = self._turn = None
+        self._flush_handle = self._read_handle = None
         self._incoming.close()
         self._outgoing.close()
         if self._sock.fileno() >= 0:
@@ -309,11 +325,13 @@ class Channel:
 
 
 def _close(descriptors: Iterable[int]) -> None:
+    """Close descriptors at once: the default of ``dispose``."""
     for fd in descriptors:
         os.close(fd)
 
 
-def _broken_by(error: OSError) -> HostDiedError:
+def _connection_error(error: OSError) -> HostDiedError:
+    """Return the error for ``on_lost`` after a system call on the socket failed."""
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     broken = HostDiedError(f"the connection to the other process broke: {error.strerror or error}", code=name)
     # Its traceback would keep the frames of the caller that sent, as long as the channel lives.

@@ -16,7 +16,7 @@ from accel import _child
 from accel.errors import ClosedError, HostDiedError, OutOfMemoryError, UnsupportedError
 from accel.process.exit_status import ExitStatus
 from accel.process.forkserver import STATUS
-from accel.process.spawning import Spawned, cannot_start, spawn
+from accel.process.spawning import Spawned, spawn, start_error
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildProcess"]
 
-_TAIL = 32768
+_OUTPUT_BYTES = 32768
 """Bytes kept of the child's output: the report of a crash has a line for each frame of a thread."""
-_PIECE = 65536
-_MOST_PIECES = 64
+_READ_BYTES = 65536
+_MAX_READS = 64
 """Pieces that are read at the end: more than a pipe holds. A descendant may go on writing."""
-_START = 30.0
+_START_TIMEOUT = 30.0
 """Seconds within which the program of a new process must begin."""
-_END = 10.0
+_KILL_TIMEOUT = 10.0
 """Seconds within which a killed process must end: one that is in a system call ends after that."""
-_STATUS = 1.0
-"""Seconds in which a forkserver sends an exit status; an import may hold its GIL."""
-_READING = 0.25
-"""Seconds that the owner of the socket has to read what the child had sent before it died."""
+_STATUS_TIMEOUT = 1.0
+"""Seconds that a forkserver has to send an exit status; an import may hold its GIL."""
+_UNREAD_TIMEOUT = 0.25
+"""Seconds that the owner of the socket has to read what the child had sent before it died.
+
+``on_exit`` is called then, read or not.
+"""
 
 _NO_GRANDCHILDREN = (
     "A child may open devices with host='inline'. If it is to open none, a module that it imports runs the program: put what "
@@ -75,15 +78,15 @@ class ChildProcess:
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
         self._killed_at: float | None = None
-        self._waiting: asyncio.TimerHandle | None = None
+        self._status_timeout: asyncio.TimerHandle | None = None
         self._spawned = spawned
-        self._tail = b""
+        self._output = b""
         self._on_exit = on_exit
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(spawned.stderr, self._read)
+        self._loop.add_reader(spawned.stderr, self._read_output)
         try:
-            self._loop.add_reader(spawned.pidfd, self._on_death)
+            self._loop.add_reader(spawned.pidfd, self._on_ended)
         except BaseException:
             self._loop.remove_reader(spawned.stderr)
             raise
@@ -122,7 +125,7 @@ class ChildProcess:
             Called once, on the loop, after the process has ended.
         forkserver
             Whether the process is a forkserver, whose imports ``target`` does; see
-            :class:`~accel.process.forks.Forks`.
+            :class:`~accel.process.forkserver_client.ForkserverClient`.
         nested
             Whether a child process may start this one: ``target`` imports no module of a user's.
 
@@ -147,19 +150,19 @@ class ChildProcess:
         try:
             future = system.spawner.submit(spawn, target, env or {}, flags)
         except OutOfMemoryError as error:  # no more threads
-            raise cannot_start(error) from error
-        cancelled = await _wait_uncancelled(future, _START)
+            raise start_error(error) from error
+        cancelled = await _wait_uncancelled(future, _START_TIMEOUT)
         if future.cancel() or future.running():
             future.add_done_callback(_destroy_late)
-            raise cancelled or cannot_start(TimeoutError(errno.ETIMEDOUT, f"its program has not begun within {_START:g} s"))
+            raise cancelled or start_error(TimeoutError(errno.ETIMEDOUT, f"its program has not begun within {_START_TIMEOUT:g} s"))
         if cancelled is not None:
             if future.exception() is None:
                 await _destroy(system, future.result())
             raise cancelled
-        return await cls.of(system, future.result(), on_exit)
+        return await cls.from_spawned(system, future.result(), on_exit)
 
     @classmethod
-    async def of(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
+    async def from_spawned(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
         """Return the child for a process that was started or forked; destroy that if this fails."""
         try:
             return cls(spawned, on_exit)
@@ -210,27 +213,28 @@ class ChildProcess:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         return await self.wait()
-            return await self._killed()
+            return await self._kill_and_wait()
         except asyncio.CancelledError:
             self.kill()
             raise
 
-    async def _killed(self) -> ExitStatus:
-        """Kill the process, and wait for its end."""
+    async def _kill_and_wait(self) -> ExitStatus:
+        """Kill the process, and wait for its end: at most 10 s from the first kill on."""
         self.kill()
         killed_at = self._loop.time() if self._killed_at is None else self._killed_at
         try:
-            async with asyncio.timeout_at(killed_at + _END):
+            async with asyncio.timeout_at(killed_at + _KILL_TIMEOUT):
                 return await self.wait()
         except TimeoutError:
             if self.exit is not None:  # it ended as the time did
                 return self.exit
             raise HostDiedError(
-                f"child process {self.pid} was killed, and has not ended within {_END:g} s",
+                f"child process {self.pid} was killed, and has not ended within {_KILL_TIMEOUT:g} s",
                 remedy=f"It is in a system call, perhaps of a driver (see /proc/{self.pid}/stack and the kernel's log): what it holds is not released.",
             ) from None
 
     def _close_socket(self) -> None:
+        """Close the socket and its watchers on the loop, unless a transport has closed it before."""
         fd = self.sock.fileno()
         if fd < 0:
             return
@@ -242,63 +246,67 @@ class ChildProcess:
 
     # -- called by the loop
 
-    def _read(self) -> bool:
+    def _read_output(self) -> bool:
         """Read a piece of the child's output, and return whether there may be more."""
         stderr = self._spawned.stderr
         if stderr < 0:
             return False
         try:
-            piece = os.read(stderr, _PIECE)
+            piece = os.read(stderr, _READ_BYTES)
         except BlockingIOError:
             return False
-        self._tail = (self._tail + piece)[-_TAIL:]
+        self._output = (self._output + piece)[-_OUTPUT_BYTES:]
         if not piece:
             self._close_stderr()
         return bool(piece)
 
     def _close_stderr(self) -> None:
+        """Close the pipe of the child's output, if it is open still."""
         stderr, self._spawned.stderr = self._spawned.stderr, -1
         if stderr >= 0:
             self._loop.remove_reader(stderr)
             os.close(stderr)
 
-    def _on_death(self) -> None:
+    def _on_ended(self) -> None:
+        """Get the exit status: the loop calls this when the pidfd shows that the process ended."""
         if self._spawned.pidfd < 0:  # in a fork, whose loop shares the selector of its parent's
             return
         self._loop.remove_reader(self._spawned.pidfd)
-        bond = self._spawned.bond
-        if bond is None:
-            self._end(*self._reap())
+        lifeline = self._spawned.lifeline
+        if lifeline is None:
+            self._set_exit(*self._reap())
             return
-        # The forkserver sends the status; if it has died, the other end of the bond is closed.
-        self._waiting = self._loop.call_later(_STATUS, self._on_status, bond)
-        self._loop.add_reader(bond.fileno(), self._on_status, bond)
+        # Only the parent of a fork, the forkserver, can collect its status, and sends it through the
+        # lifeline. If the forkserver has died, the other end of the lifeline is closed.
+        self._status_timeout = self._loop.call_later(_STATUS_TIMEOUT, self._on_status, lifeline)
+        self._loop.add_reader(lifeline.fileno(), self._on_status, lifeline)
 
-    def _on_status(self, bond: socket.socket) -> None:
-        """Read the exit status that the forkserver has sent."""
-        assert self._waiting is not None, "a status is waited for"
-        self._waiting.cancel()
-        if bond.fileno() < 0:  # in a fork, whose loop shares the selector of its parent's
+    def _on_status(self, lifeline: socket.socket) -> None:
+        """Read the exit status that the forkserver has sent, or give it up after a timeout."""
+        assert self._status_timeout is not None, "a status is waited for"
+        self._status_timeout.cancel()
+        if lifeline.fileno() < 0:  # in a fork, whose loop shares the selector of its parent's
             return
-        self._loop.remove_reader(bond.fileno())
+        self._loop.remove_reader(lifeline.fileno())
         try:
-            (code,) = STATUS.unpack(bond.recv(STATUS.size))
+            (code,) = STATUS.unpack(lifeline.recv(STATUS.size))
         except (OSError, struct.error):
-            self._end(*self._reap())  # an orphan may have become a child of this process
+            self._set_exit(*self._reap())  # an orphan may have become a child of this process
         else:
-            self._end(*((code, None) if code >= 0 else (None, -code)))
+            self._set_exit(*((code, None) if code >= 0 else (None, -code)))
 
-    def _end(self, code: int | None, number: int | None) -> None:
-        """Set how the process has ended, and report it."""
-        for _ in range(_MOST_PIECES):
-            if not self._read():
+    def _set_exit(self, code: int | None, signal: int | None) -> None:
+        """Read the last output, close what the process had, set :attr:`exit`, and report it."""
+        for _ in range(_MAX_READS):
+            if not self._read_output():
                 break
         self._close_stderr()
         self._spawned.close()
-        self.exit = ExitStatus(code, number, self._tail.decode("utf-8", "replace"))
-        self._report(self.exit, self._loop.time() + _READING, 0.0)
+        self.exit = ExitStatus(code, signal, self._output.decode("utf-8", "replace"))
+        self._report_exit(self.exit, self._loop.time() + _UNREAD_TIMEOUT, 0.0)
 
     def _reap(self) -> tuple[int | None, int | None]:
+        """Collect the process, and return its exit code and signal: ``None`` if unknown."""
         try:
             info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:  # other code waits for all children, or ignores SIGCHLD
@@ -312,17 +320,21 @@ class ChildProcess:
         self._spawned.set_returncode(-info.si_status)
         return None, info.si_status
 
-    def _unread(self) -> bool:
+    def _has_unread(self) -> bool:
+        """Return whether the socket holds bytes that its owner has not read yet."""
         if self.sock.fileno() < 0:
             return False
         count = bytearray(4)
         fcntl.ioctl(self.sock, termios.FIONREAD, count)
         return any(count)
 
-    def _report(self, status: ExitStatus, deadline: float, pause: float) -> None:
-        """Call ``on_exit`` once the owner of the socket has read all that the child had sent."""
-        if self._unread() and self._loop.time() < deadline:
-            self._loop.call_later(pause, self._report, status, deadline, 0.001)
+    def _report_exit(self, status: ExitStatus, deadline: float, pause: float) -> None:
+        """Call ``on_exit`` once the owner of the socket has read all that the child had sent.
+
+        Check again after ``pause`` seconds, until the loop's time is ``deadline``.
+        """
+        if self._has_unread() and self._loop.time() < deadline:
+            self._loop.call_later(pause, self._report_exit, status, deadline, 0.001)
             return
         try:
             if self._on_exit is not None:
@@ -332,17 +344,20 @@ class ChildProcess:
             self._ended.set()
 
 
-async def _wait_uncancelled(future: concurrent.futures.Future[Any], bound: float | None = None) -> asyncio.CancelledError | None:
-    """Wait for ``future``, ``bound`` seconds at most; return the cancellation meanwhile."""
+async def _wait_uncancelled(future: concurrent.futures.Future[Any], seconds: float | None = None) -> asyncio.CancelledError | None:
+    """Wait for ``future``, ``seconds`` at most, also if this task is cancelled meanwhile.
+
+    Return that cancellation, for the caller to raise once it has cleaned up.
+    """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
-    home = os.getpid()
-    deadline = None if bound is None else time.monotonic() + bound
+    pid = os.getpid()
+    deadline = None if seconds is None else time.monotonic() + seconds
     while not waiter.done() and (deadline is None or time.monotonic() < deadline):
         try:
             await asyncio.wait({waiter}, timeout=None if deadline is None else deadline - time.monotonic())
         except asyncio.CancelledError as error:
-            if os.getpid() != home:  # a fork does not have the thread that ends it
+            if os.getpid() != pid:  # a fork does not have the thread that ends the future
                 raise
             cancelled = error
     if not waiter.cancel():
@@ -351,12 +366,13 @@ async def _wait_uncancelled(future: concurrent.futures.Future[Any], bound: float
 
 
 def _destroy_late(future: concurrent.futures.Future[Spawned]) -> None:
-    """Destroy a process whose start was given up, once its program begins."""
+    """Destroy a process whose start timed out, once its program begins after all."""
     if not future.cancelled() and future.exception() is None:
         future.result().destroy()
 
 
 async def _destroy(system: ActorSystem, spawned: Spawned) -> None:
+    """Kill a process that is given up, and wait for its end off the loop."""
     try:
         future = system.spawner.submit(spawned.destroy)
     except (ClosedError, OutOfMemoryError):

@@ -11,8 +11,9 @@ from accel.errors import HostDiedError
 
 __all__ = ["ExitStatus"]
 
-_LINES = 8
-_CHARACTERS = 1000
+_MAX_LINES = 8
+_MAX_CHARACTERS = 1000
+"""The most of a child's output that an error shows."""
 _CRASH = "Fatal Python error: "
 _CURRENT = "Current thread "
 """The begin of ``faulthandler``'s report of a crash, and of the thread that crashed."""
@@ -48,10 +49,10 @@ class ExitStatus:
         if crash:  # the crashed thread may be the last one; its most recent call comes first
             what, _, threads = report.partition("\n")
             frames = threads[max(threads.rfind(_CURRENT), 0) :].strip().splitlines()
-            said = "\n".join((crash + what, *frames[:_LINES]))[:_CHARACTERS]
+            said = "\n".join((crash + what, *frames[:_MAX_LINES]))[:_MAX_CHARACTERS]
         else:
-            said = "\n".join(self.stderr.rstrip().splitlines()[-_LINES:])[-_CHARACTERS:]
-        return f"{self._ending()}; it last wrote:\n{said}" if said else self._ending()
+            said = "\n".join(self.stderr.rstrip().splitlines()[-_MAX_LINES:])[-_MAX_CHARACTERS:]
+        return f"{self._describe_end()}; it last wrote:\n{said}" if said else self._describe_end()
 
     def error(self, **fields: Any) -> HostDiedError:
         """Return the error for what waited for the process.
@@ -63,7 +64,8 @@ class ExitStatus:
         """
         return HostDiedError(f"the child process {self.describe()}", exit_code=self.code, signal=self.signal, **fields)
 
-    def _ending(self) -> str:
+    def _describe_end(self) -> str:
+        """Return how the process ended, as the end of a sentence about it."""
         if self.signal is not None:
             try:
                 name = signals.Signals(self.signal).name

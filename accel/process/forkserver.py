@@ -30,13 +30,13 @@ from accel.process.protocol import MAX_MESSAGE, check_greeting, encode_header, g
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["STATUS", "ForkKind", "Forked", "Forkserver"]
+__all__ = ["STATUS", "ForkKind", "ForkedTarget", "Forkserver"]
 
 STATUS: Final = struct.Struct("<i")
 """The exit status of a child, as :func:`os.waitstatus_to_exitcode` gives it."""
 
-_READ = 64 << 10
-_F_SETSIG = 10  # Linux; the module fcntl has no name for it
+_READ_BYTES = 64 << 10
+_F_SETSIG = 10  # Linux; Python's module fcntl has no name for it
 _HARMLESS = {"jemalloc_bg_thd": "pyarrow"}
 """Names of threads that need not run in a fork, each with the module that starts it.
 
@@ -51,7 +51,7 @@ class ForkKind(enum.IntEnum):
     PREPARE = 1
     """Call the function that the forkserver was started with, which imports, with these bytes."""
     FORK = 2
-    """Fork a child: an order as JSON, with the descriptors of socket, output and bond."""
+    """Fork a child: a request as JSON, with the descriptors of socket, output and lifeline."""
     ANSWER = 3
     """The answer to each message, in order, as JSON.
 
@@ -60,8 +60,8 @@ class ForkKind(enum.IntEnum):
     """
 
 
-class Forked(NamedTuple):
-    """What a fork runs: its ``target``, the kind of its loop, and the descriptor of its socket."""
+class ForkedTarget(NamedTuple):
+    """What a forked child runs: its ``target``, on which loop, and its socket's descriptor."""
 
     fd: int
     target: str
@@ -85,18 +85,18 @@ class Forkserver:
         self._sock = sock
         self._prepare = prepare
         self._incoming = Incoming(sock, MAX_MESSAGE, _close)
-        self._bonds: dict[int, int] = {}  # pid -> bond, of children that were not reaped
-        self._refused = ""
+        self._lifelines: dict[int, int] = {}  # pid -> descriptor, of children that were not reaped
+        self._reason = ""  # why this process must not be forked
         close_after_fork(self)
 
     def close_inherited(self) -> None:
         """Close all descriptors in a fork; see :class:`accel.fork.Inherited`."""
         self._sock.close()
         self._incoming.close()
-        _close(self._bonds.values())
-        self._bonds.clear()
+        _close(self._lifelines.values())
+        self._lifelines.clear()
 
-    def serve(self) -> Forked:
+    def serve(self) -> ForkedTarget:
         """Answer until the connection is closed, and exit after the last child has ended.
 
         Returns in a fork only, with what it is to run.
@@ -104,88 +104,100 @@ class Forkserver:
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())  # also while something is imported
         self._sock.sendall(greeting())
         is_greeted = False
-        while self._incoming.read(_READ):
+        while self._incoming.read(_READ_BYTES):
             while self._incoming.messages:
                 kind, payload, descriptors = self._incoming.messages.popleft()
                 if not is_greeted:
                     check_greeting(kind, payload)
                     is_greeted = True
                 elif kind == ForkKind.PREPARE:
-                    self._answer(self._prepared(payload))
+                    self._answer(self._run_prepare(payload))
                 else:
                     forked = self._fork(payload, descriptors)
                     if forked is not None:
                         return forked
-        self._reap(0)  # there may be no other process that reaps orphans
+        self._reap(0)  # wait for the children: there may be no other process that reaps orphans
         os._exit(0)
 
     def _answer(self, answer: dict[str, Any], pidfds: Sequence[int] = ()) -> None:
+        """Send an answer to the parent. Blocks until the socket has taken it."""
         data = json.dumps(answer).encode()
         header = encode_header(ForkKind.ANSWER, len(data), len(pidfds))
         socket.send_fds(self._sock, [header], pidfds)
         self._sock.sendall(data)
 
-    def _prepared(self, payload: bytes) -> dict[str, str]:
+    def _run_prepare(self, payload: bytes) -> dict[str, str]:
+        """Do the imports of a PREPARE message, make the heap cheap to fork, and return the answer."""
         failed = ""
         gc.disable()  # objects made by imports live on; collections would only traverse them
         try:
-            self._refused = self._prepare(payload)
+            self._reason = self._prepare(payload)
         except BaseException as error:  # an import raises anything; a child that needs it fails too
             failed = repr(error)
         gc.enable()
         sys.stdout.flush()  # or each fork would write the buffer again
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page that it marks
-        return {"refused": self._why_not(), "failed": failed}
+        return {"refused": self._refusal(), "failed": failed}
 
-    def _why_not(self) -> str:
-        """Return why this process must not be forked: a thread may hold a lock."""
-        if not self._refused and _others():
-            # OpenBLAS ends its threads before a fork, and starts them again at the next product.
+    def _refusal(self) -> str:
+        """Return why this process must not be forked, or ``""``.
+
+        Another thread may hold a lock, which would never be released in a child.
+        """
+        if not self._reason and _other_threads():
+            # OpenBLAS ends its threads before a fork, and starts them again at the next product. So
+            # fork once, and look whether threads are left.
             pid = os.fork()
             if not pid:
                 os._exit(0)
             os.waitpid(pid, 0)
-            if others := _others():
-                self._refused = f"threads run besides its own: {', '.join(sorted(others))}"
-        return self._refused
+            if threads := _other_threads():
+                self._reason = f"threads run besides its own: {', '.join(sorted(threads))}"
+        return self._reason
 
-    def _fork(self, payload: bytes, descriptors: list[int]) -> Forked | None:
+    def _fork(self, payload: bytes, descriptors: list[int]) -> ForkedTarget | None:
         """Fork a child and answer; in the child, return what it runs."""
-        sock, output, bond = descriptors
-        answer, pid = {"refused": self._why_not()}, -1
+        sock, output, lifeline = descriptors
+        answer, pid = {"refused": self._refusal()}, -1  # -1: not forked
         if not answer["refused"]:
             try:
                 pid = os.fork()
             except OSError as error:  # memory or process ids ran out
                 answer = {"failed": str(error)}
-        if not pid:
-            return _become(json.loads(payload), sock, output, bond)
+        if not pid:  # in the child
+            return _become_child(json.loads(payload), sock, output, lifeline)
         _close((sock, output))
         if pid < 0:
-            os.close(bond)
+            os.close(lifeline)
             self._answer(answer)
         else:
             pidfd = os.pidfd_open(pid)
-            self._bonds[pid] = bond  # from here on it may be reaped, and its pid reused
+            self._lifelines[pid] = lifeline  # from here on it may be reaped, and its pid reused
             self._answer({"pid": pid}, (pidfd,))
             os.close(pidfd)
             self._reap()  # it may have ended before it was known here
         return None
 
     def _reap(self, flags: int = os.WNOHANG) -> None:
-        """Send the exit status of each ended child to its bond; without flags, wait for all."""
-        for pid in tuple(self._bonds):
+        """Send the exit status of each ended child through its lifeline to the parent.
+
+        Called by the handler of SIGCHLD; with ``flags=0``, wait until all children have ended.
+        """
+        for pid in tuple(self._lifelines):
             with contextlib.suppress(ChildProcessError):  # the signal's handler has reaped it
                 found, status = os.waitpid(pid, flags)
                 if found:
-                    with socket.socket(fileno=self._bonds.pop(pid)) as bond, contextlib.suppress(OSError):
-                        bond.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
+                    with socket.socket(fileno=self._lifelines.pop(pid)) as lifeline, contextlib.suppress(OSError):
+                        lifeline.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
 
 
-def _become(order: dict[str, Any], sock: int, output: int, bond: int) -> Forked:
-    """Give a fork of this process the state of a started child."""
-    _bind(bond)
+def _become_child(request: dict[str, Any], sock: int, output: int, lifeline: int) -> ForkedTarget:
+    """Make a fork of this process equal to a started child: session, signals, output, environment.
+
+    Return what it runs.
+    """
+    _die_with_parent(lifeline)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -193,36 +205,40 @@ def _become(order: dict[str, Any], sock: int, output: int, bond: int) -> Forked:
     os.dup2(output, 2)
     os.close(output)
     os.environ.clear()
-    os.environ.update(order["env"])
-    sys.path[:] = dict.fromkeys((*order["path"], *sys.path))
+    os.environ.update(request["env"])
+    sys.path[:] = dict.fromkeys((*request["path"], *sys.path))
     importlib.invalidate_caches()
     # The module random seeds itself after a fork.
     if (numbers := sys.modules.get("numpy.random")) is not None:
         numbers.seed()
-    return Forked(sock, order["target"], order["uvloop"])
+    return ForkedTarget(sock, request["target"], request["uvloop"])
 
 
-def _bind(bond: int) -> None:
-    """Have the kernel kill this process when the service ends, or closes its end of the bond."""
-    # PR_SET_PDEATHSIG would follow the forkserver's death. This end of the bond is never closed.
-    fcntl.fcntl(bond, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(bond, _F_SETSIG, int(signal.SIGKILL))
-    fcntl.fcntl(bond, fcntl.F_SETFL, fcntl.fcntl(bond, fcntl.F_GETFL) | os.O_ASYNC)
+def _die_with_parent(lifeline: int) -> None:
+    """Have the kernel kill this process when the parent ends, or closes its end of the lifeline.
+
+    The kernel sends SIGKILL (F_SETSIG, F_SETOWN) when the socket's other end is closed (O_ASYNC).
+    """
+    # PR_SET_PDEATHSIG would follow the forkserver's death instead. This end stays open for ever.
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, _F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
-    poll.register(bond, 0)
-    if poll.poll(0):
+    poll.register(lifeline, 0)
+    if poll.poll(0):  # the parent ended before this
         os._exit(_child.ORPHAN)
 
 
-def _others() -> list[str]:
+def _other_threads() -> list[str]:
     """Return the names of this process's other threads, without the harmless ones."""
-    found = []
+    names = []
     for number in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
         with contextlib.suppress(OSError):  # it has ended
-            found.append(Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8", errors="replace").strip())
-    return [name for name in found if _HARMLESS.get(name) not in sys.modules]
+            names.append(Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8", errors="replace").strip())
+    return [name for name in names if _HARMLESS.get(name) not in sys.modules]
 
 
 def _close(descriptors: Iterable[int]) -> None:
+    """Close descriptors."""
     for fd in descriptors:
         os.close(fd)

@@ -57,7 +57,7 @@ class Incoming:
         self._sock = sock
         self._max_message = max_message
         self._dispose = dispose
-        self._rest = bytearray()
+        self._partial = bytearray()
         self._descriptors: deque[int] = deque()
 
     def read(self, size: int) -> int:
@@ -79,9 +79,9 @@ class Incoming:
                 numbers = array.array("i")
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
-        if not data and self._rest:
-            raise ProtocolError(f"the stream ends within a message, of which {len(self._rest)} bytes are there")
-        self._cut(data)
+        if not data and self._partial:
+            raise ProtocolError(f"the stream ends within a message, of which {len(self._partial)} bytes are there")
+        self._parse(data)
         if flags & _TRUNCATED:
             raise ProtocolError(
                 "file descriptors got lost: this process may open no more",
@@ -97,22 +97,22 @@ class Incoming:
         self.messages.clear()
         self._descriptors.clear()
 
-    def _cut(self, data: bytes) -> None:
-        """Append the messages that ``data`` completes."""
-        rest, start = self._rest, 0
-        rest += data
-        while len(rest) - start >= HEADER_BYTES:
-            kind, count, length = decode_header(rest, start, self._max_message)
+    def _parse(self, data: bytes) -> None:
+        """Append the messages that ``data`` completes; keep the bytes of the last, partial one."""
+        partial, start = self._partial, 0
+        partial += data
+        while len(partial) - start >= HEADER_BYTES:
+            kind, count, length = decode_header(partial, start, self._max_message)
             begin = start + HEADER_BYTES
             end = begin + length
-            if end > len(rest):
+            if end > len(partial):
                 break
-            self.messages.append(Message(kind, bytes(rest[begin:end]), self._take(kind, count) if count else []))
+            self.messages.append(Message(kind, bytes(partial[begin:end]), self._take_descriptors(kind, count) if count else []))
             start = end
-        del rest[:start]
+        del partial[:start]
 
-    def _take(self, kind: int, count: int) -> list[int]:
-        """Return the descriptors of a complete message."""
+    def _take_descriptors(self, kind: int, count: int) -> list[int]:
+        """Remove the descriptors of a complete message from those that came, and return them."""
         if count > len(self._descriptors):
             raise ProtocolError(
                 f"a message of kind {kind} announces {count} descriptors, and {len(self._descriptors)} came",
@@ -122,9 +122,9 @@ class Incoming:
 
     def _check_surplus(self) -> None:
         """Raise if more descriptors came than the incomplete message can have: they would leak."""
-        rest = self._rest
-        allowed = MAX_DESCRIPTORS if rest else 0
-        if len(rest) >= HEADER_BYTES:
-            _, allowed, _ = decode_header(rest, 0, self._max_message)
+        partial = self._partial
+        allowed = MAX_DESCRIPTORS if partial else 0
+        if len(partial) >= HEADER_BYTES:
+            _, allowed, _ = decode_header(partial, 0, self._max_message)
         if len(self._descriptors) > allowed:
             raise ProtocolError(f"{len(self._descriptors)} descriptors came where {allowed} are announced")

@@ -49,7 +49,7 @@ class Outgoing:
             If a descriptor cannot be duplicated. Nothing is added.
         """
         if descriptors or not self._segments:
-            self._segments.append((bytearray(), _duplicates(descriptors)))
+            self._segments.append((bytearray(), _duplicate_all(descriptors)))
         data, _ = self._segments[-1]
         data += message
         self.pending += len(message)
@@ -102,6 +102,7 @@ class Outgoing:
         self.pending = 0
 
     def _write(self, data: bytearray, descriptors: list[int], budget: int) -> int:
+        """Write the begin of a segment, with its descriptors; return the bytes that were taken."""
         with memoryview(data) as view, view[:budget] as part:
             if not descriptors:
                 return self._sock.send(part, _NO_SIGNAL)
@@ -109,7 +110,8 @@ class Outgoing:
             return self._sock.sendmsg([part], [rights], _NO_SIGNAL)
 
 
-def _duplicates(descriptors: Iterable[int]) -> list[int]:
+def _duplicate_all(descriptors: Iterable[int]) -> list[int]:
+    """Duplicate descriptors, all or none, so that the caller may close its own at once."""
     made: list[int] = []
     for descriptor in descriptors:
         try:
@@ -125,5 +127,6 @@ def _duplicates(descriptors: Iterable[int]) -> list[int]:
 
 
 def _close_all(descriptors: list[int]) -> None:
+    """Close descriptors, and remove each from the list before: none is closed twice."""
     while descriptors:
         os.close(descriptors.pop())

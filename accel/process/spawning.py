@@ -21,10 +21,10 @@ from accel.shortage import REMEDIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Spawned", "cannot_start", "python_path", "spawn"]
+__all__ = ["Spawned", "python_path", "spawn", "start_error"]
 
-_END = 10.0
-"""Seconds that a process which was killed gets to end."""
+_END_TIMEOUT = 10.0
+"""Seconds that a killed process has to end, in :meth:`Spawned.destroy`."""
 _REMEDIES = {
     **REMEDIES,
     errno.ENOENT: "sys.executable must name a Python interpreter that has accel.",
@@ -52,9 +52,9 @@ class Spawned:
     popen
         A started process, whose exit status this process collects. Only code that sets its
         ``returncode`` may wait for it. ``None`` for a forked one.
-    bond
-        Non-blocking socket to a forked process: the process ends when it is closed, and the
-        forkserver writes the exit status to it.
+    lifeline
+        Non-blocking socket to a forked process: the kernel kills the process when it is closed, and
+        the forkserver writes the exit status to it. ``None`` for a started process.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class Spawned:
     sock: socket.socket
     stderr: int
     popen: subprocess.Popen[bytes] | None = None
-    bond: socket.socket | None = None
+    lifeline: socket.socket | None = None
 
     def __post_init__(self) -> None:
         close_after_fork(self)
@@ -74,14 +74,14 @@ class Spawned:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def set_returncode(self, code: int) -> None:
-        """Record the exit status, after which nothing waits for the process any more."""
+        """Record the exit status, after which nothing waits for the process any variables."""
         if self.popen is not None:
             self.popen.returncode = code
 
     def close(self) -> None:
         """Close all descriptors but the socket's; a forked process ends then. Idempotent."""
-        if self.bond is not None:
-            self.bond.close()
+        if self.lifeline is not None:
+            self.lifeline.close()
         for fd in (self.pidfd, self.stderr):
             if fd >= 0:
                 os.close(fd)
@@ -99,15 +99,15 @@ class Spawned:
         self.sock.close()
         if self.popen is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(_END)
+                self.popen.wait(_END_TIMEOUT)
         elif self.pidfd >= 0:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
-            poll.poll(_END * 1e3)
+            poll.poll(_END_TIMEOUT * 1e3)
         self.close()
 
 
-def cannot_start(error: Exception) -> BackendUnavailableError:
+def start_error(error: Exception) -> BackendUnavailableError:
     """Return the error for a child process that cannot be started."""
     number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # no thread
     remedy = None if number is None else _REMEDIES.get(number)
@@ -124,18 +124,25 @@ def python_path() -> list[str]:
     return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child: this process's, and ``variables``."""
     # The whole module path, so that the child finds modules where this process does.
-    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in python_path() if os.pathsep not in path)}
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(path for path in python_path() if os.pathsep not in path)}
 
 
 def _command(fd: int, target: str, env: Mapping[str, str], flags: Iterable[str]) -> list[str]:
+    """Return the worker's command line; see :mod:`accel.process.worker`.
+
+    It carries this process's own PYTHONPATH, which the worker restores: :func:`_environment` sets
+    another one.
+    """
     command = [sys.executable, "-P", "-m", _child.WORKER, str(fd), str(os.getpid()), target, *flags]
-    own = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-    return command if own is None else [*command, f"--python-path={own}"]
+    python_path_variable = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    return command if python_path_variable is None else [*command, f"--python-path={python_path_variable}"]
 
 
-def _reap(popen: subprocess.Popen[bytes]) -> None:
+def _kill_and_reap(popen: subprocess.Popen[bytes]) -> None:
+    """Undo a start: kill the process, and collect it. Blocks."""
     popen.kill()
     popen.wait()
 
@@ -175,18 +182,19 @@ def spawn(target: str, env: Mapping[str, str], flags: Iterable[str]) -> Spawned:
                 undo.callback(os.close, reading)
                 os.set_blocking(reading, False)
                 try:
-                    popen = _start(theirs.fileno(), writing, _command(theirs.fileno(), target, env, flags), env)
+                    popen = _popen(theirs.fileno(), writing, _command(theirs.fileno(), target, env, flags), env)
                 finally:
                     os.close(writing)
-            undo.callback(_reap, popen)
+            undo.callback(_kill_and_reap, popen)
             pidfd = os.pidfd_open(popen.pid)
             undo.pop_all()
             return Spawned(popen.pid, pidfd, ours, reading, popen)
     except OSError as error:
-        raise cannot_start(error) from error
+        raise start_error(error) from error
 
 
-def _start(fd: int, writing: int, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _popen(fd: int, writing: int, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the interpreter, which inherits ``fd`` and writes its output to ``writing``."""
     return subprocess.Popen(
         command,
         env=_environment(env),

@@ -46,12 +46,13 @@ from accel import _child
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from accel.process.forkserver import Forked
+    from accel.process.forkserver import ForkedTarget
 
 __all__ = ["main"]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of the command line; exits as argparse does if they are wrong."""
     parser = argparse.ArgumentParser(prog=f"python -m {_child.WORKER}", description="A child process of accel; not for use by hand.")
     parser.add_argument("fd", type=int, help="the inherited socket")
     parser.add_argument("parent", type=int, help="process id of the parent")
@@ -63,14 +64,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _restore_path(python_path: str | None) -> None:
-    # The parent passes its sys.path as PYTHONPATH, which processes of this one must not inherit.
+    """Set PYTHONPATH to what it is in the parent.
+
+    The parent passes its sys.path in it, which processes that this one starts must not inherit.
+    """
     sys.path[:] = dict.fromkeys(sys.path)
     os.environ.pop("PYTHONPATH", None)
     if python_path is not None:
         os.environ["PYTHONPATH"] = python_path
 
 
-def _find(target: str) -> Callable[..., Any]:
+def _import_function(target: str) -> Callable[..., Any]:
+    """Import ``"MODULE:FUNCTION"``. Raises what the import raises."""
     module, _, path = target.partition(":")
     gc.disable()  # objects made by imports live on; collections would only traverse them
     try:
@@ -85,7 +90,8 @@ def _find(target: str) -> Callable[..., Any]:
     return function
 
 
-async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]], sock: socket.socket) -> int:
+async def _run_target(function: Callable[[socket.socket], Coroutine[Any, Any, None]], sock: socket.socket) -> int:
+    """Run the target, and return the process's exit code."""
     try:
         await function(sock)
     except Exception:
@@ -95,9 +101,10 @@ async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]],
         return 0
 
 
-def _run(options: argparse.Namespace | Forked, sock: socket.socket) -> int:
+def _run(options: argparse.Namespace | ForkedTarget, sock: socket.socket) -> int:
+    """Import the target, run it on a loop of its own, and return the process's exit code."""
     try:
-        function = _find(options.target)
+        function = _import_function(options.target)
     except Exception:
         traceback.print_exc()
         return _child.TARGET
@@ -107,14 +114,14 @@ def _run(options: argparse.Namespace | Forked, sock: socket.socket) -> int:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_serve(function, sock))
+        return runner.run(_run_target(function, sock))
 
 
-def _fork_children(target: str, sock: socket.socket) -> Forked:
-    """Serve as a forkserver; return in each fork."""
+def _serve_forks(target: str, sock: socket.socket) -> ForkedTarget:
+    """Serve as a forkserver. Returns only in the children that it forks."""
     from accel.process.forkserver import Forkserver
 
-    return Forkserver(sock, _find(target)).serve()
+    return Forkserver(sock, _import_function(target)).serve()
 
 
 def main(arguments: list[str]) -> int:
@@ -139,13 +146,13 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"descriptor {options.fd} is not the socket of a child process: {error}", file=sys.stderr)
         return _child.USAGE
-    order: argparse.Namespace | Forked = options
-    if options.forkserver:
-        order = _fork_children(options.target, sock)
-        sock = socket.socket(fileno=order.fd)
+    target: argparse.Namespace | ForkedTarget = options
+    if options.forkserver:  # from here on, this is a child that the forkserver has forked
+        target = _serve_forks(options.target, sock)
+        sock = socket.socket(fileno=target.fd)
     with sock:
         sock.setblocking(False)
-        return _run(order, sock)
+        return _run(target, sock)
 
 
 if __name__ == "__main__":

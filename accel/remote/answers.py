@@ -1,4 +1,4 @@
-"""The parent's submissions in the child, and the messages that report their ends."""
+"""The child's answers: submissions of the parent, and the messages that report their ends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
 
-_SEVERAL = 16
-"""Answers after which the child flushes: the parent reads them while the next ops run."""
+_FLUSH_COUNT = 16
+"""Answers after which the child flushes at once: the parent reads them while the next ops run."""
 
 
-class _Answered:
-    """A submission whose end is reported to the parent by a message.
+class _ReportedSubmission:
+    """Mixin of a submission whose end is a message to the parent, and not the end of a future.
 
     A failure is reported when no op of the submission is in a stream any more: the parent then
     reuses the shared memory of its arrays.
@@ -40,21 +40,21 @@ class _Answered:
     observed: DeviceWork | None
     outstanding: int
     future: asyncio.Future[Any]
-    _answer: Answers
+    _answers: Answers
     _failed: AccelError | None
     release_operands: Callable[[], None]
 
-    def answered_by(self, answer: Answers, number: int) -> Self:
-        """Return itself, whose end is reported under the parent's number."""
-        # Slots of the classes below.
-        self._answer, self.number, self._failed = answer, number, None  # type: ignore[misc]
+    def report_to(self, answers: Answers, number: int) -> Self:
+        """Set where the end is reported, and the parent's number of the request; return itself."""
+        # The slots are in the classes below: a mixin beside another base can have none.
+        self._answers, self.number, self._failed = answers, number, None  # type: ignore[misc]
         return self
 
     def succeed(self) -> None:
         """Report the success to the parent."""
         if not self.future.done():
             self.future.cancel()
-            self._answer.done(self.number, self.observed)
+            self._answers.report_success(self.number, self.observed)
         elif not self.outstanding:
             self.over()
         self.release_operands()
@@ -72,30 +72,30 @@ class _Answered:
         """Report a failure once no op is in a stream any more."""
         error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:
-            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index, self.observed)
+            self._answers.report_failure(self.number, error, -1 if error.op_index is None else error.op_index, self.observed)
 
 
-class RemoteOp(_Answered, OpSubmission):
-    """An op of the parent's."""
+class RemoteOp(_ReportedSubmission, OpSubmission):
+    """An op of the parent."""
 
-    __slots__ = ("_answer", "_failed", "number")
+    __slots__ = ("_answers", "_failed", "number")
 
 
-class RemoteBatch(_Answered, BatchSubmission):
-    """A batch of the parent's.
+class RemoteBatch(_ReportedSubmission, BatchSubmission):
+    """A batch of the parent, or the part of it that came in one message.
 
     Attributes
     ----------
     refused : AccelError or None
-        The error of the op behind these, which could not be made in this process.
+        The error of the op after these, which could not be decoded in this process.
     """
 
-    __slots__ = ("_answer", "_failed", "number", "refused")
+    __slots__ = ("_answers", "_failed", "number", "refused")
 
     refused: AccelError | None
 
     def succeed(self) -> None:
-        """Report the success of all ops, or the error of the op that could not be made."""
+        """Report the success of all ops, or the error of the one that could not be decoded."""
         refused, self.refused = self.refused, None
         if refused is not None and not self.future.done():
             self.reject(refused)
@@ -103,16 +103,16 @@ class RemoteBatch(_Answered, BatchSubmission):
             super().succeed()
 
 
-class RemoteGraph(_Answered, GraphSubmission):
-    """A capture of the parent's."""
+class RemoteGraph(_ReportedSubmission, GraphSubmission):
+    """A graph of the parent, whose capture is reported."""
 
-    __slots__ = ("_answer", "_failed", "number")
+    __slots__ = ("_answers", "_failed", "number")
 
 
-class RemoteUnregistration(_Answered, Unregistration):
-    """The end of a registered library of the parent's."""
+class RemoteUnregistration(_ReportedSubmission, Unregistration):
+    """The unregistration of a library by the parent."""
 
-    __slots__ = ("_answer", "_failed", "number")
+    __slots__ = ("_answers", "_failed", "number")
 
 
 class Answers:
@@ -124,85 +124,90 @@ class Answers:
         The connection to the parent.
     memory
         Returns the bytes that are reserved on the device, and those that libraries hold.
-    is_over, is_idle
-        Whether the context has faulted; whether nothing is in flight.
+    has_faulted, is_idle
+        Return whether the context has faulted; whether nothing is in flight.
     on_broken
-        Called with an error of accel itself.
+        Ends the generation, by an error of accel itself.
 
     Attributes
     ----------
     loop : AbstractEventLoop
-        Of the child.
+        The child's event loop.
     """
 
     def __init__(
         self,
         channel: Channel,
         memory: Callable[[], tuple[int, int]],
-        is_over: Callable[[], bool],
+        has_faulted: Callable[[], bool],
         is_idle: Callable[[], bool],
         on_broken: Callable[[Exception], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._channel = channel
         self._memory = memory
-        self._is_over = is_over
+        self._has_faulted = has_faulted
         self._is_idle = is_idle
         self._on_broken = on_broken
-        self._ended: list[int] = []
+        self._succeeded: list[int] = []
         self._times: list[bytes] = []
-        self._told = (0, 0)
+        self._sent_memory = (0, 0)
 
-    def begin(self) -> None:
+    def begin_generation(self) -> None:
         """Send the pending answers before a generation begins, and report memory anew."""
         self.flush()
-        self._told = (0, 0)
+        self._sent_memory = (0, 0)
 
-    def done(self, number: int, work: DeviceWork | None = None) -> None:
-        """Report a success: at once if nothing is in flight or several have ended, else soon."""
-        ended = self._ended
+    def report_success(self, number: int, work: DeviceWork | None = None) -> None:
+        """Report a success: at once if nothing is in flight or many have ended, else soon.
+
+        Soon is in the next loop iteration, in one message with the others of this one.
+        """
+        ended = self._succeeded
         if work is not None:
-            self._note_time(number, work)
+            self._add_time(number, work)
         ended.append(number)
-        if len(ended) >= _SEVERAL or (self._is_idle() and not self._channel.has_more):
+        if len(ended) >= _FLUSH_COUNT or (self._is_idle() and not self._channel.has_undelivered):
             self.flush()
         elif len(ended) == 1:
             self.loop.call_soon(self.flush)
 
-    def _note_time(self, number: int, work: DeviceWork) -> None:
+    def _add_time(self, number: int, work: DeviceWork) -> None:
+        """Add the device time of a request, if it was measured, to the next TIMES message."""
         if work.device_seconds is not None:
             self._times.append(Timed.pack(number, round(work.device_seconds * 1e9)))
 
-    def failed(self, number: int, error: AccelError, index: int, work: DeviceWork | None = None) -> None:
+    def report_failure(self, number: int, error: AccelError, index: int, work: DeviceWork | None = None) -> None:
         """Report a failure, after the successes before it, unless the context has faulted."""
         if work is not None:
-            self._note_time(number, work)
+            self._add_time(number, work)
         self.flush()
-        if self._is_over():
+        if self._has_faulted():
             return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def flush(self) -> None:
         """Send the answers. An error here ends the generation: the parent would wait for them."""
         try:
-            self._tell()
+            self._send()
         except Exception as error:
             self._on_broken(error)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
+        """Send how much memory is in use, if that has changed, and the successes so far."""
         memory = self._memory()
-        if memory != self._told:
-            self._told = memory
+        if memory != self._sent_memory:
+            self._sent_memory = memory
             self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
         if self._times:
             times, self._times = self._times, []
             self._channel.send(Kind.TIMES, b"".join(times))
-        if self._ended:
-            ended, self._ended = self._ended, []
+        if self._succeeded:
+            ended, self._succeeded = self._succeeded, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended), now=True)
 
 
 def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
-    """Fail a submission that could not be dispatched."""
+    """Fail a submission whose dispatch raised."""
     error = op_error(raised, f"sending {submission.name}", loop)
     submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

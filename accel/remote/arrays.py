@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from accel.memory import Block, HostArena, HostBlock, MemfdSlab
     from accel.storage.pinned import PinnedMemory
 
-__all__ = ["COPIED_HERE", "CopyBack", "SharedArray", "SharedArrays", "close_all"]
+__all__ = ["MAX_INLINE_COPY", "CopyBack", "SharedArray", "SharedArrays", "close_all"]
 
-COPIED_HERE = 128 << 10
-"""Bytes up to which the loop's thread copies: more takes longer than a hand-off to a thread."""
+MAX_INLINE_COPY = 128 << 10
+"""Bytes that the loop's thread copies itself: for more, a hand-off to a thread is faster."""
 
 
 class SharedArray:
-    """An array in shared memory, for one op.
+    """An array of an op, and its place in shared memory: it is copied there, or from there.
+
+    An array that is in shared memory itself, as pinned ones are, is not copied.
 
     Attributes
     ----------
     place : ArenaSlice
-        Where it lies in shared memory.
+        Where the child finds it.
+    address : int
+        Where that place is in this process.
     array : ndarray
         The user's array.
-    is_copied : bool
-        Whether the array itself is not in shared memory.
     """
 
     __slots__ = ("_arena", "_piece", "_view", "address", "array", "place")
@@ -53,34 +55,35 @@ class SharedArray:
         """Whether the array itself is not in shared memory."""
         return self._piece is not None
 
-    def fill(self) -> None:
-        """Copy the array into shared memory. May block for as long as that takes."""
+    def copy_in(self) -> None:
+        """Copy the array into shared memory, unless it is there. Blocks for as long as that takes."""
         view = self._view  # keeps the mapping while this copies, also if this is closed meanwhile
         if view is not None:
             ctypes.memmove(self.address, self.array.ctypes.data, self.array.nbytes)
 
-    def land(self) -> None:
-        """Copy shared memory into the array. May block for as long as that takes."""
+    def copy_back(self) -> None:
+        """Copy shared memory into the array, unless that is there. Blocks as :meth:`copy_in` does."""
         view = self._view
         if view is not None:
             ctypes.memmove(self.array.ctypes.data, self.address, self.array.nbytes)
 
     def close(self) -> None:
-        """Release the memory, which the child does not use any more. Idempotent."""
+        """Free the place, which the child does not use any more. Idempotent."""
         piece, self._piece, self._view = self._piece, None, None
         if piece is not None:
             self._arena.free(piece)
 
 
 class CopyBack:
-    """The copy of arrays from shared memory into the user's, off the loop.
+    """A copy of arrays from shared memory into the user's, which a worker thread makes.
 
-    The first call of :meth:`copy` or :meth:`give_up` decides; the other one does nothing.
+    The generation may end before the thread begins. So the first call of :meth:`copy` or
+    :meth:`give_up` decides which of them releases the shared memory; the other does nothing.
 
     Parameters
     ----------
     arrays
-        The arrays.
+        What to copy, and then to release.
     """
 
     __slots__ = ("_arrays", "_claim")
@@ -94,66 +97,66 @@ class CopyBack:
         if self._claim.acquire(blocking=False):
             try:
                 for array in self._arrays:
-                    array.land()
+                    array.copy_back()
             finally:
                 close_all(self._arrays)
 
     def give_up(self) -> None:
-        """Release the shared memory; if it is being copied, :meth:`copy` releases it after that."""
+        """Release the shared memory without a copy, unless :meth:`copy` has begun."""
         if self._claim.acquire(blocking=False):
             close_all(self._arrays)
 
 
 class SharedArrays:
-    """Places for arrays in the blocks of host memory of a device, for one child.
+    """Places for arrays in a device's blocks of host memory, which one child maps.
 
     Parameters
     ----------
     pinned
         Host memory of the device, over all generations.
-    known
+    sent_blocks
         Numbers of the blocks that the child has.
-    announce
-        ``announce(number, block)`` sends the child a block, which is then among these.
+    send_block
+        ``send_block(number, block)`` sends the child a block, and adds its number to these.
     """
 
-    def __init__(self, pinned: PinnedMemory, known: Container[int], announce: Callable[[int, HostBlock], None]) -> None:
+    def __init__(self, pinned: PinnedMemory, sent_blocks: Container[int], send_block: Callable[[int, HostBlock], None]) -> None:
         self._pinned = pinned
         self._arena = pinned.arena
-        self._announce = announce
-        self._known = known
+        self._send_block = send_block
+        self._sent_blocks = sent_blocks
 
-    def take(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
-        """Return a place for an array; ``None`` if it has to wait for one, or moves in pieces."""
+    def allocate(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
+        """Return a place for an array; ``None`` if it has to wait for one, or moves in chunks."""
         if not array.nbytes:
             return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
-        found = self._find(array)
+        found = self._find_shared(array)
         if found is not None:
             return found
-        piece = self._pinned.allocate_part(array.nbytes)
-        return None if piece is None else self.within(piece, array)
+        piece = self._pinned.allocate_chunk(array.nbytes)
+        return None if piece is None else self.in_piece(piece, array)
 
     def has_place(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether :meth:`take` would return a place."""
-        place = self.take(array)
+        """Return whether :meth:`allocate` would return a place now."""
+        place = self.allocate(array)
         if place is not None:
             place.close()
         return place is not None
 
-    def within(self, piece: Block, array: np.ndarray[Any, Any]) -> SharedArray:
-        """Return a place for an array that is no larger than ``piece``."""
+    def in_piece(self, piece: Block, array: np.ndarray[Any, Any]) -> SharedArray:
+        """Return a place for an array in a piece of an arena that is large enough."""
         block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
         place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
         return SharedArray(self._arena, piece, piece.address, array, place)
 
-    def announce(self, outgoing: SharedArray) -> None:
-        """Send the child the block of an array unless it has it, before the op is sent."""
-        number = outgoing.place.block
-        if number and number not in self._known:
-            self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
+    def send_block(self, shared: SharedArray) -> None:
+        """Send the child the block that an array is in, unless it has it: before its op is sent."""
+        number = shared.place.block
+        if number and number not in self._sent_blocks:
+            self._send_block(number, next(block for block in self._arena.blocks() if block.number == number))
 
-    def _find(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
-        """Return the place of an array that lies in shared memory already."""
+    def _find_shared(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
+        """Return the place of an array that is in shared memory itself; ``None`` for others."""
         address = array.ctypes.data
         for block in self._arena.blocks():
             offset = address - block.address

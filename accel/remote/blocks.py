@@ -89,7 +89,7 @@ class MappedBlocks:
         return mapping
 
     async def drop(self, data: bytes) -> None:
-        """Handle a BLOCK_GONE message: end the registration, then the mapping."""
+        """Handle an UNMAP_BLOCK message: end the registration, then the mapping."""
         number = int.from_bytes(data, "little")
         if number in self._late:
             os.close(self._late.pop(number)[0])

@@ -1,4 +1,4 @@
-"""The log of a child, which goes to the log of its parent."""
+"""The log of a child: its events are sent to the parent, which logs them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
     from accel.process.channel import Channel
 
-__all__ = ["ToldLog"]
+__all__ = ["ForwardingHandler"]
 
-_LONGEST = 8000
+_MAX_TEXT = 8000
+"""Characters of a value in an event; a longer one is cut."""
 
-_KNOWN = frozenset(("context_ready", "actor_failed"))
-"""Events that the parent logs itself, with more fields."""
+_LOGGED_BY_PARENT = frozenset(("context_ready", "actor_failed"))
+"""Events that are not sent: the parent logs its own, with more fields."""
 
 
-class ToldLog(logging.Handler):
+class ForwardingHandler(logging.Handler):
     """Sends each event of accel's logger to the parent.
 
     Parameters
@@ -45,21 +46,22 @@ class ToldLog(logging.Handler):
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one event."""
+        """Send one event to the parent. Thread-safe; never raises."""
         try:
             found = dict(getattr(record, "accel", {}) or {"event": record.getMessage()})
             event = str(found.pop("event"))
-            if event in _KNOWN:
+            if event in _LOGGED_BY_PARENT:
                 return
             if record.exc_info is not None and record.exc_info[1] is not None:
                 found.setdefault("error", repr(record.exc_info[1]))
-            pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_LONGEST] for key, value in found.items()}
+            pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_MAX_TEXT] for key, value in found.items()}
             data = json.dumps([record.levelname.lower(), event, pairs]).encode()
             self._loop.call_soon_threadsafe(self._send, data)
         except Exception:  # a failure to log must not harm what is logged
             self.handleError(record)
 
     def _send(self, data: bytes) -> None:
+        """Send an encoded event. On the loop's thread."""
         try:
             self._channel.send(Kind.LOG, data)
         except AccelError:  # the parent is gone

@@ -1,4 +1,4 @@
-"""The children of one device that hold no context: spare children, and children that are ending."""
+"""The children of a device that serve no generation: spare ones, and those that were killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.process.exit_status import ExitStatus
-    from accel.process.forks import ForkSource
+    from accel.process.forkserver_client import ForkserverSlot
     from accel.remote.link import Link
 
 __all__ = ["Children", "Spare"]
@@ -19,10 +19,11 @@ __all__ = ["Children", "Spare"]
 logger = get_logger()
 
 _STATES = ("ready", "starting", "failed", "none")
+"""States of a spare, the most useful one first."""
 
 
 class Spare(Protocol):
-    """A place for one spare child.
+    """A place for one spare child, kept by an actor: :class:`~accel.remote.standby.StandbyActor`.
 
     Attributes
     ----------
@@ -35,42 +36,42 @@ class Spare(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child."""
+        """Process id of the child; ``None`` if there is none."""
 
     def take(self) -> Link | None:
-        """Return the child, which is then the caller's, or ``None``."""
+        """Give the child away: return it and forget it. ``None`` if there is none to promote."""
 
 
 class Children:
-    """The children of a device over all its generations, but for the one that serves.
+    """Spare children to promote, and killed children to wait for, over all generations.
 
     Parameters
     ----------
     device
         Its name.
     forkserver
-        Has the forkserver, while there is one.
+        Holds the device's forkserver, while there is one.
 
     Attributes
     ----------
     spares : list of Spare
-        The one that was started last is the last one.
+        Places of spares; the one that was started last is the last.
     """
 
-    def __init__(self, device: str, forkserver: ForkSource) -> None:
+    def __init__(self, device: str, forkserver: ForkserverSlot) -> None:
         self.forkserver = forkserver
         self._device = device
         self.spares: list[Spare] = []
-        self._ending: dict[Link, bool] = {}  # and whether the log says that it does not end
+        self._ending: dict[Link, bool] = {}  # killed -> whether the log says that it does not end
 
     @property
     def standby(self) -> str:
-        """The state of the spare child that is promoted next; see :class:`Spare`."""
+        """The state of the spare that would be promoted next; see :class:`Spare`."""
         return min((spare.state for spare in self.spares), key=_STATES.index, default="none")
 
     @property
     def is_spare_ready(self) -> bool | None:
-        """Whether a spare child is ready; ``None`` while one may get ready."""
+        """Whether a spare is ready; ``None`` while none is, but one may become so."""
         states = {spare.state for spare in self.spares}
         if "ready" in states:
             return True
@@ -78,26 +79,31 @@ class Children:
 
     @property
     def spare_pid(self) -> int | None:
-        """The process id of that child."""
+        """The process id of the spare that would be promoted next."""
         return next((spare.pid for spare in self._by_readiness()), None)
 
     def take_spare(self) -> Link | None:
-        """Return the readiest spare child, then the caller's; ``None`` if there is none."""
+        """Remove the spare that is nearest to ready, and return it; ``None`` if there is none.
+
+        A new generation begins in it. The caller owns it from here on, and promotes or kills it;
+        the actor that kept it starts another.
+        """
         for spare in self._by_readiness():
             if (link := spare.take()) is not None:
                 return link
         return None
 
     def _by_readiness(self) -> list[Spare]:
+        """Return the places of spares, ready ones first, of equal ones the oldest first."""
         return sorted(self.spares, key=lambda spare: _STATES.index(spare.state))
 
-    def kill(self, link: Link, then: Callable[[], object] | None = None) -> None:
-        """Kill a child, and call ``then`` once it has ended. Returns at once."""
+    def kill(self, link: Link, on_ended: Callable[[], object] | None = None) -> None:
+        """Kill a child, and call ``on_ended`` once it has ended. Returns at once."""
 
         def on_exit(status: ExitStatus) -> None:
             self._ending.pop(link, None)
-            if then is not None:
-                then()
+            if on_ended is not None:
+                on_ended()
 
         link.kill()
         link.channel.close()
@@ -107,19 +113,19 @@ class Children:
         else:
             on_exit(link.child.exit)
 
-    async def wait_gone(self) -> bool:
+    async def wait_ended(self) -> bool:
         """Wait until the children that were killed have ended, and return whether they have.
 
         Ten seconds after a child was killed it is no longer waited for, and the log says so once
         (``child_not_ended``). What it uses is never given out again before it has ended.
         """
         for link in tuple(self._ending):
-            left: HostDiedError | None = None
+            timed_out: HostDiedError | None = None
             try:
                 await link.child.aclose(grace=0.0)
             except HostDiedError as error:
-                left = error
-            if left is not None and not self._ending.get(link, True):
+                timed_out = error
+            if timed_out is not None and not self._ending.get(link, True):
                 self._ending[link] = True
-                logger.error("child_not_ended", device=self._device, pid=link.pid, error=left)
+                logger.error("child_not_ended", device=self._device, pid=link.pid, error=timed_out)
         return not self._ending

@@ -1,4 +1,4 @@
-"""The parent's half of a context, which sends ops at once or once they have shared memory."""
+"""A context in a child, as the parent sees it: sends ops at once, or once they have shared memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import Free, Put
 from accel.process.protocol import ProtocolError
-from accel.remote.arrays import COPIED_HERE
-from accel.remote.durable import kept_message
+from accel.remote.arrays import MAX_INLINE_COPY
+from accel.remote.durable import encode_slab
 from accel.remote.messages import Kind, pickled_library
-from accel.remote.pending_request import PendingRequest, array_of
+from accel.remote.pending_request import PendingRequest, host_array_of
 from accel.remote.requests import RequestContext
-from accel.remote.transfers import MOST_OPS, ArrayTransfers
+from accel.remote.transfers import MAX_MESSAGE_OPS, ArrayTransfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from accel.ops import CompiledKernel, KernelLayout
     from accel.ref import AccelRef
     from accel.remote.link import Link
-    from accel.remote.requests import Copy, Landed
+    from accel.remote.requests import CopyCall, CopyDone
 
 __all__ = ["NoSharing", "RemoteContext"]
 
@@ -45,8 +45,8 @@ class RemoteContext(RequestContext):
     Its parameters are those of :class:`RequestContext`.
     """
 
-    def __init__(self, core: DeviceCore, owner: ContextOwner, land: Callable[[Copy, Landed], None], link: Link) -> None:
-        super().__init__(core, owner, land, link)
+    def __init__(self, core: DeviceCore, owner: ContextOwner, copy_off_loop: Callable[[CopyCall, CopyDone], None], link: Link) -> None:
+        super().__init__(core, owner, copy_off_loop, link)
         self.sharing = NoSharing(core.name)
         self._transfers = ArrayTransfers(self, self._arrays)
 
@@ -60,22 +60,22 @@ class RemoteContext(RequestContext):
             return True
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        array, outgoing = array_of(op), None
+        array, shared = host_array_of(op), None
         if array is not None:
-            outgoing = self._arrays.take(array)
-            if outgoing is None:
+            shared = self._arrays.allocate(array)
+            if shared is None:
                 return False
             if type(op) is Put:
-                if outgoing.is_copied and array.nbytes > COPIED_HERE:
-                    outgoing.close()
+                if shared.is_copied and array.nbytes > MAX_INLINE_COPY:
+                    shared.close()
                     return False
-                outgoing.fill()
-        self.send_op(submission, plan, outgoing)
+                shared.copy_in()
+        self.send_op(submission, plan, shared)
         return True
 
     def must_wait(self, submission: Submission) -> bool:
         """Return whether a submission has an array that has to wait for shared memory."""
-        array = array_of(submission.op) if isinstance(submission, OpSubmission) else None
+        array = host_array_of(submission.op) if isinstance(submission, OpSubmission) else None
         return array is not None and not self._arrays.has_place(array)
 
     def batch_now(self, submission: BatchSubmission) -> bool:
@@ -84,9 +84,9 @@ class RemoteContext(RequestContext):
         Else return ``False``: :meth:`dispatch` sends the rest.
         """
         ops, limit = submission.ops, self.core.options.max_in_flight
-        if submission.sent or len(ops) > MOST_OPS or self.in_flight + min(len(ops), limit) > limit:
+        if submission.sent or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
             return False
-        if any(array_of(op) is not None for op in ops):
+        if any(host_array_of(op) is not None for op in ops):
             return False
         self.send_batch(submission, ops, {})
         return submission.sent == len(submission.outputs)
@@ -99,7 +99,7 @@ class RemoteContext(RequestContext):
             return
         assert isinstance(submission, OpSubmission), "there are two kinds"
         if isinstance(submission, Unregistration):
-            self._withdraw(submission)
+            self._send_unregistration(submission)
         elif isinstance(submission, GraphSubmission):
             await self.send_graph(submission)
         elif not submission.is_settled and not self.dispatch_now(submission):
@@ -118,12 +118,12 @@ class RemoteContext(RequestContext):
             unwanted = Unregistration(library, self.core.loop.create_future(), self.generation)
             unwanted.future.cancel()
             with contextlib.suppress(AccelError):  # the child has ended
-                self._withdraw(unwanted)
+                self._send_unregistration(unwanted)
             raise
         self.own[library] = True
 
     async def open_ahead(self, registration: Registration) -> None:
-        """Have the child open a registered library, if it can, before the generation begins."""
+        """Have the child open an eager library before the generation is ready; log if it cannot."""
         name = registration.name
         try:
             registration.check()
@@ -134,14 +134,14 @@ class RemoteContext(RequestContext):
         else:
             self.own[name] = True
 
-    def _withdraw(self, submission: Unregistration) -> None:
+    def _send_unregistration(self, submission: Unregistration) -> None:
         """Have the child close a registered library, after the ops that were sent before."""
         self.check_alive()
         name = submission.library
         submission.registration = self.core.withdraw_own(name)
         self.own.pop(name, None)
         number = next(self._numbers)
-        self.tell(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
+        self.send_request(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have the child compile and load a kernel.
@@ -158,7 +158,7 @@ class RemoteContext(RequestContext):
         return layout
 
     async def drop_unregistered(self) -> None:
-        """Have a promoted spare close the libraries that were unregistered meanwhile."""
+        """Have a promoted spare close the libraries that were unregistered since it opened them."""
         libraries = self._link.libraries
         for name in [name for name, registration in libraries.items() if self.core.own.get(name) is not registration]:
             del libraries[name]
@@ -170,26 +170,26 @@ class RemoteContext(RequestContext):
         kept = await self.core.durable.slabs_to_bind()
         self.check_alive()  # after a fault there is no answer
         errors = await asyncio.gather(
-            *[self._link.ask(Kind.HELD, kept_message(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
+            *[self._link.ask(Kind.MAP_SLAB, encode_slab(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
         )
         self.check_alive()
-        self._link.unmap(set(self._link.mapped).difference(slab.number for slab in kept))
+        self._link.unmap_slabs(set(self._link.mapped_slabs).difference(slab.number for slab in kept))
         for slab, error in zip(kept, errors, strict=True):
             if isinstance(error, AccelError):  # the child that made the slab may have lied
                 self.core.durable.on_slab_lost(slab.number, error)
             else:
-                self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
+                self._buffer_nbytes.update((buffer, size) for buffer, _, _, size in slab.blocks)
                 self._has_durable = True
         await verify(self, self.core)
 
     def fail_all(self, error: AccelError) -> None:
-        """Fail everything that waits for the child."""
-        self._transfers.end()
+        """Fail everything that waits for the child, or for shared memory to send an op to it."""
+        self._transfers.on_context_over()
         super().fail_all(error)
 
 
 class NoSharing:
-    """Refuses to share memory with other libraries, which cannot reach that of a child."""
+    """The ``sharing`` of a context in a child, whose memory other libraries cannot reach: refuses."""
 
     def __init__(self, device: str) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Durable memory of a context in a child, of which the parent keeps descriptors."""
+"""Messages about the durable memory of a child, whose descriptors the parent keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from accel.errors import ClosedError
 from accel.remote.messages import Kind
-from accel.storage.durable import Kept
+from accel.storage.durable import KeptSlab
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.storage.durable import DurableBook
 
-__all__ = ["Announcer", "DurableShare", "kept_in", "kept_message"]
+__all__ = ["DurableReporter", "DurableReports", "decode_slab", "encode_slab"]
 
 _SLAB = struct.Struct("<QQ")
-_PLACE = struct.Struct("<QQQQ")
+_BUFFER = struct.Struct("<QQQQ")
 _HEAD = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _PER_GENERATION = 1 << 32
 
 
-def kept_message(slab: Kept) -> bytes:
-    """Return the payload of a HELD message, without the number of its answer."""
-    return _HEAD.pack(slab.number, slab.nbytes) + b"".join(_PLACE.pack(*block) for block in slab.blocks)
+def encode_slab(slab: KeptSlab) -> bytes:
+    """Return the payload of a MAP_SLAB message, without the number of its answer."""
+    return _HEAD.pack(slab.number, slab.nbytes) + b"".join(_BUFFER.pack(*block) for block in slab.blocks)
 
 
-def kept_in(data: bytes, fd: int) -> Kept:
-    """Return what :func:`kept_message` was given."""
+def decode_slab(data: bytes, fd: int) -> KeptSlab:
+    """Return the slab that :func:`encode_slab` was given; its descriptor came with the message."""
     number, nbytes = _HEAD.unpack_from(data)
-    return Kept(number, nbytes, fd, tuple(_PLACE.iter_unpack(data[_HEAD.size :])))
+    return KeptSlab(number, nbytes, fd, tuple(_BUFFER.iter_unpack(data[_HEAD.size :])))
 
 
-class Announcer:
-    """Reports durable memory of the child to the parent, before the op that needed it is answered.
+class DurableReporter:
+    """The child's :class:`~accel.storage.durable.DurableKeeper`: tells the parent, which keeps it.
+
+    Each message leaves before the answer to the op that it is about.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ class Announcer:
     Attributes
     ----------
     most_slabs : int
-        How many slabs the parent keeps; 0 before :meth:`begin`.
+        How many slabs the parent keeps; 0 before :meth:`begin_generation`.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -59,28 +61,28 @@ class Announcer:
         self._channel = channel
         self._numbers = itertools.count()
 
-    def begin(self, generation: int, most_slabs: int) -> None:
-        """Begin a generation, with its range of numbers of slabs."""
+    def begin_generation(self, generation: int, most_slabs: int) -> None:
+        """Begin a generation, with a range of slab numbers that no other generation uses."""
         self.most_slabs = most_slabs
         self._numbers = itertools.count(generation * _PER_GENERATION)
 
     def add_slab(self, slab: HeldSlab) -> int:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         number = next(self._numbers)
-        self._channel.send(Kind.SLAB, _SLAB.pack(number, slab.nbytes), fds=(slab.fd,))
+        self._channel.send(Kind.NEW_SLAB, _SLAB.pack(number, slab.nbytes), fds=(slab.fd,))
         return number
 
     def release_slab(self, number: int) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
         with contextlib.suppress(ClosedError):
-            self._channel.send(Kind.SLAB_GONE, _NUMBER.pack(number))
+            self._channel.send(Kind.FREED_SLAB, _NUMBER.pack(number))
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
-        self._channel.send(Kind.PLACED, _PLACE.pack(ref.buffer, number, offset, size))
+        self._channel.send(Kind.NEW_BUFFER, _BUFFER.pack(ref.buffer, number, offset, size))
 
     def remove_buffer(self, buffer: int) -> None:
-        """Do nothing: the parent has removed it."""
+        """Do nothing: it is the parent that has dropped the buffer."""
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
         """See :class:`accel.storage.durable.DurableKeeper`."""
@@ -88,8 +90,8 @@ class Announcer:
         self._channel.send(Kind.TORN, struct.pack(f"<{len(numbers)}Q", *numbers))
 
 
-class DurableShare:
-    """The parent's half, for one child: the durable buffers that it was asked to make.
+class DurableReports:
+    """Enters the messages of a child's :class:`DurableReporter` in the device's book.
 
     Parameters
     ----------
@@ -99,35 +101,36 @@ class DurableShare:
 
     def __init__(self, book: DurableBook) -> None:
         self._book = book
-        self._awaited: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
+        # Durable buffers that the child is asked to make: others it cannot report.
+        self._expected: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
 
     def expect(self, ref: AccelRef) -> None:
-        """Note a durable buffer that the child is asked to make."""
-        self._awaited[ref.buffer] = ref
+        """Note a durable buffer that the child is asked to make, before the op is sent."""
+        self._expected[ref.buffer] = ref
 
-    def dropped(self, buffer: int) -> None:
-        """Note that the last ref of a buffer was dropped."""
-        self._awaited.pop(buffer, None)
+    def on_dropped(self, buffer: int) -> None:
+        """Remove a buffer whose last ref was dropped."""
+        self._expected.pop(buffer, None)
         if self._book.buffers:
             self._book.remove_buffer(buffer)
 
-    def take(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
-        """Handle a message about durable memory; return the bytes reserved for new buffers.
+    def on_message(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
+        """Handle a message about durable memory; return new buffers, and the bytes that each takes.
 
         Raises
         ------
         ValueError, struct.error
             If the message cannot be true.
         """
-        if kind == Kind.SLAB:
+        if kind == Kind.NEW_SLAB:
             number, nbytes = _SLAB.unpack(data)
             if len(fds) != 1:
                 raise ValueError(f"slab {number} comes with {len(fds)} descriptors")
             if self._book.adopt_slab(number, nbytes, fds[0]):
                 fds.clear()
-        elif kind == Kind.PLACED:
-            buffer, number, offset, size = _PLACE.unpack(data)
-            ref = self._awaited.pop(buffer, None)
+        elif kind == Kind.NEW_BUFFER:
+            buffer, number, offset, size = _BUFFER.unpack(data)
+            ref = self._expected.pop(buffer, None)
             if ref is not None:  # else it was dropped meanwhile
                 self._book.add_buffer(ref, number, offset, size)
                 return {buffer: size}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from accel._log import get_logger
 from accel.errors import AccelError, FaultScope
-from accel.process.forks import Forks
-from accel.remote.kept import KeptProcess
+from accel.process.forkserver_client import ForkserverClient
+from accel.remote.helper_process import HelperProcessActor
 from accel.remote.link import STARTUP_TIMEOUT, TARGET, backend_name, is_uvloop
 from accel.remote.preloading import Preload
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.registration import Registration
     from accel.process.exit_status import ExitStatus
-    from accel.process.forks import ForkSource
+    from accel.process.forkserver_client import ForkserverSlot
 
 __all__ = ["ForkserverActor"]
 
@@ -28,89 +28,90 @@ _PREPARE = "accel.remote.preloading:preload"
 _REMEDY = "Have modules start threads, and use the device, when they are called and not when they are imported."
 
 
-class ForkserverActor(KeptProcess):
-    """Keeps a forkserver. Without it, children are started.
+class ForkserverActor(HelperProcessActor):
+    """Keeps a device's forkserver. While there is none, children are started as new processes.
 
     Parameters
     ----------
     core
         State of the device that outlives its contexts.
-    source
-        Has the forkserver, for the device's children.
+    slot
+        Where the device's children find the forkserver.
     is_first
         Whether the first context is in a child: the forkserver starts before the device is ready.
     """
 
-    def __init__(self, core: DeviceCore, source: ForkSource, *, is_first: bool) -> None:
+    def __init__(self, core: DeviceCore, slot: ForkserverSlot, *, is_first: bool) -> None:
         super().__init__(core)
-        self._source = source
+        self._slot = slot
         self._is_first = is_first
-        self._ending: Forks | None = None
+        self._closing: ForkserverClient | None = None
         self._is_given_up = False
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
-        source.on_importing()
+        slot.on_importing()
 
-    async def _keep(self) -> None:
+    async def _ensure_process(self) -> None:
         """Start the forkserver unless it runs, and have it import what is registered."""
-        core, source = self._core, self._source
+        core, slot = self._core, self._slot
         if self._is_given_up or not (core.is_ready or self._is_first):
             return
         self._is_first = False
-        source.on_importing()
+        slot.on_importing()
         try:
-            if source.forks is None:
+            if slot.client is None:
                 await self._start()
             # Without spares the serving child imports them, and the forkserver need not.
             for registration in tuple(core.own.values()) if core.options.standby != "none" else ():
-                if source.forks is not None and registration not in self._imported:
+                if slot.client is not None and registration not in self._imported:
                     self._imported.add(registration)
-                    wanted = Preload(backend_name(core), registration=registration)
-                    await self._import(source.forks, wanted, core.options.limits.busy_timeout)
+                    preload = Preload(backend_name(core), registration=registration)
+                    await self._import(slot.client, preload, core.options.limits.busy_timeout)
         finally:
-            source.on_settled()
+            slot.on_settled()
 
     async def _start(self) -> None:
-        core, source = self._core, self._source
+        """Start a forkserver, and have it import what all children of the device need."""
+        core, slot = self._core, self._slot
         self._imported.clear()
 
         def on_exit(status: ExitStatus) -> None:
-            if source.forks is forks:  # else this actor ends it
-                source.forks = None
-                self._failed(status.error(device=core.name, scope=FaultScope.OP))
+            if slot.client is client:  # else this actor has closed it
+                slot.client = None
+                self._replace_later(status.error(device=core.name, scope=FaultScope.OP))
 
-        source.forks = forks = await Forks.start(core.system, _PREPARE, on_exit, core.disposal.close)
+        slot.client = client = await ForkserverClient.start(core.system, _PREPARE, on_exit, core.disposal.close)
         modules = [TARGET.partition(":")[0]]
         if is_uvloop(core.loop):
             modules.append("uvloop")
         if logging.getLogger("accel").isEnabledFor(logging.INFO):  # children log then
             modules.append("structlog")
-        await self._import(forks, Preload(backend_name(core), core.options.libraries, tuple(modules)), STARTUP_TIMEOUT)
+        await self._import(client, Preload(backend_name(core), core.options.libraries, tuple(modules)), STARTUP_TIMEOUT)
         if not self._is_given_up:
-            logger.info("forkserver_ready", device=core.name, pid=forks.child.pid)
+            logger.info("forkserver_ready", device=core.name, pid=client.child.pid)
 
-    async def _import(self, forks: Forks, wanted: Preload, timeout: float) -> None:
-        """Have the forkserver import; if it must not be forked then, start all further children."""
-        name, registration = self._core.name, wanted.registration
+    async def _import(self, client: ForkserverClient, preload: Preload, timeout: float) -> None:
+        """Have the forkserver import; if it must not be forked after that, give it up for good."""
+        name, registration = self._core.name, preload.registration
         library = None if registration is None else registration.name
         try:
-            data = pickle.dumps(wanted)
+            data = pickle.dumps(preload)
         except Exception as error:  # pickle raises anything
             failed = repr(error)
         else:
-            failed = await forks.prepare(data, timeout)
+            failed = await client.prepare(data, timeout)
         if failed:  # the child that needs it raises the error
             logger.info("forkserver_import_failed", device=name, library=library, error=failed)
-        if forks.refused:
+        if client.refusal:
             self._is_given_up = True
-            logger.warning("forkserver_given_up", device=name, library=library, reason=forks.refused, remedy=_REMEDY)
-            await self._end()
+            logger.warning("forkserver_given_up", device=name, library=library, reason=client.refusal, remedy=_REMEDY)
+            await self._end_process()
 
-    def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
+    def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
         # Children are started meanwhile; those that the forkserver has forked live on.
         logger.warning("forkserver_lost", device=self._core.name, seconds=round(pause, 3), error=error)
 
-    async def _end(self) -> None:
-        self._ending, self._source.forks = self._source.forks or self._ending, None
-        if self._ending is not None:
-            await self._ending.aclose()  # if this is cancelled, `stopped` waits for it
-            self._ending = None
+    async def _end_process(self) -> None:
+        self._closing, self._slot.client = self._slot.client or self._closing, None
+        if self._closing is not None:
+            await self._closing.aclose()  # if this is cancelled, the call from `stopped` waits for it
+            self._closing = None

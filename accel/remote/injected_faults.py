@@ -51,7 +51,7 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
 def _released(to: weakref.ref[Link]) -> None:
     link = to()
     if link is not None:
-        link.tell(Kind.RELEASE)
+        link.tell(Kind.END_HANGS)
 
 
 class InjectedFaults:

@@ -1,4 +1,4 @@
-"""A child with its connection and watchdog: one object, which is handed over at a promotion."""
+"""A child with its connection and its watchdog, in one object that a promotion hands over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.memory import HostBlock
     from accel.process.exit_status import ExitStatus
-    from accel.process.forks import ForkSource
+    from accel.process.forkserver_client import ForkserverSlot
 
 __all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener", "backend_name", "is_uvloop"]
 
@@ -47,14 +47,14 @@ STARTUP_TIMEOUT = 120.0
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
-_TAKEN = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
-"""Keys that an event of a child cannot have: parameters of the logging call, and a generation,
-which only the parent counts.
+_RESERVED_KEYS = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
+"""Keys that are dropped from an event of a child: parameters of the logging call, and the
+generation, which only the parent counts.
 """
 
 
 class Listener(Protocol):
-    """The owner of a child."""
+    """Handles what a child sends and its end: the actor that the child belongs to."""
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle a message; see :class:`accel.process.channel.Channel`."""
@@ -63,14 +63,14 @@ class Listener(Protocol):
         """Handle the loss of the connection; the child was killed."""
 
     def on_expired(self, why: str) -> None:
-        """Handle that the watchdog gives the child up, and why."""
+        """Handle that the watchdog has given the child up, and why."""
 
     def on_exit(self, status: ExitStatus) -> None:
         """Handle the end of the child."""
 
 
 class Link:
-    """A child of a device.
+    """A child of a device, its connection, and what was sent to it and asked.
 
     Attributes
     ----------
@@ -78,23 +78,23 @@ class Link:
     channel : Channel
     watchdog : Watchdog
     listener : Listener
-        The owner, which handles what the child sends.
+        Handles what the child sends; another one after a promotion.
     on_exit : callable
-        Called with the exit status of the child.
+        Called with the exit status of the child; by default the listener's method.
     is_warm : bool
         Whether the child has made ready all that it can before a generation begins.
     is_busy : bool
         Whether the child opens, loads or compiles something, as its messages say.
     numbers : iterator of int
         Numbers of requests.
-    asked : dict of int to Future
-        Questions without an answer; they take no place in the order of ops.
-    mapped : dict
+    questions : dict of int to Future
+        Number -> future of the answer, of requests that take no place in the order of ops.
+    mapped_slabs : dict
         Of a spare child: number -> blocks, of the slabs of durable memory that it has mapped.
     libraries : dict
         Of a spare child: name -> registration, of the libraries that it was to open.
-    known : set of int
-        Numbers of the blocks of host memory that the child has been sent.
+    sent_blocks : set of int
+        Numbers of the blocks of host memory that the child has.
     """
 
     child: ChildProcess
@@ -108,19 +108,30 @@ class Link:
         self.is_warm = False
         self.is_busy = False
         self._busy_since = self._busy_before = 0.0
-        self.known: set[int] = set()
+        self.sent_blocks: set[int] = set()
         self.numbers = itertools.count(1)
-        self.asked: dict[int, asyncio.Future[Any]] = {}
-        self.mapped: dict[int, tuple[tuple[int, int, int, int], ...]] = {}
+        self.questions: dict[int, asyncio.Future[Any]] = {}
+        self.mapped_slabs: dict[int, tuple[tuple[int, int, int, int], ...]] = {}
         self.libraries: dict[str, Registration] = {}
 
     @classmethod
     async def start(
-        cls, core: DeviceCore, ahead: Literal["imports", "context", "model"], listener: Listener, forkserver: ForkSource
+        cls, core: DeviceCore, readiness: Literal["imports", "context", "model"], listener: Listener, forkserver: ForkserverSlot
     ) -> Link:
-        """Start or fork a child, and have it make ready what can be before a generation begins.
+        """Start or fork a child, and have it make ready what it can before a generation begins.
 
-        Returns before the child is ready.
+        Returns before the child is ready; a message WARM or REFUSED follows.
+
+        Parameters
+        ----------
+        core
+            State of the device that outlives its contexts.
+        readiness
+            What the child makes ready: its imports, or its context too.
+        listener
+            Handles what the child sends.
+        forkserver
+            Forks the child, if there is a forkserver and it is ready.
 
         Raises
         ------
@@ -129,7 +140,7 @@ class Link:
         """
         link = cls(core, listener)
         try:
-            config = pickle.dumps(_config(core, ahead))
+            config = pickle.dumps(_child_config(core, readiness))
         except Exception as error:  # pickle raises anything
             raise UnsupportedError(
                 f"an option of {core.name} cannot be sent to its process: {error}",
@@ -137,8 +148,8 @@ class Link:
                 remedy="Give objects of classes that are defined at the top of a module that can be imported.",
             ) from error
         uvloop = is_uvloop(core.loop)
-        forks = forkserver.forks
-        child = None if forks is None else await forks.fork(TARGET, uvloop=uvloop, on_exit=link._on_exit)
+        client = forkserver.client
+        child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=link._on_exit)
         link.child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._on_exit)
         link.channel = Channel(
             link.child.sock,
@@ -149,8 +160,8 @@ class Link:
             dispose=core.disposal.close,
         )
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
-        link.watchdog.begin(STARTUP_TIMEOUT)
-        core.pinned.on_gone.add(link.withdraw)
+        link.watchdog.begin_step(STARTUP_TIMEOUT)
+        core.pinned.on_block_closed.add(link.release_block)
         link.tell(Kind.CONFIG, config)
         return link
 
@@ -163,8 +174,8 @@ class Link:
         """Return for how many seconds in all the child has opened, loaded or compiled something."""
         return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
 
-    def rest(self) -> None:
-        """Count the child as not busy, because it says so or nothing is in flight."""
+    def end_busy(self) -> None:
+        """Note that the child is not busy: it says so, or nothing is in flight any more."""
         self._busy_before, self.is_busy = self.busy_seconds(), False
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
@@ -183,47 +194,47 @@ class Link:
         The listener ends the questions of a child that is gone.
         """
         number = next(self.numbers)
-        answer = self.asked[number] = self._core.loop.create_future()
+        answer = self.questions[number] = self._core.loop.create_future()
         self.tell(kind, number.to_bytes(8, "little") + data, fds=fds)
         return answer  # cancelling it leaves the entry, because the answer still comes
 
-    def answered(self, number: int, error: AccelError | None, answer: object = None) -> bool:
-        """Settle a question with its answer; return whether there was such a question."""
-        asked = self.asked.pop(number, None)
-        if asked is not None and not asked.done():
-            asked.set_result(answer) if error is None else asked.set_exception(error)
-        return asked is not None
+    def settle(self, number: int, error: AccelError | None, answer: object = None) -> bool:
+        """Settle a question with its answer or error; return whether there was such a question."""
+        question = self.questions.pop(number, None)
+        if question is not None and not question.done():
+            question.set_result(answer) if error is None else question.set_exception(error)
+        return question is not None
 
-    def give_up(self, error: AccelError) -> None:
-        """Fail the questions: the child will not answer."""
-        for number in tuple(self.asked):
-            self.answered(number, error.clone())
+    def fail_questions(self, error: AccelError) -> None:
+        """Fail all questions that have no answer: the child will not answer them."""
+        for number in tuple(self.questions):
+            self.settle(number, error.clone())
 
-    def unmap(self, numbers: Iterable[int]) -> None:
-        """Have a spare child unmap slabs."""
-        gone = [number for number in numbers if self.mapped.pop(number, None) is not None]
-        if gone:
-            self.tell(Kind.HELD_GONE, struct.pack(f"<{len(gone)}Q", *gone))
+    def unmap_slabs(self, numbers: Iterable[int]) -> None:
+        """Have a spare child unmap those of the slabs that it has mapped."""
+        unused = [number for number in numbers if self.mapped_slabs.pop(number, None) is not None]
+        if unused:
+            self.tell(Kind.UNMAP_SLABS, struct.pack(f"<{len(unused)}Q", *unused))
 
     def ping(self) -> None:
         """Ask the child whether its loop runs."""
         self.tell(Kind.PING)
 
-    def announce(self, number: int, block: HostBlock) -> None:
-        """Send the child a block of host memory, unless it has it or the block is released."""
-        fd = None if number in self.known else block.duplicate()
+    def send_block(self, number: int, block: HostBlock) -> None:
+        """Send the child a block of host memory, unless it has it or the block is closed."""
+        fd = None if number in self.sent_blocks else block.duplicate()
         if fd is not None:
             try:
                 self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(fd,))
             finally:
                 os.close(fd)
-            self.known.add(number)
+            self.sent_blocks.add(number)
 
-    def withdraw(self, number: int) -> None:
-        """Have the child release a block of host memory; all ops on it are answered."""
-        if number in self.known:
-            self.known.discard(number)
-            self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))
+    def release_block(self, number: int) -> None:
+        """Have the child unmap a block of host memory, if it has it; all ops on it are answered."""
+        if number in self.sent_blocks:
+            self.sent_blocks.discard(number)
+            self.tell(Kind.UNMAP_BLOCK, number.to_bytes(8, "little"))
 
     def kill(self) -> None:
         """Kill the child. :attr:`on_exit` is called when it has ended."""
@@ -233,8 +244,9 @@ class Link:
     # -- called by the channel and the child
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Handle what concerns the process; the listener gets the rest."""
         self.watchdog.is_heard = True
-        if fds and kind != Kind.SLAB:
+        if fds and kind != Kind.NEW_SLAB:
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
         if kind == Kind.PONG:
             return
@@ -242,29 +254,31 @@ class Link:
             self._log(data)
             return
         if kind == Kind.BUSY:
-            self.rest()
+            self.end_busy()
             if data != b"\0":
                 self.is_busy, self._busy_since = True, self._core.loop.time()
         self.listener.on_message(kind, data, fds)
 
     def _log(self, data: bytes) -> None:
-        """Log an event of the child, with where it is from."""
+        """Log an event of the child's log, with the device and the child's pid."""
         try:
             level, event, pairs = json.loads(data)
             number, event = _LEVELS[level], str(event)
-            pairs = {key: value for key, value in pairs.items() if key not in _TAKEN}
+            pairs = {key: value for key, value in pairs.items() if key not in _RESERVED_KEYS}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a log event that means nothing: {error!r}") from error
         pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
         logger.log(number, event, **pairs)
 
     def _on_lost(self, error: AccelError | None) -> None:
+        """End the child, with which nothing can be exchanged any more."""
         self.child.kill()  # if the connection has merely broken, the exit status says why
         self.listener.on_lost(error)
 
     def _on_exit(self, status: ExitStatus) -> None:
+        """Release what is kept for the child while it runs, and report its end."""
         self.watchdog.stop()
-        self._core.pinned.on_gone.discard(self.withdraw)
+        self._core.pinned.on_block_closed.discard(self.release_block)
         self.on_exit(status)
 
 
@@ -279,13 +293,18 @@ def backend_name(core: DeviceCore) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _config(core: DeviceCore, ahead: Literal["imports", "context", "model"]) -> Config:
+def _child_config(core: DeviceCore, readiness: Literal["imports", "context", "model"]) -> Config:
+    """Return what a child is told first: the device's options, without those of the parent alone.
+
+    Fault plans, restarts, the overload policy and stalls are the parent's. ``"model"`` is a context
+    for the child: the parent sends the rest in further messages.
+    """
     options: Any = core.options
     return Config(
         backend_name(core),
         core.description.uuid,
         core.name,
         dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", limits=ProcessHost(stall_after=None)),
-        "imports" if ahead == "imports" else "context",
+        "imports" if readiness == "imports" else "context",
         logging.getLogger("accel").getEffectiveLevel(),
     )

@@ -43,13 +43,12 @@ class Kind(enum.IntEnum):
     """A block of host memory, with its descriptor."""
     CLOSE = 6
     """Release everything, and end."""
-    RELEASE = 7
-    """End the hangs that were injected."""
-
+    END_HANGS = 7
+    """End the hangs that a fault plan has injected."""
     GRAPH = 9
     """Ops to be captured."""
     REGISTER = 10
-    """A library of the user's own, to be opened: a number, and the registration, pickled."""
+    """A registered library to be opened: a number, and the registration, pickled."""
     UNREGISTER = 13
     """A registered library to be closed after the ops before: a number, and its name."""
     PING = 8
@@ -58,26 +57,26 @@ class Kind(enum.IntEnum):
     """Begin a generation, with a pickled :class:`Begin`."""
     COMPILE = 21
     """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
-    NAMED = 22
-    """An object that ops name by a number: the number, and the object, pickled."""
-    BLOCK_GONE = 12
-    """The number of a released block of host memory. All ops on it are answered."""
-    HELD = 11
-    """A slab of durable memory and its blocks, with its descriptor.
+    DEFINE = 22
+    """An object that ops refer to by a number from now on: the number, and the object, pickled."""
+    UNMAP_BLOCK = 12
+    """A block of host memory to be unmapped: its number. All ops on it are answered."""
+    MAP_SLAB = 11
+    """A slab of durable memory to be mapped, with its descriptor and its buffers.
 
-    A child binds it before its generation begins; a spare child only maps it.
+    The child of a generation binds it, too, to its allocator; a spare child only maps it.
     """
-    HELD_GONE = 14
-    """Numbers of slabs that a spare child is to unmap."""
+    UNMAP_SLABS = 14
+    """Slabs that a spare child is to unmap: their numbers."""
 
     READY = 101
     """The generation is ready: what its context offers, as JSON."""
     REFUSED = 102
     """The last message: why there is no context."""
     DONE = 103
-    """Numbers of what has ended well."""
+    """Requests that have succeeded: their numbers."""
     FAILED = 104
-    """A request that has failed, with the error."""
+    """A request that has failed: its number, the index of the op, and the error."""
     FAULT = 105
     """The last message: the error that ended the context."""
     MEMORY = 106
@@ -85,9 +84,9 @@ class Kind(enum.IntEnum):
     PONG = 107
     """The answer to PING."""
     WARM = 120
-    """All is ready that can be before a generation begins."""
+    """The child has made ready all that it can before its generation begins."""
     BUSY = 121
-    """One byte: whether something is opened, loaded or compiled that ops may wait for."""
+    """One byte: whether the child opens, loads or compiles something that ops may wait for."""
     LOG = 122
     """An event of the log: JSON."""
     COMPILED = 123
@@ -95,13 +94,13 @@ class Kind(enum.IntEnum):
     TIMES = 125
     """Numbers of requests that end with the next message, each with the nanoseconds of its device time."""
     TORN = 124
-    """Numbers of durable buffers that an op has written which failed."""
-    SLAB = 108
+    """Durable buffers that a failed op has written in part: their numbers."""
+    NEW_SLAB = 108
     """A new slab of durable memory, with its descriptor."""
-    SLAB_GONE = 109
-    """The number of a slab of durable memory that has no buffers any more."""
-    PLACED = 110
-    """Where a durable buffer is."""
+    FREED_SLAB = 109
+    """A slab that holds no durable buffers any more: its number."""
+    NEW_BUFFER = 110
+    """A new durable buffer, and where it is: its slab, offset and size."""
 
 
 def pack(
@@ -125,9 +124,9 @@ def pack(
     ops
         The ops, as :class:`~accel.remote.op_codec.OpWriter` writes them.
     actions
-        For each op what a fault plan does to it; ``None`` where it does nothing to any.
+        For each op what a fault plan does to it; ``None``: nothing to any.
     freed
-        Buffers to be freed before.
+        Buffers to be freed before the ops run.
     handle
         The buffer that stands for a graph.
     is_timed
@@ -137,7 +136,7 @@ def pack(
 
 
 def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool]:
-    """Return number, handle, ids, actions, ops, freed buffers and the flag, as :func:`pack` was given."""
+    """Return number, handle, ids, actions, ops, freed and ``is_timed``, as given to :func:`pack`."""
     found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool] = marshal.loads(data)
     return found
 
@@ -147,7 +146,7 @@ _NO_REFERENCES = 2
 
 
 Failure = struct.Struct("<Qi")
-"""The head of a FAILED message: the number of the request, and the index of the op; -1: none."""
+"""The head of a FAILED message: the request's number, and the index of the op, or -1."""
 
 Timed = struct.Struct("<QQ")
 """An entry of a TIMES message: the number of the request, and nanoseconds."""
@@ -167,7 +166,7 @@ class Config:
         The name of the device.
     options
         Of the device, as far as the child uses them.
-    ahead
+    readiness
         What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with
         what ``options.libraries`` need.
     log_level
@@ -178,7 +177,7 @@ class Config:
     uuid: str
     name: str
     options: DeviceOptions
-    ahead: Literal["imports", "context"] = "imports"
+    readiness: Literal["imports", "context"] = "imports"
     log_level: int = 30
 
 
@@ -190,23 +189,23 @@ class Begin:
     ----------
     generation
         Its number.
-    own
+    libraries
         Registered libraries: name -> pickled registration.
     most_slabs
         How many slabs of durable memory the parent keeps.
-    patience
-        Seconds for which memory is asked for again if the device has none: that of the last
-        generation may come back a little after its process has ended.
+    oom_patience
+        Seconds for which requests for memory are repeated while the device has none: that of the
+        last generation may come back a little after its process has ended.
     """
 
     generation: int
-    own: dict[str, bytes]
+    libraries: dict[str, bytes]
     most_slabs: int
-    patience: float = 0.0
+    oom_patience: float = 0.0
 
 
 class ArenaSlice(NamedTuple):
-    """An array in a block of shared host memory.
+    """Where an array is in the blocks of shared host memory.
 
     Attributes
     ----------

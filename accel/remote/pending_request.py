@@ -1,4 +1,4 @@
-"""Requests in flight, and what is asked of an op before it is sent."""
+"""Requests in flight; and the array of an op, and the error for a message that is too long."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
     from accel.remote.arrays import SharedArray
 
-__all__ = ["PendingRequest", "array_of", "too_long"]
+__all__ = ["PendingRequest", "host_array_of", "message_too_long"]
 
 
 class PendingRequest:
-    """A message that the child has not answered: ops of a submission, or one piece of an array.
+    """A message that the child has not answered: ops of a submission, or one chunk of an array.
 
     Attributes
     ----------
     submission
-        The submission.
+        Whose ops they are.
     first, count
-        Which of its ops the child has, and how many end with the answer: none if it is a piece.
+        The index of its first op in the message, and how many ops end with the answer: 0 for a
+        chunk.
     arrays
-        Their shared memory, which is released when they have ended.
-    landing
-        Those of them that are then copied into the user's arrays.
-    is_over : bool
-        Whether the child has answered, and what came back was copied.
+        The shared memory of its arrays, which is released when the child has answered.
+    to_copy_back
+        Those of them that are copied into the user's arrays before that: the results of gets.
+    is_done : bool
+        Whether the child has answered, and the arrays were copied back.
     error : AccelError or None
-        The error of a piece.
+        The error of a chunk.
     """
 
-    __slots__ = ("arrays", "count", "error", "first", "is_over", "landing", "submission")
+    __slots__ = ("arrays", "count", "error", "first", "is_done", "submission", "to_copy_back")
 
     def __init__(
         self,
@@ -47,24 +48,24 @@ class PendingRequest:
         first: int,
         count: int,
         arrays: Sequence[SharedArray] = (),
-        landing: Sequence[SharedArray] = (),
+        to_copy_back: Sequence[SharedArray] = (),
     ) -> None:
         self.submission = submission
         self.first = first
         self.count = count
         self.arrays = arrays
-        self.landing = landing
-        self.is_over = False
+        self.to_copy_back = to_copy_back
+        self.is_done = False
         self.error: AccelError | None = None
 
 
-def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
-    """Return the error for what does not fit into a message."""
+def message_too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
+    """Return the error for ops that do not fit into a message."""
     return InvalidArgumentError(
         f"{what} is {nbytes} bytes as a message to the device's process, and a message has at most {MAX_MESSAGE}", remedy=remedy
     )
 
 
-def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
+def host_array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     """Return the host array that an op reads or fills, if it has one."""
     return op.source if type(op) is Put else op.destination if isinstance(op, Get) else None

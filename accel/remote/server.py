@@ -1,4 +1,4 @@
-"""The child's half: a context as inline, which gets its ops from messages of the parent."""
+"""The child's half of a context: it runs as an inline one, on ops from the parent's messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, Re
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import AnnouncedCalls, Busy
 from accel.remote.compiling import packed_layout
-from accel.remote.durable import Announcer, kept_in
+from accel.remote.durable import DurableReporter, decode_slab
 from accel.remote.error_codec import decode_error, encode_error
 from accel.remote.injected_faults import InjectedFaults
 from accel.remote.messages import Kind, unpack
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 
-_FAULTED = 3
+_FAULT_EXIT_CODE = 3
 """The exit code after a fault, which was reported before."""
 
 
@@ -63,15 +63,15 @@ _REPORT = "This is an error in accel or in the backend: report it, with what the
 
 
 @dataclass(slots=True)
-class _Taken:
-    """The ops of a message, up to the first that cannot be made in this process.
+class _DecodedOps:
+    """The ops of a message, up to the first that cannot be decoded in this process.
 
     Attributes
     ----------
     ops, plans, made
         The ops, their plans, and refs of their results.
     refused
-        The error of the op behind them, with its ``op_index``.
+        The error of the op after them, with its ``op_index``; ``None`` if all were decoded.
     """
 
     ops: list[KernelOp]
@@ -81,26 +81,39 @@ class _Taken:
 
 
 class Server:
-    """One context and the messages for it, in order."""
+    """Owns the context of a child, and handles the messages for it, in order.
+
+    :class:`~accel.remote.service` calls :meth:`handle_now` for each message, and :meth:`handle` for
+    those that have to wait.
+
+    Parameters
+    ----------
+    channel
+        The connection to the parent.
+    config
+        The first message.
+    system
+        Has the context's actor and the worker threads.
+    """
 
     def __init__(self, channel: Channel, config: Config, system: ActorSystem) -> None:
         self._channel = channel
         self._config = config
         self._system = system
-        self._refs: dict[int, AccelRef] = {}
+        self._refs: dict[int, AccelRef] = {}  # of live buffers, by the parent's numbers
         self._programs: dict[int, Program] = {}
         self._compiling: set[asyncio.Task[None]] = set()
-        self._script = InjectedFaults()
-        self._announcer = Announcer(channel)
-        self._release = threading.Event()
+        self._injected_faults = InjectedFaults()
+        self._durable_reporter = DurableReporter(channel)
+        self._hangs_released = threading.Event()
         self._has_begun = False
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
-        self._reader = OpReader(self._ref, self._blocks.array, self._programs)
+        self._op_reader = OpReader(self._ref, self._blocks.array, self._programs)
         self.context: Context
         self._core: DeviceCore
         self._answers = Answers(
-            channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.on_broken
+            channel, self._memory_in_use, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.on_broken
         )
         close_after_fork(self)
 
@@ -109,8 +122,9 @@ class Server:
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
-        """Make ready what is possible before a generation begins, and report that."""
+        """Make ready what the config asks for before a generation begins, and report it by WARM."""
         config, system = self._config, self._system
+        # Find the device, whose index may be another one in this process.
         module, _, name = config.backend.partition(":")
         backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
         self._files = DeviceFiles(getattr(backend, "device_files", ()))
@@ -118,25 +132,25 @@ class Server:
         description = next((device for device in devices if device.uuid == config.uuid), None)
         if description is None:
             raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
-        options = dataclasses.replace(config.options, faults=self._script)
+        options = dataclasses.replace(config.options, faults=self._injected_faults)
         # The parent numbers buffers; those that only this process makes have negative numbers.
         numbers = itertools.count(-1, -1)
-        self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._announcer)
+        self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._durable_reporter)
         if isinstance(backend, PreloadsLibraries):
             await system.run_blocking(backend.preload, options.libraries)
         gc.freeze()  # modules live as long as the process: its last collections take 70 ms less
-        if config.ahead == "context":
+        if config.readiness == "context":
             await self._open()
         self._channel.send(Kind.WARM)
 
     async def _begin(self, begin: Begin) -> None:
         """Begin the generation, and report what its context offers."""
         core, self._has_begun = self._core, True
-        core.memory_back.until = time.monotonic() + begin.patience
-        self._announcer.begin(begin.generation, begin.most_slabs)
-        core.own.update((name, pickle.loads(data)) for name, data in begin.own.items())
+        core.memory_back.until = time.monotonic() + begin.oom_patience
+        self._durable_reporter.begin_generation(begin.generation, begin.most_slabs)
+        core.own.update((name, pickle.loads(data)) for name, data in begin.libraries.items())
         if core.lifecycle.generation:
-            self._answers.begin()
+            self._answers.begin_generation()
         else:
             await self._open()
         capabilities = {name: sorted(dtype.value for dtype in dtypes) for name, dtypes in core.capabilities.items()}
@@ -146,8 +160,8 @@ class Server:
     async def _open(self) -> None:
         """Make the context. Its generation is 1: only the parent counts them."""
         # After a fault the parent starts another child.
-        once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
-        await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
+        restart = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
+        await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=restart)
         self.context.opening = self._busy
         self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.own)
 
@@ -160,161 +174,168 @@ class Server:
         """Report the fault to the parent, and end the process."""
         with contextlib.suppress(ClosedError):  # the parent has ended
             self._channel.send(Kind.FAULT, encode_error(error), now=True)
-        os._exit(_FAULTED)
+        os._exit(_FAULT_EXIT_CODE)
 
-    def _memory(self) -> tuple[int, int]:
+    def _memory_in_use(self) -> tuple[int, int]:
+        """Return the bytes that are reserved on the device, and those that libraries hold."""
         _, reserved, workspace = self.context.memory()
         return reserved, workspace
 
     def on_broken(self, error: BaseException) -> None:
-        """End the generation after an error of accel itself, by which an answer may be lost."""
+        """End the generation by an error of accel itself, after which an answer may be lost."""
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
         self.on_fault(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle one message."""
-        rest = self.take_now(kind, data)
-        if isinstance(rest, (RemoteOp, RemoteBatch)):
-            await self.dispatch(rest)
-        elif rest:
+        """Handle one message, and wait for what it takes. Messages after it wait meanwhile."""
+        handled = self.handle_now(kind, data)
+        if isinstance(handled, (RemoteOp, RemoteBatch)):
+            await self.dispatch(handled)
+        elif handled:
             return
         elif kind == Kind.BEGIN:
             await self._begin(pickle.loads(data))
         elif kind == Kind.GRAPH:
-            await self._graph(data)
+            await self._capture_graph(data)
         elif kind == Kind.BLOCK:
             await self._blocks.add(data, fds[0], self.context.device)
-        elif kind == Kind.BLOCK_GONE:
+        elif kind == Kind.UNMAP_BLOCK:
             await self._blocks.drop(data)
-        elif kind == Kind.HELD:
-            await self._held(data, fds[0])
+        elif kind == Kind.MAP_SLAB:
+            await self._map_slab(data, fds[0])
         elif kind == Kind.REGISTER:
-            await self._register(data)
+            await self._open_library(data)
         elif kind == Kind.UNREGISTER:
             ended = RemoteUnregistration(data[8:].decode(), self._core.loop.create_future(), self.context.generation)
-            await self.dispatch(ended.answered_by(self._answers, _number(data)))
-        elif kind == Kind.HELD_GONE:
+            await self.dispatch(ended.report_to(self._answers, _number_of(data)))
+        elif kind == Kind.UNMAP_SLABS:
             for (number,) in struct.iter_unpack("<Q", data):
                 await self.context.durables.unmap(number)
 
-    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
-        """Handle a message at once if it need not wait.
+    def handle_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
+        """Handle a message at once if it need not wait, and return ``True``.
 
-        Else return the ops that have to wait, or ``False``, with nothing done.
+        Else return its ops, decoded, which :meth:`dispatch` takes; or ``False``, with nothing done.
         """
         if kind == Kind.BATCH:
-            submission = self._submission(data)
+            submission = self._decode_submission(data)
             if submission is not None:
                 try:
-                    return self._send_now(submission) or submission
+                    return self._dispatch_now(submission) or submission
                 except BaseException as error:
                     reject(submission, error, self._core.loop)
         elif kind == Kind.FREE:
             self._free([buffer for (buffer,) in struct.iter_unpack("<Q", data)])
-        elif kind == Kind.NAMED:
-            self._learn(data)
+        elif kind == Kind.DEFINE:
+            self._define(data)
         elif kind == Kind.COMPILE:
             self._compile(data)
-        elif kind == Kind.RELEASE:
-            self._release.set()
+        elif kind == Kind.END_HANGS:
+            self._hangs_released.set()
         else:
             return False
         return True
 
-    def _send_now(self, submission: RemoteOp | RemoteBatch) -> bool:
-        """Dispatch ops if they need not wait."""
+    def _dispatch_now(self, submission: RemoteOp | RemoteBatch) -> bool:
+        """Dispatch ops if they need not wait; return whether they were."""
         context = self.context
         return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.batch_now(submission)
 
-    def _submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
-        """Return the submission of a message; refuse it if the first op cannot be made here."""
+    def _decode_submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
+        """Return the submission of a BATCH message.
+
+        ``None`` if its first op cannot be decoded, which is answered.
+        """
         number, _, ids, actions, wires, freed, is_timed = unpack(data)
         if freed:
             self._free(freed)
-        taken, generation = self._take(ids, wires), self.context.generation
-        if taken.refused is not None and not taken.ops:
-            self._refuse(number, taken.refused if len(wires) > 1 else taken.refused.clone(op_index=None))
+        decoded, generation = self._decode_ops(ids, wires), self.context.generation
+        if decoded.refused is not None and not decoded.ops:
+            self._refuse(number, decoded.refused if len(wires) > 1 else decoded.refused.clone(op_index=None))
             return None
         if actions:
-            self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
+            self._injected_faults.begin(self._decode_action(action) for action in actions[: len(decoded.ops)])
         future = self._core.loop.create_future()
         submission: RemoteOp | RemoteBatch
         if len(wires) == 1:
-            submission = RemoteOp(taken.ops[0], taken.plans[0], future, generation)
-            submission.made = taken.made[0]
+            submission = RemoteOp(decoded.ops[0], decoded.plans[0], future, generation)
+            submission.made = decoded.made[0]
         else:
-            submission = RemoteBatch(tuple(taken.ops), tuple(taken.plans), taken.made, future, generation)
-            submission.refused = taken.refused
+            submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.made, future, generation)
+            submission.refused = decoded.refused
         if is_timed or self._core.probes.all:
             submission.observe(None, is_timed=is_timed)
-        return submission.answered_by(self._answers, number)
+        return submission.report_to(self._answers, number)
 
-    def _take(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _Taken:
-        """Return the ops of a message, with refs of their results under the parent's numbers."""
-        taken = _Taken([], [], [])
-        for index, (wire, mine) in enumerate(zip(wires, ids, strict=True)):
+    def _decode_ops(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _DecodedOps:
+        """Decode ops of a message, with refs of their results under the parent's ``ids``."""
+        decoded = _DecodedOps([], [], [])
+        for index, (wire, buffers) in enumerate(zip(wires, ids, strict=True)):
             try:
-                op = self._reader.read(wire)
+                op = self._op_reader.read(wire)
                 plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
-                made = tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
+                made = tuple(self._new_ref(buffer, spec) for buffer, spec in zip(buffers, plan.creates, strict=True))
             except BaseException as raised:  # a class of a user's raises anything
-                taken.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)
+                decoded.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)
                 break
-            taken.ops.append(op)
-            taken.plans.append(plan)
-            taken.made.append(made)
-        return taken
+            decoded.ops.append(op)
+            decoded.plans.append(plan)
+            decoded.made.append(made)
+        return decoded
 
     def _refuse(self, number: int, raised: BaseException) -> None:
-        """Fail a request that cannot be made a submission here."""
+        """Report that a request failed before it became a submission."""
         error = op_error(raised, "taking an op", self._core.loop)
-        self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
+        self._answers.report_failure(number, error, -1 if error.op_index is None else error.op_index)
 
-    async def _graph(self, data: bytes) -> None:
+    async def _capture_graph(self, data: bytes) -> None:
+        """Handle a GRAPH message: decode its ops in turns with other work, and capture them."""
         number, handle, ids, _, wires, _, _ = unpack(data)
-        taken, turn = _Taken([], [], []), Turn()
+        decoded, turn = _DecodedOps([], [], []), Turn()
         for start in range(0, len(wires), EVERY):
             if turn.is_over:
                 await turn.next()
-            some = self._take(ids[start : start + EVERY], wires[start : start + EVERY])
-            if some.refused is not None:
-                self._refuse(number, some.refused.clone(op_index=start + (some.refused.op_index or 0)))
+            next_ops = self._decode_ops(ids[start : start + EVERY], wires[start : start + EVERY])
+            if next_ops.refused is not None:
+                self._refuse(number, next_ops.refused.clone(op_index=start + (next_ops.refused.op_index or 0)))
                 return
-            taken.ops += some.ops
-            taken.plans += some.plans
-            taken.made += some.made
-        program = await Program.of(self._core, taken.ops, taken.plans, taken.made, self.context.generation)
+            decoded.ops += next_ops.ops
+            decoded.plans += next_ops.plans
+            decoded.made += next_ops.made
+        program = await Program.of(self._core, decoded.ops, decoded.plans, decoded.made, self.context.generation)
         self._programs[handle] = program
         graph = RemoteGraph(program, self._core.loop.create_future(), self.context.generation)
-        await self.dispatch(graph.answered_by(self._answers, number))
+        await self.dispatch(graph.report_to(self._answers, number))
 
-    def _learn(self, data: bytes) -> None:
-        """Handle a NAMED message. Loading its object may import a module."""
+    def _define(self, data: bytes) -> None:
+        """Handle a DEFINE message: load the object, which may import a module, and store it."""
         (number,) = struct.unpack_from("<Q", data)
         named: object = None
         # An import raises anything. Ops that name the object are refused then.
         with self._busy, contextlib.suppress(BaseException):
             named = pickle.loads(data[8:])
-        self._reader.learn(number, named)
+        self._op_reader.learn(number, named)
 
-    def _new(self, buffer: int, spec: Any) -> AccelRef:
+    def _new_ref(self, buffer: int, spec: Any) -> AccelRef:
+        """Return a ref for a result that an op makes, under the parent's number."""
         ref = self._ref(buffer, spec.shape, spec.dtype)
         ref.durable = spec.durable
         return ref
 
     def _free(self, buffers: Sequence[int]) -> None:
+        """Free buffers and graphs that the parent has dropped, and report the memory in use."""
         for buffer in buffers:
             self._programs.pop(buffer, None)
             ref = self._refs.pop(buffer, None)
             if ref is not None:
                 ref.is_freed = True
-        self._core.refs.dropped.extend(buffers)  # also those that were bound, and not used since
+        self._core.refs.dropped.extend(buffers)  # also bound ones, of which no ref was made
         self.context.buffers.apply_frees()
         self._answers.flush()
 
     async def dispatch(self, submission: Any) -> None:
-        """Dispatch a submission, or fail it."""
+        """Dispatch a submission, in turn; if that raises, report it as the submission's failure."""
         try:
             if not (isinstance(submission, RemoteOp) and self.context.dispatch_now(submission)):
                 await self.context.dispatch(submission)
@@ -323,9 +344,12 @@ class Server:
         except BaseException as error:
             reject(submission, error, self._core.loop)
 
-    async def _register(self, data: bytes) -> None:
-        """Open a library, and answer. One of the begin of the generation stays registered."""
-        number, registration = _number(data), pickle.loads(data[8:])
+    async def _open_library(self, data: bytes) -> None:
+        """Handle a REGISTER message: open the library, and answer.
+
+        If that fails, a library that came with BEGIN stays registered: its first op tries again.
+        """
+        number, registration = _number_of(data), pickle.loads(data[8:])
         name = registration.name
         is_new = name not in self._core.own
         self._core.own[name] = registration
@@ -336,28 +360,30 @@ class Server:
                 self._core.own.pop(name, None)
             self._refuse(number, error)
         else:
-            self._answers.done(number)
+            self._answers.report_success(number)
 
-    async def _held(self, data: bytes, fd: int) -> None:
-        number, kept, durables = _number(data), kept_in(data[8:], fd), self.context.durables
+    async def _map_slab(self, data: bytes, fd: int) -> None:
+        """Handle a MAP_SLAB message: map the slab, bind its buffers to a generation, and answer."""
+        number, slab, durables = _number_of(data), decode_slab(data[8:], fd), self.context.durables
         try:
-            await durables.map_ahead(kept)
-            if self._has_begun:
-                durables.bind(self.context.buffers, kept)
+            await durables.map_ahead(slab)
+            if self._has_begun:  # else this is a spare, for which mapping is enough
+                durables.bind(self.context.buffers, slab)
         except Exception as error:
             self._refuse(number, error)
         else:
-            self._answers.done(number)
+            self._answers.report_success(number)
         finally:
             os.close(fd)
 
     def _compile(self, data: bytes) -> None:
-        """Compile in a task, because a compilation takes no place in the order of ops."""
-        task = asyncio.ensure_future(self._compiled(data))
+        """Handle a COMPILE message in a task: it takes no place in the order of ops."""
+        task = asyncio.ensure_future(self._run_compile(data))
         self._compiling.add(task)
         task.add_done_callback(self._compiling.discard)
 
-    async def _compiled(self, data: bytes) -> None:
+    async def _run_compile(self, data: bytes) -> None:
+        """Compile a kernel off the loop, and answer with its layout."""
         (number,) = struct.unpack_from("<Q", data)
         try:
             with self._busy:
@@ -365,30 +391,31 @@ class Server:
         except AccelError as error:
             if error.is_fault:
                 self.context.report_fault(error)
-            self._answers.failed(number, error, -1)
+            self._answers.report_failure(number, error, -1)
         except Exception as error:  # a bug of the compiler does not end the child
-            self._answers.failed(number, op_error(error, "compiling", self._core.loop, op="compile"), -1)
+            self._answers.report_failure(number, op_error(error, "compiling", self._core.loop, op="compile"), -1)
         else:
             self._channel.send(Kind.COMPILED, data[:8], layout)
 
-    def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
+    def _decode_action(self, action: bytes | str | None) -> Injection | AccelError | None:
+        """Return what the parent's fault plan does to an op, as this process injects it."""
         if action is None or action == "poison":
             return None if action is None else Injection("poison")
         if action == "hang":
-            self._release.clear()
-            return Injection("hang", release=lambda: cast("None", self._release.wait()))
+            self._hangs_released.clear()
+            return Injection("hang", release=lambda: cast("None", self._hangs_released.wait()))
         error = decode_error(cast("bytes", action))
         return Injection("poison", error) if error.is_fault else error
 
     def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return the ref of a buffer, a new one if it is made by the message that is being read."""
+        """Return this process's ref of a buffer of the parent's; the first time, a new one."""
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)
         return ref
 
 
-def _number(data: bytes) -> int:
-    """Return the number at the begin of a message, which its answer has."""
+def _number_of(data: bytes) -> int:
+    """Return the number that a message begins with, which its answer repeats."""
     (number,) = struct.unpack_from("<Q", data)
     return int(number)

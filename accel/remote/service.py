@@ -1,4 +1,4 @@
-"""The program of a child, which hands the messages of its parent to the server."""
+"""The main function of a child: hands the messages of its parent to the server, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel.actors import ActorSystem
 from accel.errors import AccelError
 from accel.fork import close_after_fork
 from accel.process.channel import Channel
-from accel.remote.child_log import ToldLog
+from accel.remote.child_log import ForwardingHandler
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Kind
 from accel.remote.server import Server
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_OPS_IN_HAND = 0
-"""The kind of a submission that a message has become, and that has to wait."""
+_DISPATCH = 0
+"""Kind of an item of the inbox that is a decoded submission, which waits to be dispatched."""
 
 
 async def serve(sock: socket.socket) -> None:
@@ -34,13 +34,16 @@ async def serve(sock: socket.socket) -> None:
 
 
 class _Service:
-    """Hands messages to the server: at once, or by a queue while one of them waits."""
+    """Hands messages to the server: at once if possible, or through a queue.
+
+    While the server handles a message that waits, such as for memory, those after it are queued.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._inbox: asyncio.Queue[tuple[int, Any, list[int]] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._server: Server | None = None  # set while no message is being handled
-        self._channel = Channel(sock, self._loop, on_message=self._received, on_lost=lambda _: self._inbox.put_nowait(None))
+        self._server: Server | None = None  # set only while no message is being handled
+        self._channel = Channel(sock, self._loop, on_message=self._on_message, on_lost=lambda _: self._inbox.put_nowait(None))
         close_after_fork(self)
 
     def close_inherited(self) -> None:
@@ -49,18 +52,19 @@ class _Service:
             for fd in (self._inbox.get_nowait() or (0, b"", []))[2]:
                 os.close(fd)
 
-    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+    def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Have the server handle a message now, or queue what is left to do of it."""
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
-        rest: bool | RemoteOp | RemoteBatch = False
+        handled: bool | RemoteOp | RemoteBatch = False
         if self._server is not None and self._inbox.empty():
-            rest = self._server.take_now(kind, data)
-        if rest is False:
+            handled = self._server.handle_now(kind, data)
+        if handled is False:
             self._inbox.put_nowait((kind, data, fds.copy()))
             fds.clear()  # kept
-        elif rest is not True:
-            self._inbox.put_nowait((_OPS_IN_HAND, rest, []))
+        elif handled is not True:
+            self._inbox.put_nowait((_DISPATCH, handled, []))
 
     async def run(self) -> None:
         """Serve until the parent closes the child, or has ended."""
@@ -68,23 +72,24 @@ class _Service:
         if first is None:
             return
         config = pickle.loads(first[1])
-        ToldLog(self._channel, self._loop, config.log_level)
+        ForwardingHandler(self._channel, self._loop, config.log_level)
         async with ActorSystem("host") as system:
             server = Server(self._channel, config, system)
-            self._loop.set_exception_handler(partial(_mishap, server))
+            self._loop.set_exception_handler(partial(_on_loop_exception, server))
             try:
                 await server.prepare()
-                await self._serve(server)
+                await self._handle_messages(server)
             except AccelError as error:
                 self._channel.send(Kind.REFUSED, encode_error(error))
                 self._channel.flush()
                 return
         self._channel.close()
 
-    async def _serve(self, server: Server) -> None:
+    async def _handle_messages(self, server: Server) -> None:
+        """Handle queued messages one after the other, until CLOSE or the end of the connection."""
         inbox = self._inbox
         while True:
-            if inbox.empty():
+            if inbox.empty():  # from here on, the channel may call the server directly
                 self._server = server
             message = await inbox.get()
             self._server = None
@@ -92,19 +97,26 @@ class _Service:
                 return
             kind, data, fds = message
             del message
-            await (server.dispatch(data) if kind == _OPS_IN_HAND else server.handle(kind, data, fds))
+            await (server.dispatch(data) if kind == _DISPATCH else server.handle(kind, data, fds))
 
 
-def _mishap(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _on_loop_exception(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End the generation if a callback of accel's own raised: an answer may be lost.
+
+    The loop's exception handler. Errors in callbacks of users' libraries are only printed.
+    """
     error = context.get("exception")
-    if error is not None and _is_ours(error):
+    if error is not None and _is_from_accel(error):
         server.on_broken(error)
     else:
         loop.default_exception_handler(context)
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Return whether the callback that raised is of accel, and not of a user."""
+def _is_from_accel(error: BaseException) -> bool:
+    """Return whether the callback that raised is accel's, and not a user library's.
+
+    It is the outermost frame that is not the event loop's.
+    """
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__"))

@@ -10,7 +10,7 @@ from accel._log import get_logger
 from accel.errors import AccelError, FaultScope, HostDiedError
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
-from accel.remote.kept import KeptProcess
+from accel.remote.helper_process import HelperProcessActor
 from accel.remote.link import Link
 from accel.remote.messages import Failure, Kind
 
@@ -27,7 +27,7 @@ __all__ = ["StandbyActor"]
 logger = get_logger()
 
 
-class StandbyActor(KeptProcess):
+class StandbyActor(HelperProcessActor):
     """Keeps a spare child while the device is ready, and replaces one that was promoted or died.
 
     Parameters
@@ -37,57 +37,58 @@ class StandbyActor(KeptProcess):
     children
         Has the places of spare children, of which this is one.
     ahead
-        What the spare makes ready: its ``"imports"``, or its ``"context"`` too, or what a
-        ``"model"`` needs besides; see :class:`~accel.remote.filling.ModelStandbyActor`.
+        What the spare makes ready before its promotion: its ``"imports"``, or its ``"context"``
+        too, or what a ``"model"`` needs besides; see
+        :class:`~accel.remote.model_standby.ModelStandbyActor`.
     """
 
-    def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context", "model"]) -> None:
+    def __init__(self, core: DeviceCore, children: Children, readiness: Literal["imports", "context", "model"]) -> None:
         super().__init__(core)
         self._children = children
-        self._ahead = ahead
+        self._readiness = readiness
         self._state = "none"
         self._link: Link | None = None
-        self._began = 0.0
-        self._error: AccelError | None = None  # why the spare was given up
-        self._is_missed = False  # the log says that there is none
+        self._start_time = 0.0
+        self._error: AccelError | None = None  # why the spare was given up: its end is awaited
+        self._is_loss_logged = False  # and the log says that another spare is ready
 
-    def _listening(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
-        return [(self._core.lifecycle.listeners, self._on_state), (self._children.forkserver.listeners, self._look)]
+    def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
+        return [(self._core.lifecycle.listeners, self._on_state), (self._children.forkserver.listeners, self._request_check)]
 
     async def started(self, context: ActorContext) -> None:
         """Add the place of the spare, and start it."""
         self._children.spares.append(self)
         await super().started(context)
 
-    async def _keep(self) -> None:
+    async def _ensure_process(self) -> None:
         """Start a spare unless there is one, without waiting until it is ready."""
         core = self._core
         if self._link is not None:
-            await self._fill(self._link)
+            await self._update(self._link)
         elif core.is_ready:
             self.state = "starting"
             self._children.spares.sort(key=lambda spare: spare is self)  # the newest is the last
             if self._children.forkserver.is_importing:  # the spare would do the same imports
                 return
-            self._began = time.perf_counter()
-            self._link = await Link.start(core, self._ahead, self, self._children.forkserver)
+            self._start_time = time.perf_counter()
+            self._link = await Link.start(core, self._readiness, self, self._children.forkserver)
 
-    async def _fill(self, link: Link) -> None:
-        """Have the spare make ready what it lacks. It lacks nothing here."""
+    async def _update(self, link: Link) -> None:
+        """Bring the spare up to what is registered with the device now: nothing to do here."""
 
-    def _on_context(self, link: Link) -> None:
-        """Handle that the spare has done its imports and, unless it does no more, has a context."""
-        self._on_warm(link)
+    def _on_prepared(self, link: Link) -> None:
+        """Handle that the spare has done its imports and, if it is to have one, has its context."""
+        self._set_ready(link)
 
-    def _on_warm(self, link: Link) -> None:
-        """Note that the spare is ready."""
+    def _set_ready(self, link: Link) -> None:
+        """Mark the spare as ready to be promoted, and log the first time."""
         link.is_warm = True
-        link.watchdog.end()
+        link.watchdog.end_step()
         self.state = "ready"
-        if self._began:
-            log, self._is_missed = logger.warning if self._is_missed else logger.info, False
-            seconds, self._began = round(time.perf_counter() - self._began, 4), 0.0
-            log("standby_ready", device=self._core.name, standby=self._ahead, pid=link.pid, seconds=seconds)
+        if self._start_time:
+            log, self._is_loss_logged = logger.warning if self._is_loss_logged else logger.info, False
+            seconds, self._start_time = round(time.perf_counter() - self._start_time, 4), 0.0
+            log("standby_ready", device=self._core.name, standby=self._readiness, pid=link.pid, seconds=seconds)
 
     @property
     def state(self) -> str:
@@ -105,21 +106,22 @@ class StandbyActor(KeptProcess):
         return None if self._link is None else self._link.pid
 
     def _is_spare(self, link: Link) -> bool:
-        """Return whether a child is the spare still: it may be promoted, or die, at any moment."""
+        """Return whether a child is still the spare: it may be promoted, or die, during an await."""
         return self._link is link and self._error is None
 
     def _on_state(self) -> None:
-        """Look again; a new generation ends the pause after too many failures."""
+        """Check the spare; a new generation ends the pause after too many failures."""
         if self._state == "failed" and self._core.is_ready:
-            self._cancel_retry()
+            self._cancel_retry_timer()
             self.state = "none"
-        self._look()
+        self._request_check()
 
     def take(self) -> Link | None:
         """Return the spare, which is then the caller's, unless it was given up."""
-        return None if self._error is not None else self._release()
+        return None if self._error is not None else self._detach()
 
-    def _release(self) -> Link | None:
+    def _detach(self) -> Link | None:
+        """Forget the spare, and return it."""
         link, self._link, self._error = self._link, None, None
         if link is not None:
             self.state = "none"
@@ -133,10 +135,10 @@ class StandbyActor(KeptProcess):
         if link is None or self._error is not None:  # promoted, or given up
             return
         if kind == Kind.WARM:
-            if self._ahead != "imports":  # it maps host memory before its promotion
+            if self._readiness != "imports":  # it maps host memory before its promotion
                 for block in core.pinned.arena.blocks():
-                    link.announce(block.number, block)
-            self._on_context(link)
+                    link.send_block(block.number, block)
+            self._on_prepared(link)
         elif kind == Kind.DONE:
             for (number,) in struct.iter_unpack("<Q", data):
                 self._on_answer(link, number, None)
@@ -149,7 +151,8 @@ class StandbyActor(KeptProcess):
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
 
     def _on_answer(self, link: Link, number: int, error: AccelError | None) -> None:
-        if not link.answered(number, error):
+        """Settle a question to the spare with its answer."""
+        if not link.settle(number, error):
             raise ProtocolError(f"the spare child of {self._core.name} answered what it was not asked", device=self._core.name)
 
     def on_lost(self, error: AccelError | None) -> None:
@@ -166,19 +169,19 @@ class StandbyActor(KeptProcess):
     def on_exit(self, status: ExitStatus) -> None:
         """Replace the spare, after a pause."""
         error = self._error or status.error(device=self._core.name, scope=FaultScope.CONTEXT)
-        link = self._release()
+        link = self._detach()
         if link is not None:
             link.channel.close()
-            link.give_up(error)
-            self._failed(error)
+            link.fail_questions(error)
+            self._replace_later(error)
 
-    def _on_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        self._is_missed = True
+    def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
+        self._is_loss_logged = True
         self.state = "failed" if is_spent else "none"
         if is_spent:
-            logger.error("standby_failed", device=self._core.name, standby=self._ahead, seconds=pause, error=error)
+            logger.error("standby_failed", device=self._core.name, standby=self._readiness, seconds=pause, error=error)
         else:
-            logger.warning("standby_lost", device=self._core.name, standby=self._ahead, error=error)
+            logger.warning("standby_lost", device=self._core.name, standby=self._readiness, error=error)
 
     async def stopped(self, context: ActorContext) -> None:
         """Remove the place, and end the spare."""
@@ -186,8 +189,8 @@ class StandbyActor(KeptProcess):
         self._core.lifecycle.wake()
         await super().stopped(context)
 
-    async def _end(self) -> None:
-        link = self._release()
+    async def _end_process(self) -> None:
+        link = self._detach()
         if link is not None:
             self._children.kill(link)
-            await self._children.wait_gone()
+            await self._children.wait_ended()

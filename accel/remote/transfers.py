@@ -1,4 +1,4 @@
-"""Host arrays that wait for shared memory, in order, and large ones, which move in pieces."""
+"""Host arrays that wait for shared memory, in order, and large ones, which move in chunks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.ops import Empty, Get, Put
 from accel.ref import RefView
-from accel.remote.arrays import COPIED_HERE
-from accel.remote.pending_request import array_of
+from accel.remote.arrays import MAX_INLINE_COPY
+from accel.remote.pending_request import host_array_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from accel.remote.arrays import SharedArray, SharedArrays
     from accel.remote.requests import RequestContext
 
-__all__ = ["MOST_OPS", "ArrayTransfers"]
+__all__ = ["MAX_MESSAGE_OPS", "ArrayTransfers"]
 
-MOST_OPS = 512
+MAX_MESSAGE_OPS = 512
 """Ops of a batch in one message: more would occupy the loop for longer than a few milliseconds."""
 
 
 class ArrayTransfers:
-    """Sends ops with arrays, and long batches, to one child.
+    """Sends what has to wait before it is sent to a child: ops with arrays, and long batches.
 
     Each message of a submission follows the answer to the one before: so the first op that fails is
     the last one that the child has seen. The arrays of the next message of a batch are copied
-    meanwhile. An array that is larger than the largest piece of shared memory moves as several ops,
+    meanwhile. An array that is larger than the largest chunk of shared memory moves as several ops,
     one message each, under the index of its own op.
 
     A transfer holds shared memory only while it copies, or while the child does. It never waits for
@@ -48,7 +48,7 @@ class ArrayTransfers:
     context
         The context in the child.
     arrays
-        The shared memory that the child has.
+        Places for arrays in memory that the child maps.
     """
 
     def __init__(self, context: RequestContext, arrays: SharedArrays) -> None:
@@ -56,33 +56,34 @@ class ArrayTransfers:
         self._arrays = arrays
         self._pinned = context.core.pinned
         self._run_blocking = context.core.system.run_blocking
-        self._over: asyncio.Future[None] = context.core.loop.create_future()
+        self._context_over: asyncio.Future[None] = context.core.loop.create_future()
 
-    def end(self) -> None:
-        """Wake what waits for room: the context is over."""
-        if not self._over.done():
-            self._over.set_result(None)
+    def on_context_over(self) -> None:
+        """Wake what waits for room: the context has faulted or was closed."""
+        if not self._context_over.done():
+            self._context_over.set_result(None)
 
     async def send(self, submission: OpSubmission) -> None:
-        """Send an op with an array once there is room; if it moves in pieces, wait for its end."""
+        """Send an op with an array once there is room; if that moves in chunks, wait for its end."""
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        outgoing = await self._place(submission, 0, submission.op, plan)
-        if outgoing is None:
+        shared = await self._copy_in(submission, 0, submission.op, plan)
+        if shared is None:
             return
         if submission.is_settled:
-            outgoing.close()
+            shared.close()
         else:
-            self._context.send_op(submission, plan, outgoing)
+            self._context.send_op(submission, plan, shared)
 
     async def send_batch(self, submission: BatchSubmission) -> None:
-        """Send the rest of a batch."""
+        """Send the ops of a batch that are not sent yet, one message after the other."""
         context, ops = self._context, submission.ops
         limit = context.core.options.max_in_flight
         while (start := submission.sent) < len(ops):
             arrays: dict[int, SharedArray] = {}
             try:
-                end = await self._gather(submission, ops, start, arrays)
+                # Copy the next arrays while the child still runs the message before.
+                end = await self._copy_in_next(submission, ops, start, arrays)
                 await context.wait_answered(submission)
                 await context.wait_for_room(min(end - start, limit))
                 if submission.is_settled:
@@ -95,69 +96,73 @@ class ArrayTransfers:
                     error.op_index = start
                 raise
             finally:
-                for index, outgoing in arrays.items():
+                # Arrays that were copied and not sent, because of an error or a full message.
+                for index, shared in arrays.items():
                     if index >= submission.sent:
-                        outgoing.close()
+                        shared.close()
 
-    async def _gather(self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]) -> int:
-        """Fill places for the arrays of the next message; return the index behind its last op."""
-        copied, end = 0, min(start + MOST_OPS, len(ops))
+    async def _copy_in_next(self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]) -> int:
+        """Copy the arrays of the next message of a batch into shared memory, to ``arrays``.
+
+        Return the index behind the message's last op.
+        """
+        copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
-            array = array_of(ops[index])
+            array = host_array_of(ops[index])
             if array is None:
                 continue
-            if index > start and (copied >= self._pinned.part or not self._arrays.has_place(array)):
+            if index > start and (copied >= self._pinned.max_chunk or not self._arrays.has_place(array)):
                 return index
-            outgoing = await self._place(submission, index, ops[index], submission.plans[index])
-            if outgoing is None:
+            shared = await self._copy_in(submission, index, ops[index], submission.plans[index])
+            if shared is None:
                 return index
-            copied += array.nbytes * outgoing.is_copied
-            arrays[index] = outgoing
+            copied += array.nbytes * shared.is_copied
+            arrays[index] = shared
         return end
 
-    async def _place(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
-        """Return a filled place for the array of op ``index``.
+    async def _copy_in(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
+        """Return the array of op ``index`` in shared memory, to which that of a put is copied.
 
-        ``None`` if its caller has gone, or the array has moved in pieces.
+        ``None`` if its caller has gone, or if the array has moved in chunks, as a whole op.
         """
-        array = array_of(op)
+        array = host_array_of(op)
         assert array is not None, "other ops need no room"
-        outgoing = self._arrays.take(array)
-        if outgoing is None:
+        shared = self._arrays.allocate(array)
+        if shared is None:
             piece = await self._wait_room(array.nbytes, submission)
             if piece is None:
                 return None
             if piece.nbytes < array.nbytes:
-                await self._in_pieces(submission, index, op, plan, piece)
+                await self._move_in_chunks(submission, index, op, plan, piece)
                 return None
-            outgoing = self._arrays.within(piece, array)
-        await self._fill(op, outgoing)
-        return outgoing
+            shared = self._arrays.in_piece(piece, array)
+        await self._fill(op, shared)
+        return shared
 
-    async def _fill(self, op: KernelOp, outgoing: SharedArray) -> None:
-        """Copy the array of a put into shared memory, off the loop. If this raises, free that."""
+    async def _fill(self, op: KernelOp, shared: SharedArray) -> None:
+        """Copy the array of a put into its place, a large one off the loop; if this raises, free that."""
         if type(op) is not Put:
             return
         try:
-            if not outgoing.is_copied or outgoing.array.nbytes <= COPIED_HERE:
-                outgoing.fill()
+            if not shared.is_copied or shared.array.nbytes <= MAX_INLINE_COPY:
+                shared.copy_in()
             else:
-                await self._run_blocking(outgoing.fill)
+                await self._run_blocking(shared.copy_in)
             self._context.check_alive()
         except Exception:  # not if this is cancelled: the copy goes on then
-            outgoing.close()
+            shared.close()
             raise
 
     async def _wait_room(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
-        """Wait for room for an array or a piece of it, in order, and return it.
+        """Wait in order for shared memory for an array, or for a chunk of it, and return it.
 
         ``None`` if the caller has gone before the transfer has begun.
         """
         context, core = self._context, self._context.core
-        waiting = core.loop.create_task(self._pinned.wait_part(nbytes, context.check_alive))
+        waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
         core.workload.in_hand += not is_begun
         try:
-            ends: list[asyncio.Future[Any]] = [waiting, self._over]
+            ends: list[asyncio.Future[Any]] = [waiting, self._context_over]
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
             if waiting.done() and context.fault is None:
                 return waiting.result()
@@ -170,16 +175,21 @@ class ArrayTransfers:
             if not waiting.done():
                 waiting.cancel()
 
-    # -- pieces
+    # -- chunks
 
-    async def _in_pieces(self, submission: Submission, index: int, op: KernelOp, plan: Plan, piece: Block) -> None:
-        """Move the array of op ``index`` in pieces, the first through ``piece``; settle the op."""
-        context, array, is_put = self._context, array_of(op), type(op) is Put
-        assert array is not None, "other ops have no pieces"
+    async def _move_in_chunks(self, submission: Submission, index: int, op: KernelOp, plan: Plan, piece: Block) -> None:
+        """Move the array of op ``index`` in chunks, the first through ``piece``; settle the op.
+
+        Each chunk is a put to a view of the whole buffer, or a get of one, and the next chunk is
+        sent once the child has answered. So the array takes the shared memory of one chunk.
+        """
+        context, array, is_put = self._context, host_array_of(op), type(op) is Put
+        assert array is not None, "other ops have no chunks"
         flat: np.ndarray[Any, Any] = array.reshape(-1).view(np.uint8)
+        # Begin only when the messages before are answered, unless the caller has gone by then.
         try:
             await context.wait_answered(submission)
-            made = () if submission.is_settled else context.make(submission, index, plan)
+            made = () if submission.is_settled else context.make_results(submission, index, plan)
         except BaseException:
             self._pinned.arena.free(piece)
             raise
@@ -189,7 +199,8 @@ class ArrayTransfers:
         if isinstance(submission, BatchSubmission):
             submission.sent += 1
         whole = (*plan.reads, *plan.writes, *made)[0]
-        context.begin(submission)
+        context.begin_chunked(submission)
+        # The first message makes the whole buffer, too, and carries the fault plan's action.
         action, first = context.action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in made]
         failed: AccelError | None = None
         moved = 0
@@ -197,30 +208,31 @@ class ArrayTransfers:
             # A put that has begun goes on without its caller: else the buffer would be torn.
             while failed is None and moved < flat.nbytes and (is_put or not submission.is_settled):
                 if moved:
-                    piece = await self._wait_next(flat.nbytes - moved, submission)
-                outgoing = self._arrays.within(piece, flat[moved : moved + piece.nbytes])
-                part = RefView(whole, whole.offset + moved, outgoing.place.shape, DType.UINT8)
-                step = Put(outgoing.array, part) if is_put else Get(part, outgoing.array)
-                await self._fill(step, outgoing)
+                    piece = await self._wait_next_room(flat.nbytes - moved, submission)
+                shared = self._arrays.in_piece(piece, flat[moved : moved + piece.nbytes])
+                view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
+                step = Put(shared.array, view) if is_put else Get(view, shared.array)
+                await self._fill(step, shared)
                 ids = [[ref.buffer] for ref in made if not moved]
-                request = context.send_piece(submission, [*first, step], [*ids, []], outgoing, action)
+                request = context.send_chunk(submission, [*first, step], [*ids, []], shared, action)
                 action, first = None, []
-                await context.wait_over(request)
+                await context.wait_done(request)
                 failed = request.error
-                moved += 0 if failed else outgoing.array.nbytes
+                moved += 0 if failed else shared.array.nbytes
         except Exception as error:  # such as a shortage of threads
             # Its frames hold the array.
             failed = op_error(error, f"sending {op.kind}", context.core.loop).with_traceback(None)
         if failed is not None:
             if moved and is_put:
-                context.core.durable.tear((whole.buffer,), "a put of its contents in pieces failed halfway")
+                context.core.durable.tear((whole.buffer,), "a put of its contents in chunks failed halfway")
             failed = failed.clone(op=op.kind, device=context.core.name, generation=context.generation)
             failed.op_index = index if isinstance(submission, BatchSubmission) else None
             submission.reject_from(index, failed)
         context.over(submission, 1)
         self._pinned.trim()
 
-    async def _wait_next(self, nbytes: int, submission: Submission) -> Block:
+    async def _wait_next_room(self, nbytes: int, submission: Submission) -> Block:
+        """Wait for shared memory for the next chunk of a transfer that has begun."""
         piece = await self._wait_room(nbytes, submission, is_begun=True)
         assert piece is not None, "a transfer that has begun is not given up"
         return piece

@@ -1,4 +1,4 @@
-"""The watchdog of a child, which bounds its start, its answers and its silence."""
+"""The watchdog of a child: time limits for its start, its answers and its silence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Watchdog"]
 _PERIOD = 0.5
 """Seconds between two ticks at most; a quarter of the shortest bound if that is below 2 s."""
 
-_TO_READ = 0.05
-"""Seconds between an expired bound and the verdict, in which the loop reads what has arrived."""
+_READ_TIME = 0.05
+"""Seconds after which an expired limit is checked again: the loop reads meanwhile what came in."""
 
-_BUSY = 6
+_BUSY_FACTOR = 6
 """Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent.
 
 One call may hold the GIL of the child all that time.
@@ -77,9 +77,9 @@ class Watchdog:
         self._step: _Step | None = None
         self._oldest: list[tuple[OldestInFlight, float, str]] = []  # with its limit and its message
         self.is_heard = False
-        self._asked: float | None = None  # when the oldest unanswered ping was sent
+        self._ping_time: float | None = None  # when the oldest unanswered ping was sent
         self._next_ping = 0.0
-        self._suspicion = ""
+        self._suspected = ""  # the limit that had expired at the last tick
         self._handle = self._clock.arm(self._period, self._tick)
 
     @property
@@ -87,7 +87,7 @@ class Watchdog:
         """Whether a step is in progress in which the child may be silent."""
         return self._step is not None
 
-    def begin(self, seconds: float, then: float | None = None) -> None:
+    def begin_step(self, seconds: float, then: float | None = None) -> None:
         """Begin a step, such as the start of a context, in which the child need not answer pings.
 
         Parameters
@@ -102,51 +102,59 @@ class Watchdog:
         self._step = _Step(seconds, then, self._clock.seconds)
         self._period = min(self._period, seconds / 4)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """End the step: the child must answer pings from here on."""
         self._step = None
 
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
         """Bound the answers to ops and to questions, both by number in the order of sending."""
         allowance, hang = self._limits.busy_timeout, self._hang_timeout
-        asked = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
+        question = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
         what = f"hung: it has not compiled or opened for {allowance:g} s what it was asked to"
-        self._oldest = [(asked, allowance, what)]
+        self._oldest = [(question, allowance, what)]
         if hang is not None:
-            oldest = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, allowance)
+            op = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, allowance)
             what = f"hung: its oldest op has not ended for {hang:g} s"
-            self._oldest.append((oldest, hang, what))
+            self._oldest.append((op, hang, what))
 
     def stop(self) -> None:
         """Stop ticking. Idempotent."""
         self._handle.cancel()
 
     def silence(self) -> str:
-        """Return that the child does not answer pings, or ``""``. Any thread may ask."""
-        asked = self._asked
-        seconds = 0.0 if asked is None else self._clock.seconds - asked
+        """Return for how long the child has not answered pings, in words, or ``""``. Thread-safe."""
+        ping_time = self._ping_time
+        seconds = 0.0 if ping_time is None else self._clock.seconds - ping_time
         is_silent = seconds >= self._limits.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)
         return f"the child has not answered for {seconds:.1f} s" if is_silent else ""
 
     # -- the tick
 
     def _tick(self) -> None:
+        """Check all limits. The child is given up if the same one has expired at two ticks in a row.
+
+        Between the two the loop has read what had arrived, if this process was held up.
+        """
         self._clock.advance()
-        reasons = [self._late_step(), self._silent(), *(self._hung(*watched) for watched in self._oldest)]
+        reasons = [self._check_step(), self._check_silence(), *(self._check_oldest(*watched) for watched in self._oldest)]
         reason = next(filter(None, reasons), "")
-        if reason and reason == self._suspicion:
+        if reason and reason == self._suspected:
             self._on_expired(reason)
             return
-        self._suspicion = reason
+        self._suspected = reason
         self._ping()
-        self._handle = self._clock.arm(_TO_READ if reason else self._period, self._tick)
+        self._handle = self._clock.arm(_READ_TIME if reason else self._period, self._tick)
 
-    def _hung(self, oldest: OldestInFlight, limit: float, what: str) -> str:
-        """Return that the oldest request was not answered in time, or ``""``."""
+    def _check_oldest(self, oldest: OldestInFlight, limit: float, what: str) -> str:
+        """Return ``what`` if the oldest request was not answered within ``limit`` seconds, or ``""``."""
         now = self._clock.seconds
         return what if not oldest.look(now) and oldest.seconds(now) >= limit else ""
 
-    def _late_step(self) -> str:
+    def _check_step(self) -> str:
+        """Return that the step in progress takes too long, or ``""``.
+
+        Once the child has sent something, the step's second limit holds.
+        """
         step = self._step
         if step is None:
             return ""
@@ -154,30 +162,32 @@ class Watchdog:
             self._step = step = _Step(step.then, None, self._clock.seconds)
         return f"was not ready within {step.seconds:g} s" if self._clock.seconds - step.since >= step.seconds else ""
 
-    def _silent(self) -> str:
-        """Return that the child is silent for too long, or ``""``.
+    def _check_silence(self) -> str:
+        """Return that the child has not answered pings for too long, or ``""``.
 
-        A starting one may be, and a busy one for longer, unless a signal has stopped it.
+        A starting child need not answer, and a busy one has more time, unless a signal has stopped
+        it.
         """
         may_be_silent = self.is_starting or self._child.is_busy
         is_stopped = may_be_silent and _is_stopped(self._child.pid)
         if self.is_heard or (self.is_starting and not is_stopped):
-            self._asked = None
-        limit = self._limits.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
-        is_silent = self._asked is not None and self._clock.seconds - self._asked >= limit
+            self._ping_time = None
+        limit = self._limits.heartbeat_timeout * (_BUSY_FACTOR if self._child.is_busy and not is_stopped else 1)
+        is_silent = self._ping_time is not None and self._clock.seconds - self._ping_time >= limit
         return f"has not answered for {limit:g} s" if is_silent else ""
 
     def _ping(self) -> None:
+        """Send a ping if one is due, and note when the oldest unanswered one was sent."""
         if self._clock.seconds >= self._next_ping:
             self._next_ping = self._clock.seconds + self._limits.heartbeat_interval
             self.is_heard = False
-            if self._asked is None:
-                self._asked = self._clock.seconds
+            if self._ping_time is None:
+                self._ping_time = self._clock.seconds
             self._child.ping()
 
 
 class _Step(NamedTuple):
-    """A step of a child: its bound, the bound after the first message, and when it began."""
+    """A step in progress: its limit, the one after the first message, and when it began."""
 
     seconds: float
     then: float | None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.storage.disposal import Disposal
 
-__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
+__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab"]
 
 logger = get_logger()
 
@@ -43,7 +43,7 @@ _REWRITE = "Write all of it anew: await device.put(array, out=ref), or any op wi
 _DROP = "Drop it, and make another one: its memory is gone with its contents."
 
 
-class Kept(NamedTuple):
+class KeptSlab(NamedTuple):
     """A slab for the next context, and the buffers in it.
 
     Attributes
@@ -465,7 +465,7 @@ class DurableBook:
 
     # -- from generation to generation
 
-    async def slabs_to_bind(self) -> list[Kept]:
+    async def slabs_to_bind(self) -> list[KeptSlab]:
         """Return the slabs that the next context must bind before its generation begins.
 
         It waits until the context before it can reach none of them any more.
@@ -485,16 +485,18 @@ class DurableBook:
                         remedy="Open the device with host='process', where abandoned work ends with its process.",
                     )
                 slab.mapped = None
-        return [Kept(number, slab.nbytes, slab.fd, self._blocks(slab)) for number, slab in self._slabs.items()]
+        return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks(slab)) for number, slab in self._slabs.items()]
 
-    def slabs_of(self, buffers: Iterable[int]) -> list[Kept]:
+    def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
         """Return the slabs that buffers are in, each with those of the buffers that are in it."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
             if entry is not None and entry.slab is not None:
                 found.setdefault(entry.slab, []).append((buffer, entry.offset, entry.nbytes, entry.size))
-        return [Kept(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(blocks))) for number, blocks in found.items()]
+        return [
+            KeptSlab(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(blocks))) for number, blocks in found.items()
+        ]
 
     def apply_frees(self) -> None:
         """Free the buffers of refs that were dropped while there is no context."""

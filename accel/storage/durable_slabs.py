@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from accel.memory import Block
     from accel.ref import AccelRef
     from accel.storage.buffers import Buffers
-    from accel.storage.durable import DurableKeeper, Kept
+    from accel.storage.durable import DurableKeeper, KeptSlab
 
 __all__ = ["DurableSlabs", "map_slabs"]
 
 
-def map_slabs(device: object, kept: Iterable[Kept]) -> dict[int, HeldSlab]:
+def map_slabs(device: object, kept: Iterable[KeptSlab]) -> dict[int, HeldSlab]:
     """Map slabs of another context, and return them by number. May block.
 
     Raises
@@ -172,7 +172,7 @@ class DurableSlabs:
 
     # -- slabs of earlier contexts
 
-    def bind(self, buffers: Buffers, kept: Kept) -> HeldSlab:
+    def bind(self, buffers: Buffers, kept: KeptSlab) -> HeldSlab:
         """Make a slab of an earlier context, which is mapped, this one's: its buffers are where they were.
 
         Raises
@@ -190,7 +190,7 @@ class DurableSlabs:
             self._adopt(buffers, buffer, slab)
         return slab
 
-    async def map_ahead(self, kept: Kept) -> None:
+    async def map_ahead(self, kept: KeptSlab) -> None:
         """Map a slab that another context uses, for libraries that read buffers there.
 
         :meth:`bind` makes it this context's: until then nothing is cut from it.

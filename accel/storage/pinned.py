@@ -1,4 +1,4 @@
-"""Pinned arrays of a device, over all its generations: bounded host memory, waited for in order."""
+"""Pinned host memory of a device, over all its generations: bounded, and given out in order."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["PinnedInfo", "PinnedMemory"]
 
 _LIMIT = 4 << 30
-"""Bytes of the default limit at most."""
+"""Bytes of the default limit, or less on a small machine."""
 
-_MOST_PART, _LEAST_PART, _PARTS = 32 << 20, 64 << 10, 4
-"""Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster,
-and of the smallest. And how many there is room for."""
+_MAX_CHUNK, _MIN_CHUNK, _CHUNKS = 32 << 20, 64 << 10, 4
+"""Bytes of the largest chunk in which an array moves, beyond which nothing gets faster, and of the
+smallest one; and how many of the largest the limit has room for at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PinnedInfo:
 
 
 class _Lease:
-    """The memory of a pinned array: a piece of an arena, freed with its last view."""
+    """The base of a pinned array, which numpy keeps alive: frees the array's piece of the arena."""
 
     __slots__ = ("__array_interface__", "_arena", "_piece", "_view")
 
@@ -89,51 +89,54 @@ class PinnedMemory:
 
     Attributes
     ----------
-    part : int
-        Bytes of the largest part in which an array moves that does not lie here; smaller ones move
-        as a whole.
-    on_gone : set of callable
-        Called on the loop with the number of a block that was closed: other processes that have
-        mapped it are told so.
+    max_chunk : int
+        Bytes of the largest chunk in which an array that is not pinned moves; smaller ones move as
+        a whole.
+    on_block_closed : set of callable
+        Called on the loop with the number of a block that was closed: processes that have mapped it
+        are to unmap it.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
         self.arena = HostArena(_default_limit() if limit is None else limit, device=name)
-        self.part = min(_MOST_PART, max(self.arena.limit // _PARTS // _LEAST_PART, 1) * _LEAST_PART)
+        self.max_chunk = min(_MAX_CHUNK, max(self.arena.limit // _CHUNKS // _MIN_CHUNK, 1) * _MIN_CHUNK)
         self._name = name
         self._loop = loop
         self._system = system
-        self._order = asyncio.Lock()  # first come, first served
+        self._turns = asyncio.Lock()  # of calls that wait for room: first come, first served
         self._waiting = 0
-        self._room: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None  # of the call whose turn it is
         self._closing: Closing[SlabMemory] = Closing(system)
-        self.on_gone: set[Callable[[int], object]] = set()
-        self.arena.on_gone = self._on_gone
+        self.on_block_closed: set[Callable[[int], object]] = set()
+        self.arena.on_block_closed = self._on_block_closed
 
     async def attach(self, device: AccelDevice) -> None:
-        """Register the memory, and blocks to come, with a new context."""
+        """Register the blocks there are, and those to come, with the context of a new generation."""
         if isinstance(device, HostRegistrar):
             await self._system.run_blocking(self.arena.attach, device)
 
-    async def array(self, shape: tuple[int, ...], dtype: DType, timeout: float | None, check: Callable[[], None]) -> np.ndarray[Any, Any]:
+    async def array(
+        self, shape: tuple[int, ...], dtype: DType, timeout: float | None, check_open: Callable[[], None]
+    ) -> np.ndarray[Any, Any]:
         """Return a new array; see :meth:`accel.Device.pinned`.
 
-        ``check`` raises once there is no device to wait for.
+        ``check_open`` raises once the device is lost or closed, and room is not waited for.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
             return np.empty(shape, dtype.numpy)
-        piece = self._allocate_now(nbytes)
+        piece = self._take_free(nbytes)
         if piece is None:
-            piece = await self._wait_room(nbytes, timeout, check)
+            piece = await self._wait_room(nbytes, timeout, check_open)
         return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
 
-    async def _wait_room(self, nbytes: int, timeout: float | None, check: Callable[[], None]) -> Block:
+    async def _wait_room(self, nbytes: int, timeout: float | None, check_open: Callable[[], None]) -> Block:
+        """Wait for a piece of ``nbytes`` after the calls before, for ``timeout`` seconds at most."""
         self._waiting += 1
         try:
             async with asyncio.timeout(timeout):
-                async with self._order:
-                    return await self._provide(nbytes, nbytes, check)
+                async with self._turns:
+                    return await self._grow_or_wait(nbytes, nbytes, check_open)
         except TimeoutError:
             used = self.arena.statistics()
             raise DeadlineExceededError(
@@ -145,53 +148,54 @@ class PinnedMemory:
         finally:
             self._waiting -= 1
 
-    def _allocate_now(self, nbytes: int) -> Block | None:
+    def _take_free(self, nbytes: int) -> Block | None:
         """Return a piece that is free, unless other calls wait for room: they come first."""
-        # Not by the lock: between two waiters it is free.
+        # The lock does not tell that: between two waiters it is free.
         return None if self._waiting else self.arena.take(nbytes)
 
-    def allocate_part(self, nbytes: int) -> Block | None:
+    def allocate_chunk(self, nbytes: int) -> Block | None:
         """Return a piece for an array that moves now.
 
-        ``None`` if it has to wait for :meth:`wait_part`, or moves in parts.
+        ``None`` if it has to wait, by :meth:`wait_chunk`, or moves in chunks.
         """
-        return self._allocate_now(nbytes) if nbytes <= self.part else None
+        return self._take_free(nbytes) if nbytes <= self.max_chunk else None
 
-    async def wait_part(self, nbytes: int, check: Callable[[], None]) -> Block:
-        """Wait for a piece for an array that moves, or for its next part.
+    async def wait_chunk(self, nbytes: int, check_open: Callable[[], None]) -> Block:
+        """Wait for a piece for an array that moves, or for its next chunk.
 
         Calls are served in order, together with those of :meth:`array`.
 
-        It has at most ``nbytes``, and at most :attr:`part`. Where there is less room it has less:
+        It has at most ``nbytes``, and at most :attr:`max_chunk`. Where there is less room it has less:
         so a transfer that holds nothing makes progress beside all others.
 
         Raises
         ------
         OutOfMemoryError
-            If the limit is too small for the smallest part, or the system has no more memory and
+            If the limit is too small for the smallest chunk, or the system has no more memory and
             none is held that will come back.
         """
-        most = min(nbytes, self.part)
+        most = min(nbytes, self.max_chunk)
         self._waiting += 1
         try:
-            async with self._order:
-                return await self._provide(most, min(most, _LEAST_PART), check)
+            async with self._turns:
+                return await self._grow_or_wait(most, min(most, _MIN_CHUNK), check_open)
         finally:
             self._waiting -= 1
 
-    async def _provide(self, most: int, least: int, check: Callable[[], None]) -> Block:
-        """Return a piece: of free memory, of a new block, or once something was freed.
+    async def _grow_or_wait(self, most: int, least: int, check_open: Callable[[], None]) -> Block:
+        """Return a piece of free memory, or of a new block, or else wait until one is freed.
 
-        A piece of ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
-        least of ``least``.
+        It has ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
+        least ``least``. For the call whose turn it is.
         """
         arena, sizes, may_grow = self.arena, _halves(most, least), True
         try:
             while True:
-                await self._closing.wait_closed()  # what the arena has removed counts until then
-                check()
+                # Blocks that are being closed count against the limit until they are.
+                await self._closing.wait_closed()
+                check_open()
                 room = self._room = self._loop.create_future()
-                arena.on_room = partial(self._on_room, room)  # before the check: nothing is missed
+                arena.on_room = partial(self._on_room, room)  # before take: no freed piece is missed
                 request = None
                 for nbytes in sizes:
                     piece = arena.take(nbytes)
@@ -200,7 +204,7 @@ class PinnedMemory:
                     request = arena.request(nbytes) if may_grow else None
                     if request is not None:
                         break
-                if request is None:
+                if request is None:  # no size has room, and no block can be made
                     await room
                     may_grow = True
                     continue
@@ -218,22 +222,25 @@ class PinnedMemory:
         """Close blocks that are free, but for one for the next array: after a large transfer."""
         self._closing.add(self.arena.trim())
 
-    def ended(self) -> None:
-        """Wake the call that waits for room: it checks whether there still is a device."""
+    def on_device_ended(self) -> None:
+        """Wake the call that waits for room, whose ``check_open`` raises: the device has ended."""
         if self._room is not None:
-            _settle(self._room)
+            _wake(self._room)
 
     def _on_room(self, room: asyncio.Future[None]) -> None:
+        """Wake the call that waits for room. The arena calls this on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
-            self._loop.call_soon_threadsafe(_settle, room)
+            self._loop.call_soon_threadsafe(_wake, room)
 
-    def _on_gone(self, number: int) -> None:
+    def _on_block_closed(self, number: int) -> None:
+        """Notify the listeners on the loop. The arena calls this on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._notify_gone, number)
+            self._loop.call_soon_threadsafe(self._notify_closed, number)
 
-    def _notify_gone(self, number: int) -> None:
-        for on_gone in tuple(self.on_gone):
-            on_gone(number)
+    def _notify_closed(self, number: int) -> None:
+        """Call the listeners with the number of a block that was closed."""
+        for listener in tuple(self.on_block_closed):
+            listener(number)
 
     def info(self) -> PinnedInfo:
         """Return the state in numbers. Any thread may ask."""
@@ -241,8 +248,8 @@ class PinnedMemory:
         return PinnedInfo(found.used, found.reserved, found.limit, self._waiting)
 
     async def aclose(self) -> None:
-        """Release the memory that no array shows; the rest goes with its arrays."""
-        self.arena.on_gone = None  # its listeners have ended
+        """Release the memory that no array uses; the rest is freed with its arrays."""
+        self.arena.on_block_closed = None  # its listeners have ended
         try:
             await self._closing.wait_closed()
             await self._system.run_blocking(self.arena.close)
@@ -259,11 +266,13 @@ def _halves(most: int, least: int) -> list[int]:
     return sizes
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _wake(future: asyncio.Future[None]) -> None:
+    """End the wait for a future, unless it has ended."""
     if not future.done():
         future.set_result(None)
 
 
 def _default_limit() -> int:
+    """Return the bytes that may be locked if no limit is given."""
     size = memory_size()
     return min(_LIMIT, size // 4) if size else _LIMIT

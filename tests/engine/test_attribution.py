@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.process.spawning import cannot_start
+from accel.process.spawning import start_error
 from accel.remote.link import Link
 from accel.testing import FaultPlan
 from tests.device_support import bounded
@@ -122,7 +122,7 @@ async def test_a_shortage_delays_a_rebuild_and_spends_no_budget(monkeypatch: pyt
         nonlocal refused
         refused += 1
         if refused <= 6:
-            raise cannot_start(OSError(errno.EMFILE, "Too many open files"))
+            raise start_error(OSError(errno.EMFILE, "Too many open files"))
         return await start(*args)
 
     async with opened(2, host="process") as device:
@@ -138,7 +138,7 @@ async def test_closing_ends_the_wait_for_the_end_of_a_shortage(monkeypatch: pyte
 
     async def short(*args: Any) -> Link:
         refused.set()
-        raise cannot_start(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+        raise start_error(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
 
     async with opened(1, host="process", restart=accel.RestartStrategy(backoff=(3600.0, 3600.0))) as device:
         monkeypatch.setattr(Link, "start", short)

@@ -13,7 +13,7 @@ import pytest
 import accel
 from accel import ops
 from accel.engine.sender import Sender
-from accel.remote.arrays import COPIED_HERE
+from accel.remote.arrays import MAX_INLINE_COPY
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, failure, generation, in_flight, opened, task, turns, until, used
 
@@ -365,7 +365,7 @@ async def test_a_batch_copies_to_the_host(rng: np.random.Generator, host: str) -
         np.testing.assert_array_equal(alone, 2 * x)
 
 
-@pytest.mark.parametrize("nbytes", [COPIED_HERE // 2, COPIED_HERE + 8, 5 << 20])
+@pytest.mark.parametrize("nbytes", [MAX_INLINE_COPY // 2, MAX_INLINE_COPY + 8, 5 << 20])
 async def test_arrays_of_a_batch_may_be_large(rng: np.random.Generator, nbytes: int) -> None:
     x = rng.standard_normal(nbytes // 8)
     async with opened(host="process", pinned_limit=1 << 20) as device:

@@ -218,7 +218,7 @@ class Slow:
 
 def test_who_has_mapped_a_block_is_told_that_it_is_gone(arena: HostArena) -> None:
     gone: list[int] = []
-    arena.on_gone = gone.append
+    arena.on_block_closed = gone.append
     first, second = grown(arena, MIB), grown(arena, MIB)
     numbers = [block.number for block in arena.blocks()]
     kept = [block.duplicate() for block in arena.blocks()]

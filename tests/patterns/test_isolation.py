@@ -19,7 +19,7 @@ from accel.engine.attribution import Attribution, attribute
 from accel.patterns.isolation import Isolation
 from accel.patterns.poison_memory import content_fingerprint
 from accel.patterns.requests import Request
-from accel.process.spawning import cannot_start
+from accel.process.spawning import start_error
 from tests.batcher_support import turns
 from tests.device_support import bounded, cancelled, task, until
 from tests.quarantine_support import FINE, KILLED, POISON, Batcher, Item, Serving, answers, crashed, hung, killed, kinds, serving
@@ -387,7 +387,7 @@ async def test_the_quarantine_waits_for_the_end_of_a_shortage(monkeypatch: pytes
         nonlocal refused
         refused += 1
         if refused < 5:
-            raise cannot_start(OSError(errno.EMFILE, "Too many open files"))
+            raise start_error(OSError(errno.EMFILE, "Too many open files"))
         return await device.make(twin)
 
     async with serving(device, quarantine=make) as batcher:

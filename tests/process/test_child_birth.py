@@ -42,7 +42,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "gate"
     os.mkfifo(path)
     monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=partial(_wait_at, str(path))))
-    monkeypatch.setattr("accel.process.child._START", 2.0)
+    monkeypatch.setattr("accel.process.child._START_TIMEOUT", 2.0)
     return path
 
 
@@ -87,7 +87,7 @@ async def test_one_that_does_not_begin_is_given_up_and_ends_if_it_ever_begins(ga
 
 
 async def test_one_that_was_stopped_and_goes_on_in_time_is_as_good_as_any(gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.process.child._START", 30.0)
+    monkeypatch.setattr("accel.process.child._START_TIMEOUT", 30.0)
     async with ActorSystem() as system:
         start = starting(system)
         await until(children, "a process")

@@ -26,7 +26,7 @@ from accel.actors import ActorSystem
 from accel.cpu.backend import CpuBackend
 from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
-from accel.process.forks import Forks
+from accel.process.forkserver_client import ForkserverClient
 from accel.remote.preloading import Preload, preload
 from accel.testing import FaultPlan
 from tests.child_support import OURS, ROOT, ended, forkservers, no_child_left, received, until_so, workers
@@ -50,9 +50,9 @@ def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def forks(system: ActorSystem, *imports: str, seen: list[ExitStatus] | None = None) -> AsyncIterator[Forks]:
+async def forks(system: ActorSystem, *imports: str, seen: list[ExitStatus] | None = None) -> AsyncIterator[ForkserverClient]:
     """Start a forkserver, and have it import modules."""
-    found = await Forks.start(system, PREPARE, (seen if seen is not None else []).append, close_all)
+    found = await ForkserverClient.start(system, PREPARE, (seen if seen is not None else []).append, close_all)
     try:
         for each in imports or ("sys",):  # a fork is waited for as long as one takes, and no start of Python
             await found.prepare(each.encode(), 60.0)
@@ -61,7 +61,7 @@ async def forks(system: ActorSystem, *imports: str, seen: list[ExitStatus] | Non
         await found.aclose()
 
 
-async def forked(found: Forks, target: str, *, uvloop: bool = False, seen: list[ExitStatus] | None = None) -> ChildProcess:
+async def forked(found: ForkserverClient, target: str, *, uvloop: bool = False, seen: list[ExitStatus] | None = None) -> ChildProcess:
     child = await found.fork(f"{OURS}{target}", uvloop=uvloop, on_exit=(seen if seen is not None else []).append)
     assert child is not None
     return child
@@ -247,7 +247,7 @@ async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing
 
 async def test_a_thread_of_an_import_is_found_and_nothing_is_forked() -> None:
     async with ActorSystem() as system, forks(system, "numpy", "tests.fork_thread") as found:
-        assert re.fullmatch(r"threads run besides its own: .+", found.refused)
+        assert re.fullmatch(r"threads run besides its own: .+", found.refusal)
         assert not found.is_ready
         assert await found.fork(f"{OURS}echo", uvloop=False, on_exit=lambda status: None) is None
 
@@ -263,7 +263,7 @@ def thread_names(pid: int) -> set[str]:
 
 async def test_the_thread_of_pyarrows_jemalloc_does_not_keep_it_from_forking(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ActorSystem() as system, forks(system, "tests.fork_jemalloc") as found:
-        assert found.refused == "threads run besides its own: jemalloc_bg_thd"
+        assert found.refusal == "threads run besides its own: jemalloc_bg_thd"
     monkeypatch.setenv("TESTS_PYARROW", "1")
     async with ActorSystem() as system, forks(system, "tests.fork_jemalloc") as found:
         assert "jemalloc_bg_thd" in thread_names(found.child.pid)
@@ -274,23 +274,23 @@ async def test_the_thread_of_pyarrows_jemalloc_does_not_keep_it_from_forking(mon
         await child.aclose()
         assert names
         assert "jemalloc_bg_thd" not in names
-        assert not found.refused
+        assert not found.refusal
     async with ActorSystem() as system, forks(system, "tests.fork_jemalloc", "tests.fork_thread") as found:
-        assert found.refused
-        assert "jemalloc" not in found.refused
+        assert found.refusal
+        assert "jemalloc" not in found.refusal
 
 
 async def test_what_an_import_raises_is_told_and_is_no_reason_not_to_fork() -> None:
     async with ActorSystem() as system, forks(system) as found:
         for code, error in ((b"no_such_module_at_all", "ModuleNotFoundError"), (b"import sys; sys.exit(3)", "SystemExit")):
             assert error in await found.prepare(code, 60.0)
-            assert not found.refused
+            assert not found.refusal
         child = await forked(found, "until_end")  # one that returns at once may have ended before it is known
         assert (await child.aclose(grace=20.0)).code == 0
 
 
 async def test_a_forkserver_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.process.forks._FORK_TIMEOUT", 0.3)
+    monkeypatch.setattr("accel.process.forkserver_client._FORK_TIMEOUT", 0.3)
     async with ActorSystem() as system, forks(system, "numpy") as found:
         os.kill(found.child.pid, signal.SIGSTOP)
         assert await found.fork(f"{OURS}echo", uvloop=False, on_exit=lambda status: None) is None
@@ -346,8 +346,8 @@ async def test_a_forkserver_that_keeps_dying_is_tried_again_after_a_pause(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="accel")
-    monkeypatch.setattr("accel.remote.kept._BUDGET", accel.RestartStrategy(max_restarts=0))
-    monkeypatch.setattr("accel.remote.kept._PAUSE", 0.01)
+    monkeypatch.setattr("accel.remote.helper_process._BUDGET", accel.RestartStrategy(max_restarts=0))
+    monkeypatch.setattr("accel.remote.helper_process._PAUSE", 0.01)
 
     def is_ready(times: int) -> bool:
         return len(events(caplog, "forkserver_ready")) == times

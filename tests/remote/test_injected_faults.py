@@ -44,4 +44,4 @@ async def test_a_planned_hang_keeps_nothing_of_a_child_that_is_gone() -> None:
         ended.set()
         await until(lambda: not any(thread.name == "accel-hang" for thread in threading.enumerate()))
         await asyncio.sleep(0)
-        assert told == [Kind.RELEASE]
+        assert told == [Kind.END_HANGS]

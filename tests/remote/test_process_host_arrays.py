@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-LARGE = arrays.COPIED_HERE * 4
+LARGE = arrays.MAX_INLINE_COPY * 4
 
 
 class Gate:
@@ -42,14 +42,14 @@ class Gate:
 
 @pytest.fixture
 def filling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(monkeypatch, "fill")
+    gate = Gate(monkeypatch, "copy_in")
     yield gate
     gate.opened.set()
 
 
 @pytest.fixture
 def landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(monkeypatch, "land")
+    gate = Gate(monkeypatch, "copy_back")
     yield gate
     gate.opened.set()
 
@@ -112,13 +112,13 @@ def test_a_landing_is_made_or_given_up_once() -> None:
         def __init__(self) -> None:
             self.calls: list[str] = []
 
-        def land(self) -> None:
-            self.calls.append("land")
+        def copy_back(self) -> None:
+            self.calls.append("copy_back")
 
         def close(self) -> None:
             self.calls.append("close")
 
-    for first, wanted in (("copy", ["land", "close"]), ("give_up", ["close"])):
+    for first, wanted in (("copy", ["copy_back", "close"]), ("give_up", ["close"])):
         each = Each()
         made = arrays.CopyBack([each])  # type: ignore[list-item]
         getattr(made, first)()
@@ -129,7 +129,7 @@ def test_a_landing_is_made_or_given_up_once() -> None:
 
 async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room is found, and before its owner goes on the context has faulted: the op goes to the next generation, and the memory comes back."""
-    room = PinnedMemory.wait_part
+    room = PinnedMemory.wait_chunk
 
     async def then_faults(self: PinnedMemory, nbytes: int, check: Any) -> Any:
         piece = await room(self, nbytes, check)
@@ -140,7 +140,7 @@ async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_t
     async with accel.System() as system:
         device: Any = await system.open_device("cpu", host="process")
         x = await device.zeros(4)
-        monkeypatch.setattr(PinnedMemory, "wait_part", then_faults)
+        monkeypatch.setattr(PinnedMemory, "wait_chunk", then_faults)
         error = await failure(device.get(x), accel.StaleRefError)
         assert error.reason == "generation"
         np.testing.assert_array_equal(await device.get(await device.put(np.arange(3.0))), np.arange(3.0))

@@ -93,14 +93,14 @@ async def test_refused_batches_give_their_shared_memory_back() -> None:
 async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
     placing, lost = threading.Event(), threading.Event()
 
-    fill = arrays.SharedArray.fill
+    fill = arrays.SharedArray.copy_in
 
     def held(outgoing: arrays.SharedArray) -> None:
         placing.set()
         assert lost.wait(20)
         fill(outgoing)
 
-    monkeypatch.setattr(arrays.SharedArray, "fill", held)
+    monkeypatch.setattr(arrays.SharedArray, "copy_in", held)
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
 

@@ -56,7 +56,7 @@ async def unkillable(nothing_left: None, no_child_left: None, monkeypatch: pytes
 async def test_closing_a_child_ends_with_an_error() -> None:
     async with ActorSystem() as system:
         child = await ChildProcess.start(system, f"{OURS}unbound_sleeps_in_c")
-        await until(lambda: child._unread(), "ready")
+        await until(lambda: child._has_unread(), "ready")
         began = time.monotonic()
         for _ in range(2):
             error = await failure(child.aclose(grace=0.1), accel.HostDiedError)

@@ -81,7 +81,7 @@ class Child:
 
 def test_a_step_that_does_not_end_expires_once() -> None:
     child = Child()
-    child.watchdog.begin(2.0)
+    child.watchdog.begin_step(2.0)
     child.clock.go_on(1.9)
     assert not child.verdicts
     child.clock.go_on(0.7)
@@ -93,7 +93,7 @@ def test_a_step_that_does_not_end_expires_once() -> None:
 def test_a_child_that_has_sent_something_has_more_time_but_not_without_end() -> None:
     child = Child()
     child.answers = False
-    child.watchdog.begin(2.0, then=120.0)
+    child.watchdog.begin_step(2.0, then=120.0)
     child.clock.go_on(1.5)
     child.watchdog.is_heard = True
     child.clock.go_on(110.0)
@@ -104,16 +104,16 @@ def test_a_child_that_has_sent_something_has_more_time_but_not_without_end() -> 
 
 def test_a_step_that_has_ended_does_not_expire() -> None:
     child = Child()
-    child.watchdog.begin(2.0)
+    child.watchdog.begin_step(2.0)
     child.clock.go_on(1.9)
-    child.watchdog.end()
+    child.watchdog.end_step()
     child.clock.go_on(100.0)
     assert not child.verdicts
 
 
 def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
     child = Child()
-    child.watchdog.begin(2.0, then=120.0)
+    child.watchdog.begin_step(2.0, then=120.0)
     child.answers = False
     for _ in range(3):
         child.clock.go_on(0.2)
@@ -131,7 +131,7 @@ def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
 def test_an_answer_that_came_in_a_stop_at_the_very_end_is_read_before_the_verdict() -> None:
     child = Child()
     child.answers = False
-    child.watchdog.begin(2.0, then=120.0)
+    child.watchdog.begin_step(2.0, then=120.0)
     child.clock.go_on(1.9)
     child.clock.stop(3.0)
     child.clock.go_on(0.0)
@@ -227,7 +227,7 @@ def test_a_child_that_starts_or_loads_may_be_silent(what: str) -> None:
     child = Child()
     child.answers = False
     if what == "starting":
-        child.watchdog.begin(500.0)
+        child.watchdog.begin_step(500.0)
     child.is_busy = what == "busy"
     child.clock.go_on(55.0)
     assert (child.verdicts, child.watchdog.silence()) == ([], "")
@@ -249,7 +249,7 @@ def test_a_child_that_a_signal_has_stopped_is_silent_whatever_it_does(what: str,
     child = Child()
     child.pid, child.answers, child.is_busy = stopped, False, what == "busy"
     if what == "starting":
-        child.watchdog.begin(500.0)
+        child.watchdog.begin_step(500.0)
     child.clock.go_on(13.0)
     assert child.verdicts == ["has not answered for 10 s"]
 

@@ -1,4 +1,4 @@
-"""Forked children, in the process that wants them: its connection to a forkserver."""
+"""The parent's half of forking: its connection to a forkserver, which forks children for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel.process.channel import Channel
 from accel.process.child import ChildProcess
 from accel.process.forkserver import ForkKind
 from accel.process.protocol import ProtocolError
-from accel.process.spawning import Spawned, cannot_start, python_path
+from accel.process.spawning import Spawned, python_path, start_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.process.exit_status import ExitStatus
 
-__all__ = ["ForkSource", "Forks"]
+__all__ = ["ForkserverClient", "ForkserverSlot"]
 
 _FORK_TIMEOUT = 2.0
 """Seconds within which a fork is answered, which takes some milliseconds."""
 _MAX_ANSWER = 64 << 10
+"""Bytes of the longest answer of a forkserver."""
 
 
-class Forks:
+class ForkserverClient:
     """A connection to a forkserver, which forks children in milliseconds; made by :meth:`start`.
 
     Attributes
     ----------
     child : ChildProcess
         The forkserver.
-    refused : str
-        Why the forkserver must not be forked, once it has said so.
+    refusal : str
+        Why the forkserver must not be forked, once it has said so; ``""`` before.
     """
 
     def __init__(self, system: ActorSystem, child: ChildProcess, dispose: Callable[[Iterable[int]], object]) -> None:
@@ -48,7 +49,7 @@ class Forks:
         self._loop = asyncio.get_running_loop()
         self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._is_importing = False
-        self.refused = ""
+        self.refusal = ""
         self._channel = Channel(
             child.sock, self._loop, on_message=self._on_message, on_lost=self._on_lost, max_received=_MAX_ANSWER, dispose=dispose
         )
@@ -83,12 +84,12 @@ class Forks:
     def is_ready(self) -> bool:
         """Whether the forkserver can fork now: it runs, imports nothing, and has not refused."""
         # Its death may be known before its connection ends: a new fork has a copy of the socket.
-        return self.child.exit is None and not (self._is_importing or self.refused or self._channel.is_closed)
+        return self.child.exit is None and not (self._is_importing or self.refusal or self._channel.is_closed)
 
     async def prepare(self, data: bytes, timeout: float) -> str:
         """Have the forkserver import what ``data`` names; it forks nothing meanwhile.
 
-        Returns what the import has raised, or ``""``; :attr:`refused` may be set after it.
+        Returns what the import has raised, or ``""``; :attr:`refusal` may be set after it.
 
         Raises
         ------
@@ -120,44 +121,50 @@ class Forks:
         """
         if not self.is_ready:
             return None
-        order = {"target": target, "uvloop": uvloop, "env": dict(os.environ), "path": python_path()}
+        request = {"target": target, "uvloop": uvloop, "env": dict(os.environ), "path": python_path()}
         try:
             with contextlib.ExitStack() as undo:
-                forked = await self._forked(undo, json.dumps(order).encode())
+                forked = await self._request_fork(undo, json.dumps(request).encode())
         except OSError as error:
-            raise cannot_start(error) from error
-        return None if forked is None else await ChildProcess.of(self._system, forked, on_exit)
+            raise start_error(error) from error
+        return None if forked is None else await ChildProcess.from_spawned(self._system, forked, on_exit)
 
-    async def _forked(self, undo: contextlib.ExitStack, order: bytes) -> Spawned | None:
+    async def _request_fork(self, undo: contextlib.ExitStack, request: bytes) -> Spawned | None:
+        """Have the forkserver fork, and return the child; ``None`` if it cannot.
+
+        ``undo`` closes this process's descriptors, unless the child was forked and has them.
+        """
+        # Send the child's ends, and close them here; the messages hold duplicates.
         with contextlib.ExitStack() as theirs:
             ours, sock = socket.socketpair()
             undo.callback(ours.close)
             theirs.callback(sock.close)
-            bond, their_bond = socket.socketpair()  # the child ends when this is closed
-            undo.callback(bond.close)
-            theirs.callback(their_bond.close)
+            lifeline, their_lifeline = socket.socketpair()  # the kernel ends the child when ours closes
+            undo.callback(lifeline.close)
+            theirs.callback(their_lifeline.close)
             reading, writing = os.pipe()
             undo.callback(os.close, reading)
             theirs.callback(os.close, writing)
-            answer = self._ask(ForkKind.FORK, order, fds=(sock.fileno(), writing, their_bond.fileno()))
+            answer = self._ask(ForkKind.FORK, request, fds=(sock.fileno(), writing, their_lifeline.fileno()))
         undo.callback(_close_pidfd, answer)
+        # Wait for the answer. A forkserver that is late may be stuck in a lock: it is given up.
         try:
             async with asyncio.timeout(_FORK_TIMEOUT):
                 forked = await answer
         except TimeoutError:
-            self.refused = f"it has not forked within {_FORK_TIMEOUT:g} s"
+            self.refusal = f"it has not forked within {_FORK_TIMEOUT:g} s"
         except HostDiedError:
             return None
-        if self.refused:
+        if self.refusal:
             self.child.kill()
             return None
-        if "pidfd" not in forked:
+        if "pidfd" not in forked:  # memory or process ids ran out
             return None
         ours.setblocking(False)
-        bond.setblocking(False)
+        lifeline.setblocking(False)
         os.set_blocking(reading, False)
         undo.pop_all()
-        return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, bond=bond)
+        return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, lifeline=lifeline)
 
     async def aclose(self) -> None:
         """End the forkserver: at once if it imports, else after its children, for 1 s at most."""
@@ -168,6 +175,7 @@ class Forks:
             await self.child.aclose(grace)
 
     def _ask(self, kind: ForkKind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Any]]:
+        """Send a message, and return the future of its answer: answers come in order."""
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._answers.append(answer)
         try:
@@ -177,13 +185,14 @@ class Forks:
         return answer
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Settle the oldest question with an answer; see :class:`~accel.process.channel.Channel`."""
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"the forkserver has sent an answer that is no JSON: {error}") from None
         if kind != ForkKind.ANSWER or not isinstance(answer, dict) or not self._answers:
             raise ProtocolError(f"the forkserver has sent a message of kind {kind} that was not asked for")
-        self.refused = str(answer.get("refused", "")) or self.refused
+        self.refusal = str(answer.get("refused", "")) or self.refusal
         future = self._answers.popleft()
         if not future.done():
             if fds:
@@ -191,10 +200,12 @@ class Forks:
             future.set_result(answer)
 
     def _on_lost(self, error: AccelError | None) -> None:
+        """Kill the forkserver, which does not answer any more."""
         self.child.kill()
         self._fail_all(error or HostDiedError("the forkserver has closed its connection"))
 
     def _fail_all(self, error: AccelError) -> None:
+        """Fail all questions that have no answer yet."""
         while self._answers:
             future = self._answers.popleft()
             if not future.done():
@@ -202,26 +213,26 @@ class Forks:
                 future.exception()  # mark it as retrieved, also if its waiter was cancelled
 
 
-class ForkSource:
-    """The forkserver of a device, while there is one; a quarantine has the one of its device.
+class ForkserverSlot:
+    """Holds the forkserver of a device while there is one; a quarantine shares it.
 
     Attributes
     ----------
-    forks : Forks or None
-        The forkserver.
+    client : ForkserverClient or None
+        The connection to it.
     listeners : list of callable
-        Called when the forkserver has become ready, or is not coming.
+        Called when the forkserver has become ready, or could not be started.
     """
 
     def __init__(self) -> None:
-        self.forks: Forks | None = None
+        self.client: ForkserverClient | None = None
         self.listeners: list[Callable[[], object]] = []
         self._settled = asyncio.Event()
         self._settled.set()
 
     @property
     def is_importing(self) -> bool:
-        """Whether a child should wait for the forkserver, which does the imports of the child."""
+        """Whether the forkserver starts or imports: a child that waits for it imports less."""
         return not self._settled.is_set()
 
     def on_importing(self) -> None:
@@ -242,6 +253,6 @@ class ForkSource:
 
 
 def _close_pidfd(answer: asyncio.Future[dict[str, Any]]) -> None:
-    """Close the descriptor that has come with an answer."""
+    """Close the pidfd that came with the answer to a fork, if one came."""
     if answer.done() and not answer.cancelled() and answer.exception() is None and "pidfd" in answer.result():
         os.close(answer.result()["pidfd"])
