@@ -103,10 +103,12 @@ class StreamClock(Timeline):
         # A new event marks all the other stream has so far: later than needed, never too early, and
         # known to be so.
         event = self.events.take()
-        if other.stream.record(event):
-            other.complete(other.enqueued)
-        else:
-            self.stream.wait(event)
-            self.waited[other] = other.enqueued
-        # A recorded wait keeps the mark as it was; the event may be recorded anew.
-        self.events.give(event)
+        try:
+            if other.stream.record(event):
+                other.complete(other.enqueued)
+            else:
+                self.stream.wait(event)
+                self.waited[other] = other.enqueued
+        finally:
+            # A recorded wait keeps the mark as it was; the event may be recorded anew.
+            self.events.give(event)

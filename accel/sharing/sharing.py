@@ -228,9 +228,11 @@ class Sharing:
         for lane, _ in pending:
             assert isinstance(lane, StreamClock), "the timelines of a context are its lanes"
             event = events.take()
-            if not lane.stream.record(event):
-                follow(event)
-            events.give(event)
+            try:
+                if not lane.stream.record(event):
+                    follow(event)
+            finally:
+                events.give(event)
         return bool(pending)
 
     def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
@@ -251,8 +253,9 @@ class Sharing:
         event = context.events.take()
         try:
             is_over = lane.stream.record(event)
-        except AccelError:
-            return  # the next use of the memory raises it
+        except AccelError:  # the next use of the memory raises it
+            context.events.give(event)
+            return
         mark = LaneMark(context, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()

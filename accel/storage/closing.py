@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from accel._log import get_logger
 from accel.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
 
 __all__ = ["Closing", "close_all"]
+
+logger = get_logger()
 
 
 class _Closable(Protocol):
@@ -24,7 +28,9 @@ T = TypeVar("T", bound=_Closable)
 
 
 class Closing(Generic[T]):
-    """Closes resources off the loop, in one task at a time.
+    """Closes resources on worker threads, in one task at a time.
+
+    An error of one is logged, and the others are closed all the same.
 
     Parameters
     ----------
@@ -51,12 +57,15 @@ class Closing(Generic[T]):
             self._task = self._system.loop.create_task(self._close())
 
     async def _close(self) -> None:
+        """Close what is left, in batches of what was added meanwhile, until nothing is."""
         while self.left:
             batch = tuple(self.left)
             try:
                 await self._system.run_blocking(close_all, batch)
-            except ClosedError:
+            except ClosedError:  # the system has no more threads
                 return
+            except Exception as error:
+                logger.exception("resources_not_closed", error=error)
             del self.left[: len(batch)]
 
     async def wait_closed(self) -> None:
@@ -66,6 +75,7 @@ class Closing(Generic[T]):
 
 
 def close_all(resources: Iterable[_Closable]) -> None:
-    """Close resources. May block."""
-    for resource in resources:
-        resource.close()
+    """Close all resources in order, and raise the last error of any. May block."""
+    with contextlib.ExitStack() as stack:  # it calls all, the last one first, whatever one raises
+        for resource in reversed(tuple(resources)):
+            stack.callback(resource.close)

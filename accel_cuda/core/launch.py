@@ -84,7 +84,7 @@ class UserKernels:
     def __init__(self, context: CudaContext, modules: Modules) -> None:
         self._context = context
         self._modules = modules
-        self._launch = context.driver.hot.launch
+        self._hot = context.driver.hot  # and not its function: in a forked process it replaces that
         self._loaded: dict[str, _Loaded] = {}
         self._locks: dict[str, threading.Lock] = {}
 
@@ -114,7 +114,7 @@ class UserKernels:
             block.reshape(op.shape, is_cooperative=op.cooperative)
         addresses = iter(inputs)
         block.pack(block.values, 0, *[next(addresses) if word is None else word for word in words])
-        status = self._launch(block.config_pointer, loaded.function, block.pointers, None)
+        status = self._hot.launch(block.config_pointer, loaded.function, block.pointers, None)
         if status:
             raise context.failure(status, "cuLaunchKernelEx")
 

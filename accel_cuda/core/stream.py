@@ -63,12 +63,10 @@ class CudaStream:
         "_copies",
         "_functions",
         "_hangs",
+        "_hot",
         "_idle_spans",
-        "_launch",
-        "_launch_graph",
         "_on_close",
         "_parameters",
-        "_record",
         "_refusal",
         "_values",
         "blas",
@@ -90,8 +88,7 @@ class CudaStream:
         self._hangs: list[PinnedBlock] = []
         self._on_close: list[Callable[[], object]] = []
         self._idle_spans: list[CudaSpan] = []
-        hot = context.driver.hot
-        self._launch, self._launch_graph, self._record = hot.launch, hot.graph_launch, hot.event_record
+        self._hot = context.driver.hot  # and not its functions: in a forked process it replaces them
         # The driver copies the arguments before a launch returns, so one place for them is enough.
         self._values: Any = (ctypes.c_uint64 * _ARGUMENTS)()  # takes slices of tuples, unlike what its stubs say
         start = ctypes.addressof(self._values)
@@ -116,7 +113,7 @@ class CudaStream:
         transfers = self.transfers
         # Before the mark: a thread beside the loop may begin another transfer meanwhile, which the mark says nothing of.
         ticket = transfers.issued
-        status = self._record(event.handle, self.pointer)
+        status = self._hot.event_record(event.handle, self.pointer)
         if status:
             raise context.failure(status, "cuEventRecord")
         event.mark(self.transfers, ticket)
@@ -132,12 +129,12 @@ class CudaStream:
         else:
             span = CudaSpan(context, self._idle_spans)
             self.at_close(span.close)
-        context.check(self._record(span.begin, self.pointer), "cuEventRecord")
+        context.check(self._hot.event_record(span.begin, self.pointer), "cuEventRecord")
         return span
 
     def end_span(self, span: CudaSpan) -> None:
         """See :class:`accel.backend.TimesWork`."""
-        self.ready().check(self._record(span.end, self.pointer), "cuEventRecord")
+        self.ready().check(self._hot.event_record(span.end, self.pointer), "cuEventRecord")
 
     def wait(self, event: CudaEvent) -> None:
         """Let later work wait for the event's mark as it is recorded now."""
@@ -280,7 +277,7 @@ class CudaStream:
         config = self._config
         config.grid_x = blocks
         config.block_x = threads
-        status = self._launch(self._config_pointer, function, self._parameters, None)
+        status = self._hot.launch(self._config_pointer, function, self._parameters, None)
         if status:
             raise self.context.failure(status, "cuLaunchKernelEx")
 
@@ -299,13 +296,13 @@ class CudaStream:
         self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
     ) -> None:
         config = LaunchConfig(*grid, 1, *block, 1, shared, self.handle, None, 0)
-        self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+        self.context.check(self._hot.launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def launch_graph(self, graph: Handle) -> None:
         """Enqueue an executable graph. In the section, which fails if the context was destroyed, as for copies."""
         context = self.context
         with context.section:
-            status = self._launch_graph(graph, self.pointer)
+            status = self._hot.graph_launch(graph, self.pointer)
         if status:
             raise context.failure(status, "cuGraphLaunch")
 

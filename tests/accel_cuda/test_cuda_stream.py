@@ -15,7 +15,7 @@ from accel.engine.status import PendingStatus
 from accel.engine.stream_clock import EventPool
 from accel.ops import Spec, Status
 from accel_cuda.core.channel import StreamChannel
-from accel_cuda.core.driver import Handle
+from accel_cuda.core.driver import Handle, HotCalls
 from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.graph import capture, replay
 from accel_cuda.core.interop import CudaExchange
@@ -50,6 +50,18 @@ def test_graphs_and_copies_are_enqueued_in_the_section(stream: CudaStream, conte
         stream.launch_graph(Handle(1))
     assert raised.value.code == 700
     assert context.fault is not None
+
+
+def test_a_stream_does_not_call_the_driver_in_a_forked_process(stream: CudaStream, context: Any) -> None:
+    HotCalls.refuse(context.driver.hot)  # as the driver does in a fork
+    context.driver.called.clear()
+    context.driver.while_recording = lambda: context.driver.called.append("record")
+    for call in (lambda: stream.record(event_of(context)), lambda: stream.launch_graph(Handle(1)), lambda: stream.launch(Handle(1), 1, 32)):
+        with pytest.raises(AccelError) as raised:
+            call()
+        assert raised.value.code == 3  # CUDA_ERROR_NOT_INITIALIZED
+        context.fault = None
+    assert context.driver.called == []
 
 
 def test_a_mark_says_nothing_of_what_is_begun_beside_while_it_is_recorded(stream: CudaStream, context: Any) -> None:

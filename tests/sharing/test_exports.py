@@ -261,3 +261,24 @@ async def test_after_the_block_ops_wait_once_and_the_buffer_is_ordinary_again(ma
             pass
         with pytest.raises(BufferError, match="stream is 0"), (await device.zeros(3)).address(stream=0):
             pass
+
+
+async def test_a_mark_that_cannot_be_recorded_takes_no_event_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(event: object) -> bool:
+        raise accel.DriverError("the mark cannot be recorded")
+
+    async with opened() as device:
+        ref = await device.full(1000, 1.0)
+        np.from_dlpack(ref)
+        gc.collect()
+        context: Any = device._host.context
+        sharing = context.core.refs.sharing
+        events = [context.events.take() for _ in range(3)]
+        for event in events:
+            context.events.give(event)
+        monkeypatch.setattr(sharing._lane.stream, "record", fail, raising=False)
+        sharing._watch()
+        lane = context.lanes.transfers["put"]
+        with pytest.raises(accel.DriverError):
+            lane.wait_for(sharing._lane, sharing._outside.now())
+        assert [context.events.take() for _ in range(3)] == events[::-1]
