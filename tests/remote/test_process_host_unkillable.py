@@ -40,7 +40,7 @@ def give_up(device: accel.Device) -> None:
 async def unkillable(nothing_left: None, no_child_left: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Have signals by descriptor end nobody; the test's children are ended for real afterwards, and seen to be collected."""
     monkeypatch.setattr(child_module, "_END", 0.3)
-    monkeypatch.setattr(actor, "_GRACE", 0.3)
+    monkeypatch.setattr(actor, "_CLOSE_TIMEOUT", 0.3)
     before = everything()
     with monkeypatch.context() as patch:
         patch.setattr("signal.pidfd_send_signal", lambda *_: None)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote import actor, kept, standby
+from accel.remote import actor, helper_process, standby
 from accel.testing import FaultPlan
 from tests.child_support import until_so, workers
 from tests.device_support import child_pid, turns
@@ -85,7 +85,7 @@ async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> N
 async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(
     is_ready: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(backoff=(1.0, 1.0)))  # there is none for as long
+    monkeypatch.setattr(helper_process, "_BUDGET", accel.RestartStrategy(backoff=(1.0, 1.0)))  # there is none for as long
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
         x = await device.put(np.arange(4.0))
@@ -149,7 +149,7 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(
     spares: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="accel")
-    monkeypatch.setattr(actor, "_ANSWER", 0.4)
+    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 0.4)
     async with accel.System() as system:
         plan = FaultPlan().poison_at(1, LOST)
         device = await system.open_device("cpu", host="process", standby="context", spares=spares, faults=plan)
@@ -180,7 +180,7 @@ async def test_a_spare_that_is_stopped_is_found_out() -> None:
 async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_and_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
+    monkeypatch.setattr(helper_process, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
     passed = 0.0
     async with accel.System(clock=lambda: time.monotonic() + passed) as system:
         device = await system.open_device("cpu", host="process", standby="imports", faults=FaultPlan().poison_at(1, LOST))
@@ -202,8 +202,8 @@ async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_a
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
         await spare_ready(device)
-        monkeypatch.setattr(kept, "_BUDGET", accel.RestartStrategy(max_restarts=0))
-        monkeypatch.setattr(kept, "_PAUSE", 0.01)
+        monkeypatch.setattr(helper_process, "_BUDGET", accel.RestartStrategy(max_restarts=0))
+        monkeypatch.setattr(helper_process, "_PAUSE", 0.01)
         spare = device.info().spare
         assert spare is not None
         os.kill(spare.pid, signal.SIGKILL)

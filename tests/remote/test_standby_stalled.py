@@ -56,7 +56,7 @@ class Stalls:
 def test_a_spare_is_promoted_although_the_loop_was_held_up(
     run_on_loop: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(actor, "_ANSWER", 1.0)
+    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 1.0)
     stalls = Stalls(monkeypatch, what)
 
     async def main() -> None:
