@@ -129,7 +129,7 @@ def _rich_bar() -> Any:
 
 
 class LoadingProgress:
-    """Says how much of a model's weights is on the device: ``with LoadingProgress("embed", out) as progress``, then ``progress.update(done, total)``.
+    """Says how far a model is loaded: ``with LoadingProgress("embed", out) as progress``, then ``progress.update("weights", done, total)``.
 
     Parameters
     ----------
@@ -142,6 +142,7 @@ class LoadingProgress:
     def __init__(self, what: str, out: TextIO) -> None:
         self._what = what
         self._out = out
+        self._stage = ""
         self._bar: Any = None
         self._task: Any = None
         self._drawn = 0.0
@@ -154,34 +155,57 @@ class LoadingProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int, total: int) -> None:
-        """Draw if it is time: ``done`` of ``total`` bytes are there. A model without weights draws nothing."""
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Draw if it is time; see ``on_progress`` of :meth:`accel.Device.load_model`. A stage that has nothing draws nothing."""
         if not total:
             return
-        if self._tenths < 0 and self._out.isatty():
-            self._bar = _rich_bytes(self._out)
-            if self._bar is not None:
-                self._task = self._bar.add_task(f"loading {self._what}", total=total)
-                self._bar.start()
+        if stage != self._stage:
+            self._begin(stage, total)
         tenths = 10 * done // total
         if self._bar is not None:
             now = time.perf_counter()
-            if now - self._drawn >= _REFRESH or done == total:
+            if now - self._drawn >= _REFRESH or done == total or not done:
                 self._drawn = now
                 self._bar.update(self._task, completed=done, refresh=True)
         elif tenths > self._tenths:
-            print(f"  loading {self._what}: {done / _MIB:,.1f} of {total / _MIB:,.1f} MiB", file=self._out, flush=True)
+            text = f"{done / _MIB:,.1f} of {total / _MIB:,.1f} MiB" if stage == "weights" else f"{done} of {total} {stage}"
+            print(f"  {self._title}: {text}", file=self._out, flush=True)
         self._tenths = tenths
 
+    @property
+    def _title(self) -> str:
+        return f"loading {self._what}" if self._stage == "weights" else f"warming {self._what} up"
 
-def _rich_bytes(out: TextIO) -> Any:
-    """Return a bar that counts bytes, or ``None`` where rich is not installed."""
+    def _begin(self, stage: str, total: int) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._stage, self._tenths = stage, -1
+        self._bar = _rich_stage(self._out, stage) if self._out.isatty() else None
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._title, total=total)
+            self._bar.start()
+
+
+def _rich_stage(out: TextIO, stage: str) -> Any:
+    """Return a bar that counts bytes of weights, or else what the stage has; ``None`` where rich is not installed."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TransferSpeedColumn,
+        )
     except ModuleNotFoundError:
         return None
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    if stage == "weights":
+        counts: tuple[Any, ...] = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    else:
+        counts = (MofNCompleteColumn(), TextColumn(stage, markup=False), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts)
     return Progress(*columns, console=Console(file=out), auto_refresh=False)
 
 

@@ -27,7 +27,7 @@ Kind: TypeAlias = Literal["asgi", "aiohttp", "maker", "function", "model", "onnx
 Function: TypeAlias = "Callable[[Any], Awaitable[Any]]"
 """Answers the JSON of a request."""
 Served: TypeAlias = "ModelService | Function"
-OnProgress: TypeAlias = "Callable[[int, int], None]"
+OnProgress: TypeAlias = "Callable[[str, int, int], None]"
 
 _ASGI = ("scope", "receive", "send")
 

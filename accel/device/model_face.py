@@ -37,7 +37,7 @@ class ModelFace:
         imports: Sequence[str] = (),
         outputs: Sequence[str] | None = None,
         batch_axis: int | Mapping[str, int | None] | None = None,
-        on_progress: Callable[[int, int], object] | None = None,
+        on_progress: Callable[[str, int, int], object] | None = None,
     ) -> Model:
         """Load a model and return it, ready: it has run once on every bucket.
 
@@ -77,8 +77,10 @@ class ModelFace:
             one says that it is common to all. What is not named here is found out by runs at
             several batch sizes, which a model of one batch size cannot do.
         on_progress
-            Called on the loop with the bytes of the weights that are on the device, and with their
-            sum.
+            Called on the loop with what is made, how much of it is done, and how much there is:
+            with ``"weights"`` and bytes while these are put on the device; then with ``"buckets"``,
+            in each of which the model is run once, which compiles and captures what it needs. What
+            it raises ends the load.
 
         Raises
         ------

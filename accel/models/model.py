@@ -373,7 +373,7 @@ class Model:
         compare
             ``compare(old, new)`` says, for each canary, whether the new answer will do; it may be a coroutine function.
         on_progress
-            Called with the bytes loaded, and their sum.
+            As for :meth:`accel.Device.load_model`.
 
         Raises
         ------

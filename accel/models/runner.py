@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accel.libraries.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
+    from accel.models.weights import Told
 
 __all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "filled", "left"]
 
@@ -109,13 +110,17 @@ class LibraryRunner:
         await self.close()
         return arrays
 
-    async def open(self, weights: dict[str, AccelRef]) -> None:
+    async def open(self, weights: dict[str, AccelRef], on_progress: Told) -> None:
         """Make the model ready with its weights, in every bucket.
 
-        The dict is the caller's, who empties it when the weights are to go.
+        The dict is the caller's, who empties it when the weights are to go. ``on_progress`` is
+        called with how many buckets are ready, and how many there are.
         """
+        warm = _warm(self._buckets)
+        on_progress(0, len(warm))
         library = CpuModelLibrary if self._device.info().backend == "cpu" else ModelLibrary
-        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets))
+        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), weights, warm)
+        on_progress(len(warm), len(warm))
 
     async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:
         self._registered.append(name)
@@ -178,7 +183,7 @@ class FunctionRunner:
         """See :class:`LibraryRunner`: a function has the weights that it is given."""
         return {}
 
-    async def open(self, weights: dict[str, AccelRef]) -> None:
+    async def open(self, weights: dict[str, AccelRef], on_progress: Told) -> None:
         """See :class:`LibraryRunner`.
 
         Raises
@@ -203,8 +208,11 @@ class FunctionRunner:
                 argument="inputs",
                 remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
             ) from None
-        for inputs in _warm(self._buckets):
+        warm = _warm(self._buckets)
+        on_progress(0, len(warm))
+        for done, inputs in enumerate(warm, 1):
             await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None)
+            on_progress(done, len(warm))
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`LibraryRunner`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -52,6 +53,10 @@ _FIRST_CALLS = (1, 2, 4, 8, 16)
 
 _INTERVAL = 60.0
 """Seconds after which they are compared again, at the end of a call."""
+
+
+def _nothing(done: int, total: int) -> None:
+    """Tell nothing of how far it has come."""
 
 
 class Version:
@@ -199,10 +204,11 @@ class VersionLoader:
         After an error the version is to be unloaded.
         """
         device, runner, system = self._device, version.runner, self._system
+        of_weights, of_buckets = [_nothing if on_progress is None else partial(on_progress, stage) for stage in ("weights", "buckets")]
         self._check_room()
-        version.weights |= await load_weights(device, weights, system=system, on_progress=on_progress)
+        version.weights |= await load_weights(device, weights, system=system, on_progress=of_weights)
         version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
-        await runner.open(version.weights)
+        await runner.open(version.weights, of_buckets)
         if like is not None:
             await version.relations.adopt(like.relations)
             return

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from accel.files.stored_tensor import StoredTensor
     from accel.ref import AccelRef
 
-__all__ = ["Collected", "Progress", "WeightsDevice", "collect", "load_weights"]
+__all__ = ["Collected", "Progress", "Told", "WeightsDevice", "collect", "load_weights"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Progress: TypeAlias = Callable[[int, int], object]
-"""Called with the bytes that are done, and those of all weights."""
+Told: TypeAlias = Callable[[int, int], object]
+"""Called with how much is done, and how much there is."""
+Progress: TypeAlias = Callable[[str, int, int], object]
+"""Called with what is made, how much of it is done, and how much there is; see :meth:`accel.Device.load_model`."""
 
 _CHUNK: Final = 16 << 20
 """Bytes of a chunk: larger ones are no faster."""
@@ -148,9 +150,7 @@ async def collect(system: ActorSystem, source: Any) -> Collected:
     return found
 
 
-async def load_weights(
-    device: WeightsDevice, source: Any, *, system: ActorSystem, on_progress: Progress | None = None
-) -> dict[str, AccelRef]:
+async def load_weights(device: WeightsDevice, source: Any, *, system: ActorSystem, on_progress: Told | None = None) -> dict[str, AccelRef]:
     """Put named arrays on a device, each in a durable buffer with a checksum.
 
     Parameters
@@ -224,9 +224,7 @@ class _Loading:
         What is on the device, or on its way, by identity.
     """
 
-    def __init__(
-        self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], system: ActorSystem, on_progress: Progress | None
-    ) -> None:
+    def __init__(self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], system: ActorSystem, on_progress: Told | None) -> None:
         self._device = device
         self._weights = weights
         self._run_blocking = system.run_blocking

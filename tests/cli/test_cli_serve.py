@@ -257,6 +257,7 @@ async def test_what_a_function_of_the_device_returns_is_served(
             assert set((await answer.json())["paths"]) == {f"/{target}", f"/{target}/list"}
     told = capsys.readouterr().err
     assert ("loading model: 0.0 of 0.0 MiB" in told) is (target == "model")
+    assert ("warming model up: 2 of 2 buckets" in told) is (target == "model")
 
 
 async def test_the_model_of_a_file_is_served(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,18 +469,25 @@ def test_the_loading_of_weights_is_shown(out: type[io.StringIO]) -> None:
     shown = out()
     with LoadingProgress("embed", shown) as progress:
         for mib in range(0, 201, 5):
-            progress.update(mib << 20, 200 << 20)
+            progress.update("weights", mib << 20, 200 << 20)
+        for done in range(4):
+            progress.update("buckets", done, 3)
     text = shown.getvalue()
     assert "loading embed" in text
     assert ("200.0 of 200.0 MiB" if out is io.StringIO else "200.0/200.0 MiB") in text
     if out is io.StringIO:
-        assert text.count("\n") == 11, "a line a tenth"
+        assert text.count("\n") == 11 + 4, "a line a tenth, and one for each bucket"
+        assert "warming embed up: 2 of 3 buckets" in text
+    else:
+        assert "warming embed up" in text
+        assert "3/3" in text
 
 
 def test_a_model_without_weights_shows_no_loading() -> None:
     shown = Terminal()
     with LoadingProgress("embed", shown) as progress:
-        progress.update(0, 0)
+        progress.update("weights", 0, 0)
+        progress.update("buckets", 0, 0)
     assert shown.getvalue() == ""
 
 

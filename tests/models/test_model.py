@@ -38,10 +38,12 @@ def rows(rng: np.random.Generator, n: int) -> np.ndarray[Any, Any]:
 async def test_a_model_answers_batches_of_any_size(hosted: accel.Device, rng: np.random.Generator) -> None:
     weights = affine(rng)
     before = used(hosted)
-    told: list[tuple[int, int]] = []
-    model = await loaded(hosted, weights, on_progress=lambda done, total: told.append((done, total)))
+    told: list[tuple[str, int, int]] = []
+    model = await loaded(hosted, weights, on_progress=lambda *progress: told.append(progress))
     nbytes = sum(each.nbytes for each in weights.values())
-    assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
+    assert (told[0], told[-3]) == (("weights", 0, nbytes), ("weights", nbytes, nbytes))
+    buckets = len(model.buckets.all())
+    assert told[-2:] == [("buckets", 0, buckets), ("buckets", buckets, buckets)]
     assert model.outputs.shapes == (("batch", 3), ("batch",), ("batch",))
     assert all(ref.durable for ref in model.weights.values())
     for n in (1, 3, 8, 9, 21):
@@ -278,7 +280,9 @@ async def test_a_swap_without_room_is_refused_before_anything_is_read(rng: np.ra
         device = await system.open_device("cpu", memory_limit=8 << 20)
         model = await loaded(device, affine(rng) | large)
         told: list[int] = []
-        error = await failure(model.swap(affine(rng, 2) | large, on_progress=lambda done, _: told.append(done)), accel.OutOfMemoryError)
+        error = await failure(
+            model.swap(affine(rng, 2) | large, on_progress=lambda _stage, done, _total: told.append(done)), accel.OutOfMemoryError
+        )
         assert (told, error.limit, model.version) == ([], 8 << 20, 1)
         await model.numpy(rows(rng, 2))
 
