@@ -10,6 +10,7 @@ from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
 from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_mode
 from accel_cuda.core.driver import Handle, load_driver
 from accel_cuda.core.libraries import requirements
+from accel_cuda.core.nvml import hardware_reader
 from accel_cuda.device import CudaDevice
 from accel_cuda.families.kernels.bench import EmptyKernel, launch_and_wait
 from accel_cuda.families.parts import PARTS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from accel import AccelError, AccelRef
     from accel.backend import Diagnosis
+    from accel.telemetry.hardware import HardwareInfo
     from accel_cuda.core.driver import Driver
 
 __all__ = ["CudaBackend"]
@@ -64,6 +66,16 @@ class CudaBackend:
             If its compute mode is EXCLUSIVE_PROCESS.
         """
         check_shareable(load_driver(), index)
+
+    def hardware_reader(self, uuid: str) -> Callable[[], HardwareInfo]:
+        """Return what reads load, memory, power, temperature and errors of a GPU; see :class:`accel.telemetry.hardware.ReadsHardware`.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If NVML does not tell of it.
+        """
+        return hardware_reader(uuid)
 
     def devices(self) -> Sequence[DeviceDescription]:
         """List the GPUs that this process may use. May block: it loads the driver.

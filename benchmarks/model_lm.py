@@ -309,7 +309,7 @@ async def measured(path: Path, given: argparse.Namespace) -> dict[str, Any]:
                 "last": accel.TensorSpec(("batch",), "int64", pad=0),
             },
             buckets=shape.buckets,
-            on_progress=lambda _done, _total: times.append(time.perf_counter()),
+            on_progress=lambda stage, _done, _total: times.append(time.perf_counter()) if stage == "weights" else None,
         )
         ready = time.perf_counter()
         found: dict[str, Any] = {

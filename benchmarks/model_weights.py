@@ -138,8 +138,10 @@ class Shown:
         self._percent = -1
         self.began = self.ended = time.perf_counter()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
         """Be told of bytes."""
+        if stage != "weights":
+            return
         self.ended = time.perf_counter()
         percent = 100 * done // max(total, 1)
         if percent // 5 > self._percent // 5:

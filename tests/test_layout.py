@@ -30,12 +30,11 @@ MAX_FUNCTION_LINES = 60
 
 VOCABULARY = (
     *("errors", "dtype", "ref", "views", "dlpack", "exchange", "hints", "shortage", "sparse_ref"),
-    *("backend", "family", "registry", "enums", "values", "fork", "_log", "_startup", "_child", "_version"),
+    *("backend", "family", "registry", "enums", "values", "fork", "_log", "_startup", "_child", "_version", "telemetry"),
 )
 # A higher number may import a lower one, for typing too. Rooms of one layer may import each other in one direction only.
 LAYERS = {
     **dict.fromkeys(VOCABULARY, 0),
-    "telemetry": 0,
     "actors": 1,
     "completion": 2,
     "ops": 2,

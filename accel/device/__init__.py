@@ -14,6 +14,7 @@ from accel.engine.options import FaultSource
 from accel.functions import kernel_op
 from accel.libraries.kernel_library import KernelLibrary, Operand, kernel
 from accel.solvers import DeviceSparse
+from accel.telemetry.hardware import HardwareInfo
 
 __all__ = [
     "Batch",
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceState",
     "FaultSource",
     "Graph",
+    "HardwareInfo",
     "InlineHost",
     "KernelLibrary",
     "Launches",

@@ -18,6 +18,7 @@ from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.model_face import ModelFace
+from accel.device.telemetry_face import TelemetryFace, monitor_of
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -50,7 +51,7 @@ N = TypeVar("N", bound=OpNamespace[Any])
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
+class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     """One opened device.
 
     Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its
@@ -79,6 +80,7 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
         self._outside: dict[str, type[OpNamespace[Any]]] = {}  # families that are not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
+        self._hardware = monitor_of(core)
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None
@@ -499,6 +501,8 @@ class Device(MemoryFace, ModelFace, BuiltInFamilies[Awaited], NoModel, NotEntere
             self._log_left_behind()
         finally:
             core.closed()
+            if self._hardware is not None:
+                self._hardware.close()
             try:
                 await self._actor.stop(drain=False)
             finally:
@@ -557,7 +561,7 @@ async def _quarantine(open_quarantine: Callable[[], Awaitable[Device]]) -> Async
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.
-for _base in (MemoryFace, MemoryExchange, ModelFace):
+for _base in (MemoryFace, MemoryExchange, ModelFace, TelemetryFace):
     for _method in vars(_base).values():
         if inspect.isfunction(_method):
             _method.__qualname__ = f"Device.{_method.__name__}"

@@ -115,6 +115,7 @@ class Metrics:
         device = self._device()
         if device is not None:
             yield from _of_device(device)
+            yield from _of_hardware(device)
         if self._services:
             yield from self._of_services()
 
@@ -159,7 +160,7 @@ class Metrics:
         yield from (versions, forwards, replays)
 
 
-_OWN_LABELS = {*_LABELS, "outcome", "bucket", "state", "le", "quantile"}
+_OWN_LABELS = {*_LABELS, "outcome", "bucket", "state", "xid", "le", "quantile"}
 
 
 def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
@@ -247,3 +248,38 @@ def _of_device(device: Device) -> Iterator[Metric]:
     yield metric("memory_reserved_bytes", "Device memory taken from the driver.", memory.reserved)
     if memory.limit is not None:
         yield metric("memory_limit_bytes", "Most device memory that may be reserved.", memory.limit)
+
+
+_HARDWARE = {
+    "utilization": ("utilization_ratio", "Part of the last sampling period in which the hardware worked."),
+    "memory_used": ("memory_used_bytes", "Memory of the hardware that is in use, by all processes."),
+    "memory_total": ("memory_total_bytes", "Memory of the hardware."),
+    "power": ("power_watts", "Power that the hardware draws."),
+    "temperature": ("temperature_celsius", "Temperature of the hardware."),
+    "uncorrected_errors": ("uncorrected_errors", "Memory errors that ECC could not correct, since the driver was loaded."),
+    "remapped_rows": ("remapped_rows", "Rows of memory that were replaced after errors."),
+    "remap_pending": ("remap_pending", "Whether a row of memory waits for a reset of the hardware to be replaced."),
+    "remap_failed": ("remap_failed", "Whether a row of memory could not be replaced."),
+}
+"""Field of :class:`~accel.HardwareInfo` -> name and description of a gauge."""
+
+
+def _of_hardware(device: Device) -> Iterator[Metric]:
+    """Yield what the hardware told last; of stale values only their age."""
+    info = device.hardware()
+    if info is None:
+        return
+    age = GaugeMetricFamily("accel_hardware_age_seconds", "Seconds since the hardware was read.", labels=("device",))
+    age.add_metric((device.name,), info.age)
+    yield age
+    if info.is_stale:
+        return
+    for field, (name, text) in _HARDWARE.items():
+        if (value := getattr(info, field)) is not None:
+            gauge = GaugeMetricFamily(f"accel_hardware_{name}", text, labels=("device",))
+            gauge.add_metric((device.name,), value)
+            yield gauge
+    xids = CounterMetricFamily("accel_hardware_xid_errors", "Xid errors of the NVIDIA driver, by number.", labels=("device", "xid"))
+    for xid, count in info.xid_errors.items():
+        xids.add_metric((device.name, str(xid)), count)
+    yield xids

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, UnsupportedError
 from accel.backend import Diagnosis
+from accel_cuda.core import nvml
 from accel_cuda.core.driver import load_driver
 from accel_cuda.core.libraries import requirements, version_of
 
@@ -20,7 +21,7 @@ __all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
 
 def all_checks(libraries: Iterable[VendorLibrary]) -> list[Diagnosis]:
     """Look at the driver, the GPUs, and the distributions that the backend and these libraries need. May block: it loads them."""
-    return [*_driver_and_devices(), *_distributions(libraries)]
+    return [*_driver_and_devices(), *_distributions(libraries), nvml.check()]
 
 
 def usable_mode(driver: Driver, index: int) -> None:
