@@ -81,15 +81,15 @@ class Batch(Recorder):
         submission.name = self._name
         try:
             if error is not None:
-                submission.void(0)
+                submission.free_results_from(0)
             elif sent.ops:
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
             is_over = True
         except AccelError as failed:
             if not submission.launched:
-                submission.void_unsound()
-            failed.op_index = sent.number(failed.op_index)
+                submission.free_unlaunched_results()
+            failed.op_index = sent.given_index(failed.op_index)
             raise
         finally:
             # An error's traceback holds this frame, and the submission's future holds the error.

@@ -242,7 +242,7 @@ class Compiler(Launches):
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
         core = self._core
         while True:
-            await self._sender.until_ready(None)
+            await self._sender.wait_ready(None)
             context = self._host.context
             try:
                 if isinstance(context, CompilesApart):
@@ -258,7 +258,7 @@ class Compiler(Launches):
                 if not error.is_fault:
                     raise
                 context.report_fault(error.clone(op="compile"))
-                raise context.poisoned(error) from error
+                raise context.poisoned_error(error) from error
 
 
 def _arguments(args: Iterable[Any]) -> tuple[Any, ...]:

@@ -209,23 +209,23 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         core = self._core
         core.guard()
         kernels_of(library)
-        if name in core.own or name in core.families or name in LIBRARIES:
+        if name in core.registrations or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
-        registration = core.own[name] = Registration.of(core.refs, name, library, args, kwargs)
+        registration = core.registrations[name] = Registration.of(core.refs, name, library, args, kwargs)
         try:
-            await self._sender.until_ready(None)
+            await self._sender.wait_ready(None)
             # It may fault again in the loop iteration that woke this call.
             while (context := self._host.context) is None:
-                await self._sender.until_ready(None)
+                await self._sender.wait_ready(None)
             await context.open(name)
         except BaseException:
             context = self._host.context
-            if core.own.get(name) is registration and (context is None or name not in context.own):
-                core.withdraw_own(name)
+            if core.registrations.get(name) is registration and (context is None or name not in context.registered):
+                core.withdraw_registration(name)
             raise
         finally:
             del registration  # an error's traceback keeps this frame, and the registration its refs
-        core.own_changed()
+        core.on_registrations_changed()
 
     async def unregister(self, name: str) -> None:
         """End a library that was registered.
@@ -260,11 +260,11 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         """
         core = self._core
         core.check_home()
-        if core.lifecycle.state is DeviceState.LOST and name in core.own:
-            core.withdraw_own(name)
+        if core.lifecycle.state is DeviceState.LOST and name in core.registrations:
+            core.withdraw_registration(name)
             return
         core.guard()
-        registration = core.own.get(name)
+        registration = core.registrations.get(name)
         if registration is None:
             raise InvalidArgumentError(
                 f"{core.name} has no registered library {name!r}", remedy="Give the name of a class that was registered.", device=core.name
@@ -274,12 +274,12 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         try:
             await self._sender.run(None, None, submission)
         except ContextPoisonedError:
-            if core.own.get(name) is registration:
+            if core.registrations.get(name) is registration:
                 raise
         finally:
-            if core.own.get(name) is registration:  # it stays
+            if core.registrations.get(name) is registration:  # it stays
                 registration.is_leaving = False
-                core.own_changed()
+                core.on_registrations_changed()
             del submission, registration  # as above
 
     def batch(self, *, timeout: float | None = None, name: str = "batch") -> Batch:
@@ -426,7 +426,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         self._core.refs.check_process()
         lifecycle, context = self._core.lifecycle, self._host.context
         ready = lifecycle.state is DeviceState.READY and not self._core.refs.is_closing
-        stall = context.stall() if ready and context is not None else ""
+        stall = context.stall_reason() if ready and context is not None else ""
         reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
         return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall))
 
@@ -500,7 +500,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         except TimeoutError:
             self._log_left_behind()
         finally:
-            core.closed()
+            core.close()
             if self._hardware is not None:
                 self._hardware.close()
             try:
@@ -539,7 +539,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             context = host.context
             if not core.workload.pending and (context is None or context.fault is not None or not context.in_flight):
                 return
-            await core.workload.change()
+            await core.workload.wait_changed()
 
     def _log_left_behind(self) -> None:
         info = self.info()

@@ -113,11 +113,11 @@ class Graph(Recorder):
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
         except AccelError as failed:
-            failed.op_index = recorded.number(failed.op_index)
+            failed.op_index = recorded.given_index(failed.op_index)
             raise
         finally:
             if self._program is None:
-                for ref in [ref for refs in recorded.outputs for ref in refs] if program is None else program.made:
+                for ref in [ref for refs in recorded.outputs for ref in refs] if program is None else program.owned_refs:
                     if not ref.is_freed:
                         ref.is_freed = True
                         ref.owner.dropped.append(ref.buffer)
@@ -151,7 +151,7 @@ class Graph(Recorder):
         try:
             await self._sender.run(Replay(self._recorded()), timeout)
         except AccelError as error:
-            error.op_index = self._ops.number(error.op_index)
+            error.op_index = self._ops.given_index(error.op_index)
             raise
 
     @property
@@ -184,7 +184,7 @@ class Graph(Recorder):
             status, which only :meth:`replay` reports.
         """
         program = self._recorded()
-        own = {id(ref) for ref in program.made}
+        own = {id(ref) for ref in program.owned_refs}
         is_pure = program.plan.writes == (program.handle,)  # which stands for the graph's own buffers
         if program.plan.status is not None or not is_pure or not own.issuperset(map(id, (*inputs, *results))):
             raise InvalidArgumentError(

@@ -98,6 +98,6 @@ class MemoryExchange:
 
     async def _sharing(self) -> Sharing:
         self._sender.guard()
-        await self._sender.until_ready(None)
+        await self._sender.wait_ready(None)
         sharing: Sharing = self._host.context.sharing
         return sharing

@@ -54,7 +54,7 @@ class MemoryFace(MemoryExchange):
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
-        deadline = None if timeout is None or not checksum else self._sender.deadline(timeout)
+        deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
             array, timeout = await self._converted(array, timeout)
         result: AccelRef = await self._sender.run(ops.Put(array, out, durable), timeout)
@@ -98,9 +98,9 @@ class MemoryFace(MemoryExchange):
         """
         op = ops.Get.into(operand("ref", ref), out)
         if ref.is_strided:
-            deadline = self._sender.deadline(timeout)
+            deadline = self._sender.deadline_after(timeout)
             op = ops.Get(await self._sender.run(ops.Part(ref, ...), timeout), op.destination)
-            timeout = self._sender.left(deadline)
+            timeout = self._sender.seconds_left(deadline)
         result: np.ndarray[Any, Any] = await self._sender.run(op, timeout)
         return result
 
@@ -219,7 +219,7 @@ class MemoryFace(MemoryExchange):
             What else keeps the checksum from being made, such as a fault or the deadline. The
             buffer is not sealed then.
         """
-        await self._sender.keep_checksum(self._durable(ref), self._sender.deadline(timeout))
+        await self._sender.keep_checksum(self._durable(ref), self._sender.deadline_after(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
         """Return whether a sealed buffer still holds what its checksum was made of.
@@ -238,7 +238,7 @@ class MemoryFace(MemoryExchange):
         InvalidArgumentError, StaleRefError
             As in :meth:`keep_checksum`.
         """
-        return await self._sender.verify_checksum(self._durable(ref), self._sender.deadline(timeout))
+        return await self._sender.verify_checksum(self._durable(ref), self._sender.deadline_after(timeout))
 
     def _durable(self, ref: AccelRef) -> AccelRef:
         """Return the whole of a durable buffer. Raises unless there can be a checksum of it."""
@@ -270,7 +270,7 @@ class MemoryFace(MemoryExchange):
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
         core.refs.sharing.check_free(ref)
-        holder = next((name for name, library in core.own.items() if library.holds(ref)), None)
+        holder = next((name for name, library in core.registrations.items() if library.holds(ref)), None)
         if holder is not None:
             raise InvalidArgumentError(
                 f"{ref!r} cannot be freed: library {holder!r} was registered with it",

@@ -140,9 +140,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
         self._sender.guard()
         if not self._core.is_ready:
-            deadline = self._sender.deadline(self._timeout)
-            await self._sender.until_ready(self._timeout)
-            self._timeout = self._sender.left(deadline)
+            deadline = self._sender.deadline_after(self._timeout)
+            await self._sender.wait_ready(self._timeout)
+            self._timeout = self._sender.seconds_left(deadline)
         self._ops.generation = self._core.refs.live_generation
         self._state = "recording"
         for name, namespace in self._families.items():

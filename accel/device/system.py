@@ -275,7 +275,7 @@ class System(ActorSystem):
         own = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
         set_quarantine_options(own)
         # Libraries that are registered with this device's memory have none there.
-        own.own.update((name, library) for name, library in core.own.items() if not library.refs)
+        own.registrations.update((name, library) for name, library in core.registrations.items() if not library.refs)
         device = await self._bring_up(own, "process", forkserver)
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device

@@ -12,13 +12,23 @@ __all__ = ["Attribution", "attribute"]
 
 
 class _Death:
-    """The end of one context, until all that was in flight has been examined."""
+    """The death of one context, until all work that was in flight at it has been examined.
 
-    __slots__ = ("charge", "is_found", "pending")
+    Attributes
+    ----------
+    unexamined : int
+        How many attributions of that work are not examined yet.
+    is_explained : bool
+        Whether some of the work was found to be the cause.
+    charge : callable
+        Counts the death in the restart budget; called if nothing was found.
+    """
 
-    def __init__(self, pending: int, charge: Callable[[], None]) -> None:
-        self.pending = pending
-        self.is_found = False
+    __slots__ = ("charge", "is_explained", "unexamined")
+
+    def __init__(self, unexamined: int, charge: Callable[[], None]) -> None:
+        self.unexamined = unexamined
+        self.is_explained = False
         self.charge = charge
 
 
@@ -37,13 +47,13 @@ class Attribution:
         How many contexts have died under the work so far.
     """
 
-    __slots__ = ("_deaths", "_held", "_in_flight", "deaths")
+    __slots__ = ("_deaths", "_in_flight", "_parts_left", "deaths")
 
     def __init__(self, in_flight: set[Attribution]) -> None:
         self._in_flight = in_flight
         self._deaths: list[_Death] = []
         self.deaths = 0
-        self._held = 1  # by the block
+        self._parts_left = 1  # the block itself
 
     def __enter__(self) -> Self:
         self._in_flight.add(self)
@@ -56,16 +66,16 @@ class Attribution:
 
     def hold(self) -> None:
         """Require one more :meth:`release`: a part of the work is examined after the block."""
-        self._held += 1
+        self._parts_left += 1
 
     def release(self, *, found: bool = False) -> None:
         """Say that a part was examined, and whether it was ``found`` to be the cause."""
-        self._held -= 1
+        self._parts_left -= 1
         for death in self._deaths:
-            death.is_found |= found
-            if not self._held:
-                death.pending -= 1
-                if not (death.pending or death.is_found):
+            death.is_explained |= found
+            if not self._parts_left:
+                death.unexamined -= 1
+                if not (death.unexamined or death.is_explained):
                     death.charge()
 
     def on_death(self, death: _Death) -> None:

@@ -1,4 +1,4 @@
-"""The captures into graphs of one device: during one, no stream of other work is marked."""
+"""The captures of graphs that are going on: during one, other libraries' work is not marked."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ __all__ = ["Captures", "captures_of"]
 class WaitsForCaptures(Protocol):
     """A lane whose work cannot be marked during a capture."""
 
-    def go_on(self) -> None:
-        """Mark the work again: no capture is going on any more."""
+    def on_captures_ended(self) -> None:
+        """Mark the work that could not be marked: no capture is going on any more."""
 
 
 class Captures:
-    """The captures of one device, and the lanes that wait for their end.
+    """The captures of one device that are going on, and the lanes that wait for their end.
 
-    A mark that covers all streams would break a capture off.
+    A mark of other libraries' work is an event that all streams wait for; CUDA aborts a capture of
+    one of them.
 
     Attributes
     ----------
     count : int
-        How many there are.
+        How many captures are going on.
     """
 
     __slots__ = ("_lanes", "count")
@@ -39,14 +40,14 @@ class Captures:
         self._lanes: weakref.WeakSet[WaitsForCaptures] = weakref.WeakSet()
 
     def add(self, lane: WaitsForCaptures) -> None:
-        """Have ``lane.go_on()`` called when all captures are over."""
+        """Have ``lane.on_captures_ended()`` called when all captures have ended."""
         self._lanes.add(lane)
 
     @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Keep work of other libraries from being marked inside the block.
+    def capturing(self) -> Iterator[None]:
+        """Count a capture as going on inside the block: other libraries' work is not marked.
 
-        For the loop's thread; other tasks run meanwhile.
+        Used on the loop's thread; other tasks run meanwhile.
         """
         self.count += 1
         try:
@@ -55,7 +56,7 @@ class Captures:
             self.count -= 1
             if not self.count:
                 for lane in tuple(self._lanes):
-                    lane.go_on()
+                    lane.on_captures_ended()
 
 
 def captures_of(core: DeviceCore) -> Captures:

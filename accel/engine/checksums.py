@@ -15,12 +15,14 @@ __all__ = ["verify"]
 
 
 async def verify(context: ContextBase, core: DeviceCore) -> None:
-    """Tear the sealed buffers that do not hold what their checksums were made of.
+    """Compare the sealed buffers with their checksums; one that differs is torn from now on.
+
+    Called once a context is made, before its generation begins.
 
     Raises
     ------
     AccelError
-        What keeps a checksum from being made: the context is not sound.
+        A checksum cannot be made: the context is not usable.
     """
     book = core.durable
     for buffer, seal in tuple(book.sealed.items()):

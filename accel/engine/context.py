@@ -23,7 +23,7 @@ from accel.engine.libraries import Libraries
 from accel.engine.marks import LaneMark
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error
-from accel.engine.program import GraphSubmission, JoinsUses, Replay
+from accel.engine.program import GraphSubmission, JoinsUsages, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
 from accel.engine.status import STATUS_COMMANDS, PendingStatus
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
     from accel.engine.lane import Lane
-    from accel.engine.launches import Bound
+    from accel.engine.launches import BoundOp
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline, Usage
     from accel.ops import KernelOp, Plan
@@ -57,21 +57,21 @@ __all__ = ["Context", "ContextSharing"]
 logger = get_logger()
 
 _CHUNK = 128
-"""Ops of a batch that are sent in one turn of the loop, some milliseconds."""
+"""The most ops of a batch that are dispatched in one loop iteration: some milliseconds."""
 
 
-class ContextSharing(JoinsUses, Protocol):
+class ContextSharing(JoinsUsages, Protocol):
     """Shares memory with other libraries; see :class:`~accel.sharing.sharing.Sharing`."""
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so."""
+        """Wait for the releases of other libraries' memory that are going on."""
 
     def take_all(self) -> list[SlabMemory]:
         """Take all memory out of the context, for the caller to close."""
 
 
 class Context(ContextBase):
-    """The disposable part of a device.
+    """One generation of a device in this process.
 
     Parameters
     ----------
@@ -82,9 +82,10 @@ class Context(ContextBase):
     device
         The backend's context.
     watcher
-        How marks are waited for.
+        Tells when marks are passed.
     share
-        Makes what shares its memory with other libraries; the context is not complete yet.
+        Makes the object that shares memory with other libraries; called with this context before it
+        is complete.
     open_library
         Starts the kernel actor of a library, and returns it once the library is open.
 
@@ -94,8 +95,11 @@ class Context(ContextBase):
         The streams.
     libraries : Libraries
         Opens and closes libraries.
+    registered : dict of str to RegisteredLibrary
+        The registered libraries that are open.
     opening : context manager
-        Entered while something is made that ops wait for.
+        Entered while a library is opened or memory is made, for which ops wait. A child reports
+        such times to its parent, which then allows it more time.
     """
 
     def __init__(
@@ -111,33 +115,34 @@ class Context(ContextBase):
         self.device = device
         self.watcher = watcher
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
-        self.durables = DurableSlabs(core.name, core.system, core.keeper, device, self._wait_for_ends)
+        self.durables = DurableSlabs(core.name, core.system, core.keeper, device, self._release_when_retired)
         self.buffers = Buffers(
-            core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables, self._reclaim
+            core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables, self._reclaim_workspaces
         )
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.kernels = KernelTable(core, device, self.scratch)
-        self._found = self.kernels.found
-        self.own = self.kernels.own
-        self.offloaded = OffloadedCalls(self.own)
+        self._kernel_cache = self.kernels.cache
+        self.registered = self.kernels.registered
+        self.offloaded = OffloadedCalls(self.registered)
         self.opening: AbstractContextManager[object] = nullcontext()
         self.sharing = share(self)
         self.failures = Failures(self, self.buffers, self.durables)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
         self.libraries = Libraries(self, self.lanes, self.kernels, partial(open_library, self))
-        self._counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None
+        self._command_counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None
         if isinstance(device, CountsCommands):
-            self._counts, self.limit = device.commands, min(self.limit, device.queue_limit)
+            self._command_counts, self.limit = device.commands, min(self.limit, device.queue_limit)
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
-        self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
+        self._close_lock = threading.Lock()  # never released by the thread that closes the context
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
-    def dispatch_now(self, submission: OpSubmission, given: Lane | None = None) -> bool:
+    def dispatch_now(self, submission: OpSubmission, preferred: Lane | None = None) -> bool:
         """Dispatch one op if nothing has to be awaited; else change nothing and return ``False``.
 
-        An op of a library that is spread over the pool goes to the lane ``given``, if there is one.
+        An op of a library with several lanes goes to the lane ``preferred``, if that is given: there
+        :meth:`dispatch` has got the memory that was lacking.
         """
         buffers, op, lanes = self.buffers, submission.op, self.lanes
         if type(op) is Free:
@@ -147,64 +152,71 @@ class Context(ContextBase):
             return True
         if self.core.refs.dropped:
             buffers.apply_frees()
+        # 1. The kernel and the lane. A library that is not open must be opened first.
         library = op.library
         lane = lanes.routes.get(library)
-        if lane is None and library in self.core.own:
+        if lane is None and library in self.core.registrations:
             return False
-        kernel = self._found.get(type(op)) or self.kernels.find(op)
+        kernel = self._kernel_cache.get(type(op)) or self.kernels.find(op)
         if lane is None:
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        if library in lanes.spread:
-            transfers = lanes.transfers.get(op.kind) if library == "memory" else None
-            lane = transfers or given or lanes.choose((library,), plan, buffers.blocks)
+        if library in lanes.pooled_libraries:
+            transfers = lanes.transfer_lanes.get(op.kind) if library == "memory" else None
+            lane = transfers or preferred or lanes.choose((library,), plan, buffers.blocks)
+        # 2. The memory: scratch, then the buffers of the results.
         refs = plan.writes
         scratch = self.scratch
         if (plan.status is not None or (library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
             return False
         try:
             if plan.creates:
-                made = submission.made or self.core.refs.make(plan.creates, self.generation)
+                made = submission.result_refs or self.core.refs.make(plan.creates, self.generation)
                 if not buffers.place(made, lane):
-                    scratch.give_up()
+                    scratch.cancel()
                     return False
                 refs += made
+            # 3. The result, and the op's place in the lane's order.
             submission.result = result_of(op, refs, self.core.loop)
             faults = self.core.options.faults
-            action = None if faults is None else faults.take(submission.name)
-            submission.bind(self, lane, kernel, action, 1 if self._counts is None else self._commands(op, plan))
-            self._take_place(submission, op, lane, plan, refs)
+            injected_fault = None if faults is None else faults.take(submission.name)
+            submission.bind(self, lane, kernel, injected_fault, 1 if self._command_counts is None else self._count_commands(op, plan))
+            self._schedule(submission, op, lane, plan, refs)
         except BaseException:
-            scratch.give_up()
+            scratch.cancel()
             raise
         submission.outstanding = 1
-        self.sent(submission, 1, submission.commands)
+        self.on_dispatched(submission, 1, submission.commands)
         lane.send(submission)
         return True
 
-    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
-        """Make an op the next user of its memory: set addresses, sequence number, dependencies.
+    def _schedule(self, launch: BoundOp, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
+        """Give an op its sequence number, its addresses, and the work that it must wait for.
+
+        From then on it is the last user of its memory.
 
         Raises
         ------
         AccelError
-            If an operand is gone, or holds what a failed op left there.
+            If an operand was freed, or its contents are those of a failed op.
         """
         blocks, failures = self.buffers.blocks, self.failures
-        # All that may raise comes before the number is issued.
+        # All that may raise comes before the number is issued: the lane's clock waits for it.
         for ref in plan.reads + plan.writes:
             if ref.buffer not in blocks:
                 self.buffers.block(ref)  # raises, with the reason
-        if failures.raised or failures.has_unsound:
+        if failures.reported or failures.has_invalid:
             failures.check(plan)
         status = None
         if plan.status is not None:
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
             launch.is_offloaded = True if status.may_block(self.device, lane) else None
         lane.issued = seq = lane.issued + 1
-        if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
-            failures.enlist(lane, seq, plan)
+        # Only if an earlier write may still fail.
+        if failures.is_tracking and (self.in_flight or failures.has_invalid or (plan.writes and lane.completed < seq - 1)):
+            failures.track(lane, seq, plan)
+        # Each usage appends the unfinished work of other lanes on its memory to the dependencies.
         dependencies: list[Dependency] = []
         inputs: list[int] = []
         outputs: list[int] = []
@@ -217,18 +229,18 @@ class Context(ContextBase):
             block.usage.write(lane, seq, dependencies)
             outputs.append(block.address + ref.offset)
         if plan.status is not None or (op.library, op.kind) in self.scratch.sizes:
-            lent = self.scratch.lend(op, plan, lane, seq, dependencies)
-            outputs += lent
+            scratch_addresses = self.scratch.assign(op, plan, lane, seq, dependencies)
+            outputs += scratch_addresses
             if status is not None:
-                status.address = lent[0]
-                failures.expect(lane, seq, status)
+                status.address = scratch_addresses[0]
+                failures.expect_status(lane, seq, status)
         launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
         """Allocate memory and issue sequence numbers for a submission, and send it to lanes.
 
-        Waits for a library's first use, a new slab, or room for a large batch, and for nothing
-        else. The submission's own errors are raised.
+        Waits for a library to be opened, a new slab, or room for a large batch, and for nothing
+        else. Errors of the submission itself are raised.
 
         Raises
         ------
@@ -242,120 +254,139 @@ class Context(ContextBase):
             if self.fault is not None or not error.is_fault:
                 raise
             self.report_fault(error)
-            raise self.poisoned(error, submission) from None
+            raise self.poisoned_error(error, submission) from None
 
     async def _dispatch(self, submission: Submission) -> None:
+        """Dispatch a submission of any kind; see :meth:`dispatch`."""
         if isinstance(submission, Unregistration):
-            self.libraries.withdraw(submission)
+            self.libraries.unregister(submission)
             return
         if isinstance(submission, OpSubmission):
             op = submission.op
             if isinstance(submission, GraphSubmission):
-                own = [part.library for part in submission.program.ops if part.library in self.core.own]
-                for library in dict.fromkeys((*own, op.library)):  # although their kernels are called in another lane
+                # Its ops' kernels are called in the capture's lane; their libraries must be open.
+                registered = [part.library for part in submission.program.ops if part.library in self.core.registrations]
+                for library in dict.fromkeys((*registered, op.library)):
                     await self.libraries.open(library)
                 with self.opening:
-                    await submission.place(self, self.lanes.routes[op.library])
-            given: Lane | None = None
+                    await submission.allocate(self, self.lanes.routes[op.library])
+            preferred: Lane | None = None
             while not submission.is_settled:
-                self.check_alive()  # a fault that surfaced during a wait did not end what is sent only now
-                if self.dispatch_now(submission, given):
+                # A fault during a wait ended the submissions in flight; this one is not among them.
+                self.check_alive()
+                if self.dispatch_now(submission, preferred):
                     return
-                given = self.lanes.routes.get(op.library)
-                if given is None:
+                preferred = self.lanes.routes.get(op.library)
+                if preferred is None:
                     await self.libraries.open(op.library)
-                else:  # there is no memory
-                    await self._provide(submission, 0, op, given)
+                else:  # the allocator had no memory
+                    await self._provide_memory(submission, 0, op, preferred)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops, count = submission.ops, len(submission.ops)
+        # The first op of each library stands for it.
         for library, op in dict(zip(reversed(submission.libraries), reversed(ops), strict=True)).items():
-            if self.kernels.is_known(op):  # else it is refused in its place
+            if self.kernels.is_known(op):  # else the op is refused in its turn
                 await self.libraries.open(library)
-        lane = self.lanes.choose_for(submission, self.core.own, self.buffers.blocks)
-        while (start := submission.sent) < count:
-            if not submission.is_settled:  # else it may have released its ops
-                weights = self._next_chunk(submission, start)
-                await self.wait_for_room(sum(weights))
+        lane = self.lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
+        while (start := submission.dispatched) < count:
+            if not submission.is_settled:  # a submission that has ended may have released its ops
+                command_counts = self._next_chunk(submission, start)
+                await self.wait_for_room(sum(command_counts))
             if submission.is_settled:
-                # Its refs are void: memory placed for them now would never be freed.
-                submission.void(max(start, submission.sound))
+                # Memory that was placed for the results from now on would never be freed.
+                submission.free_results_from(max(start, submission.committed))
                 return
             if self.core.refs.dropped:
                 self.buffers.apply_frees()
-            if not self._send_ops(submission, weights, lane):
-                index = submission.sent
+            if not self._dispatch_chunk(submission, command_counts, lane):
+                index = submission.dispatched
                 try:
-                    await self._provide(submission, index, ops[index], lane)
+                    await self._provide_memory(submission, index, ops[index], lane)
                 except Exception as raised:
                     raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
-            elif submission.sent < count:
-                # Some devices run a chunk in this iteration: other tasks must get a turn.
+            elif submission.dispatched < count:
+                # Some devices run the chunk in this very call: other tasks must get a turn.
                 await asyncio.sleep(0)
 
-    def batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if nothing has to be awaited; else return ``False``."""
+    def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
+        """Dispatch a batch if nothing has to be awaited; else return ``False``.
+
+        The ops that could be dispatched stay so: :meth:`dispatch` goes on behind them.
+        """
         count, lanes = len(submission.ops), self.lanes
         if not count or not lanes.routes.keys() >= set(submission.libraries):
             return False
-        weights = self._next_chunk(submission, 0)
-        if len(weights) < count or self.commands + sum(weights) > self.limit:
+        command_counts = self._next_chunk(submission, 0)
+        if len(command_counts) < count or self.commands + sum(command_counts) > self.limit:
             return False
         if self.core.refs.dropped:
             self.buffers.apply_frees()
-        return self._send_ops(submission, weights, lanes.choose_for(submission, self.core.own, self.buffers.blocks))
+        return self._dispatch_chunk(
+            submission, command_counts, lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
+        )
 
-    def _send_ops(self, submission: BatchSubmission, weights: Sequence[int], lane: Lane) -> bool:
-        """Send the next ops of a batch to one lane; return whether there was memory for all.
+    def _dispatch_chunk(self, submission: BatchSubmission, command_counts: Sequence[int], lane: Lane) -> bool:
+        """Dispatch the next ops of a batch to one lane; return whether there was memory for all.
 
-        One lane, so that the ops of a chain need no waits between streams.
+        One lane, so that the ops of a chain need no waits between streams. ``command_counts`` has
+        the commands of each of these ops.
         """
-        start, count = submission.sent, len(submission.ops)
+        start, count = submission.dispatched, len(submission.ops)
         launches: list[BatchedOp] = []
         try:
-            is_all = self._bind(submission, start, weights, lane, launches)
+            is_all = self._bind_chunk(submission, start, command_counts, lane, launches)
         except Exception as raised:
-            self.scratch.give_up()
-            at = start + len(launches)
-            raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
+            self.scratch.cancel()
+            index = start + len(launches)
+            raise_op_error(raised, f"sending {submission.kinds[index]}", self.core.loop, op_index=index)
         finally:
             # Issued sequence numbers must reach the lane even if a later op could not be bound.
             if launches:
-                submission.sent = start + len(launches)
-                submission.places.append((lane, launches[0].seq, start, len(launches)))
-                commands = sum(weights[: len(launches)])
-                group = LaunchGroup(self, submission, lane, launches, commands, is_last=submission.sent == count)
+                submission.dispatched = start + len(launches)
+                submission.chunks.append((lane, launches[0].seq, start, len(launches)))
+                commands = sum(command_counts[: len(launches)])
+                group = LaunchGroup(self, submission, lane, launches, commands, is_last=submission.dispatched == count)
                 submission.outstanding += len(launches)
-                self.sent(submission, len(launches), commands)
+                self.on_dispatched(submission, len(launches), commands)
                 lane.send(group)
         return is_all
 
     def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
-        """Return the commands of each op of a batch's next chunk, which has at least one op."""
+        """Return how many commands each op of a batch's next chunk has.
+
+        It begins at op ``start``, and has as many ops as fit one loop iteration, but at least one.
+        """
         ops, plans = submission.ops, submission.plans
-        if self._counts is None:
+        if self._command_counts is None:
             return [1] * min(self._chunk, len(ops) - start)
-        weights = [commands := self._commands(ops[start], plans[start])]
+        command_counts = [commands := self._count_commands(ops[start], plans[start])]
         for index in range(start + 1, len(ops)):
-            more = self._commands(ops[index], plans[index])
-            commands += more
+            count = self._count_commands(ops[index], plans[index])
+            commands += count
             if commands > self._chunk:
                 break
-            weights.append(more)
-        return weights
+            command_counts.append(count)
+        return command_counts
 
-    def _commands(self, op: KernelOp, plan: Plan) -> int:
-        """Return the commands that an op puts into queues, on a device that counts them."""
-        assert self._counts is not None, "the device counts"
+    def _count_commands(self, op: KernelOp, plan: Plan) -> int:
+        """Return how many commands an op puts into the device's queues.
+
+        Called only on a device that counts commands; on others an op counts as one.
+        """
+        assert self._command_counts is not None, "the device counts"
         part = self.kernels.parts.get(op.library)
-        count = self._counts.get((op.library, op.kind), 1) if part is None else part.launches
+        count = self._command_counts.get((op.library, op.kind), 1) if part is None else part.launches
         commands = count if isinstance(count, int) else count(op)
         return commands if plan.status is None else commands + STATUS_COMMANDS
 
-    async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
-        """Get the memory that an op needs and the allocator lacks."""
+    async def _provide_memory(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
+        """Make a slab with room for what op ``index`` of a submission needs, off the loop.
+
+        Called when there was no memory for it; the caller then tries the dispatch again.
+        """
         with self.opening:
-            if op.library not in lane.provided:
+            if op.library not in lane.ready_libraries:
                 await self.provide_workspaces(lane, op.library)
             for plan in submission.plans[index : index + 1]:  # none, if it has ended meanwhile
                 await self.buffers.provide((*await self.scratch.specs((op,), plan), *plan.creates), lane)
@@ -363,60 +394,67 @@ class Context(ContextBase):
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
         """Give a lane the workspaces of a library; raises as :meth:`Buffers.provide` does."""
         if lane.needs_workspace(library):
-            self.lanes.lending.add(library)
+            self.lanes.workspace_libraries.add(library)
         await self.buffers.provide_workspaces(lane, lane.stream, library)
-        lane.provided.add(library)
+        lane.ready_libraries.add(library)
 
-    def _reclaim(self, wanting: Timeline) -> bool:
-        """Free the workspaces of idle lanes for ``wanting``; return whether there were any."""
+    def _reclaim_workspaces(self, wanting: Timeline) -> bool:
+        """Free the workspaces of idle lanes, and return whether there were any.
+
+        The buffers call it when memory is short, for an op in the lane ``wanting``.
+        """
         lanes = self.lanes
-        if wanting is lanes.equipping:
+        if wanting is lanes.equipping:  # workspaces are not taken from one lane for another
             return False
-        given = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.release_workspaces(lane)]
-        for lane in given:
+        released = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.release_workspaces(lane)]
+        for lane in released:
             stream = lane.stream
-            assert isinstance(stream, TakesWorkspace), "it was given workspaces"
+            assert isinstance(stream, TakesWorkspace), "only such a stream has workspaces"
             stream.release_workspaces()
-            lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
-        if given:
-            lanes.stop_equipping()  # or it would ask for them again
-        return bool(given)
+            lane.ready_libraries = {library for library in lane.ready_libraries if not lane.needs_workspace(library)}
+        if released:
+            lanes.stop_equipping()  # else the lanes would ask for them again
+        return bool(released)
 
-    def _bind(self, submission: BatchSubmission, start: int, weights: Sequence[int], lane: Lane, launches: list[BatchedOp]) -> bool:
-        """Bind ops of a batch: kernels, memory, numbers; return whether there was memory for all.
+    def _bind_chunk(
+        self, submission: BatchSubmission, start: int, command_counts: Sequence[int], lane: Lane, launches: list[BatchedOp]
+    ) -> bool:
+        """Find the kernel and the memory of each op of a chunk, and schedule it.
+
+        Returns whether there was memory for all.
 
         Parameters
         ----------
         submission, start
             The batch, and its first op that is not bound.
-        weights
+        command_counts
             The commands of each op to bind.
         lane
-            Where they go.
+            The lane of them all.
         launches
-            The bound ops are appended here.
+            The bound ops are appended here, also before an error.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
-        buffers, found, scratch, faults = self.buffers, self._found, self.scratch, self.core.options.faults
-        for index in range(start, start + len(weights)):
+        buffers, found, scratch, faults = self.buffers, self._kernel_cache, self.scratch, self.core.options.faults
+        for index in range(start, start + len(command_counts)):
             op, plan = ops[index], plans[index]
             kernel = found.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
             if type(op) is Replay:
-                op.check()
-            if op.library not in lane.provided:
+                op.check()  # a library of its kernels may be unregistered by now
+            if op.library not in lane.ready_libraries:
                 return False
             if (plan.status is not None or (op.library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
                 return False
             if plan.creates:
                 made = outputs[index]
                 if not buffers.place(made, lane):
-                    scratch.give_up()
+                    scratch.cancel()
                     return False
                 refs += made
-            action = None if faults is None else faults.take(op.kind)
-            launch = BatchedOp(op, plan, kernel, action, index)
-            self._take_place(launch, op, lane, plan, refs)
+            injected_fault = None if faults is None else faults.take(op.kind)
+            launch = BatchedOp(op, plan, kernel, injected_fault, index)
+            self._schedule(launch, op, lane, plan, refs)
             launches.append(launch)
         return True
 
@@ -429,51 +467,52 @@ class Context(ContextBase):
         return self.kernels.is_capturable(op)
 
     def kernel_of(self, op: KernelOp) -> Kernel:
-        """Return how the op is enqueued."""
-        return self._found.get(type(op)) or self.kernels.find(op)
+        """Return the function that enqueues the op."""
+        return self._kernel_cache.get(type(op)) or self.kernels.find(op)
 
-    async def wait_passed(self, marks: Iterable[tuple[Lane, int]]) -> None:
-        """Wait until lanes have done their work up to a number; raises as :meth:`until` does."""
+    async def wait_completed(self, marks: Iterable[tuple[Lane, int]]) -> None:
+        """Wait until each lane has completed a number; raises as :meth:`wait_until` does."""
         for lane, seq in marks:
             if lane.completed >= seq:
                 continue
             await lane.wait_enqueued(seq)
-            mark = LaneMark(self, lane, seq, lane.events.take(), "passed")
+            mark = LaneMark(self, lane, seq, lane.events.acquire(), "passed")
             if lane.stream.record(mark.event):
                 mark.complete()
             else:
                 self.watcher.watch(mark)
-            await self.until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
+            await self.wait_until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
         """Hold a resource under a buffer's number; see :meth:`~accel.storage.buffers.Buffers.hold`.
 
-        It is released when its uses are over, also if no op is sent after that.
+        Once the ref is dropped, it is released when its last use has ended, also if no op follows.
         """
         self.buffers.hold(ref, usage, release)
-        self._wait_for_ends()
+        self._release_when_retired()
 
-    def _wait_for_ends(self) -> None:
+    def _release_when_retired(self) -> None:
         """Check whenever ops retire whether a held resource can be released."""
-        self.after_retire = self._settle
+        self.after_retire = self._release_held
 
-    def _settle(self) -> None:
+    def _release_held(self) -> None:
+        """Release held resources whose uses have ended; check no more when none is left."""
         if not self.buffers.settle():
             self.after_retire = None
 
-    def apply_frees(self, most: int | None = None) -> None:
-        """Free the memory of dropped refs, of ``most`` at most."""
-        self.buffers.apply_frees(most)
+    def apply_frees(self, max_count: int | None = None) -> None:
+        """Free the memory of dropped refs, of ``max_count`` at most."""
+        self.buffers.apply_frees(max_count)
 
     def is_out_of_memory(self, raised: BaseException) -> bool:
         """Return whether a library's error means that the device has no memory. Thread-safe."""
         return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
-        """Return the context's fault behind a library's error, or ``None``.
+        """Return the fault that a library's error was caused by, or ``None``.
 
-        Libraries that query the device's errors raise a fault as their own error, before any mark
-        of this context reports it.
+        A library that checks the device's state, such as torch, raises a fault as an error of its
+        own, before a mark of this context reports it. So the driver is asked.
         """
         if not isinstance(self.device, ChecksAlive):
             return None
@@ -491,7 +530,7 @@ class Context(ContextBase):
         return self.offloaded.busy_seconds()
 
     def memory(self) -> tuple[int, int, int]:
-        """Return the bytes of buffers, of slabs, and of workspaces. Thread-safe."""
+        """Return the bytes of buffers, of slabs, and of workspaces, in this order. Thread-safe."""
         allocator = self.buffers.allocator
         return allocator.used - self.buffers.lent, allocator.reserved + self.buffers.leaving_nbytes, self.buffers.lent
 
@@ -506,7 +545,7 @@ class Context(ContextBase):
         if self.core.home.is_inherited:
             return
         if self.fault is None:
-            # From here on faults that surface in a stream are not reported.
+            # From here on a fault that surfaces in a stream is not reported.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
             self.fail_all(self.fault)
         self.after_retire = None
@@ -527,11 +566,13 @@ class Context(ContextBase):
             raise
 
     def _close_blocking(self, abandon: bool) -> None:
-        if not self._to_close.acquire(blocking=False):
-            return  # another thread closes it, or has
-        self.offloaded.when_over(lambda: self._give_back(abandon), wait=not abandon)
+        """Release everything once; a thread of :meth:`close` calls it, or the loop's to abandon."""
+        if not self._close_lock.acquire(blocking=False):
+            return  # another thread closes the context, or has closed it
+        self.offloaded.close(lambda: self._release_all(abandon), wait=not abandon)
 
-    def _give_back(self, abandon: bool) -> None:
+    def _release_all(self, abandon: bool) -> None:
+        """Close streams, memory, events and the backend's context; no worker uses them any more."""
         for lane in self.lanes.all:
             lane.close(abandon=abandon)
         for _, stream in self.lanes.unused:

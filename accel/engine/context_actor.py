@@ -69,62 +69,68 @@ class ContextActor(Actor[Never, None]):
         """Make the context, open the libraries of ``libraries=``, and begin the generation."""
         core = self._core
         began = time.perf_counter()
-        kept = await core.durable.slabs_to_bind()
-        opened = await acquire(core.system, partial(_open, core, kept), _abandon)
+        # 1. The backend's part, on a worker thread: what was opened is closed if this is cancelled.
+        kept_slabs = await core.durable.slabs_to_bind()
+        opened = await acquire(core.system, partial(_open, core, kept_slabs), _close_opened)
         device, streams, slabs = opened
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:
-            await core.system.run_blocking(_abandon, opened)
+            await core.system.run_blocking(_close_opened, opened)
             raise
-        made = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
-        made.durables.ahead.update(slabs)
+        # 2. The context, with its durable memory, its lanes, and the libraries of `libraries=`.
+        device_context = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
+        device_context.durables.ahead.update(slabs)
         try:
             # Before anything frees memory: a free of a buffer that is not bound yet would be lost.
-            _bind_durable(made, kept)
-            made.lanes.adopt(streams)
+            _bind_durable(device_context, kept_slabs)
+            device_context.lanes.adopt(streams)
             for library in core.options.libraries:
-                await made.libraries.open(library)
+                await device_context.libraries.open(library)
             await core.pinned.attach(device)
-            await verify(made, core)
+            # 3. Checksums and registered libraries, before the first op of the generation.
+            await verify(device_context, core)
             core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
-            await self._open_eager(made)
-            made.check_alive()
+            await self._open_eager(device_context)
+            device_context.check_alive()
         except BaseException:
-            await made.close(abandon=True)
+            await device_context.close(abandon=True)
             raise
-        self._context = made
+        # 4. The generation begins: ops are dispatched to the context.
+        self._context = device_context
         if isinstance(device, TellsFaults):
-            device.on_fault = partial(_told, made)
-        self._owner.on_published(made)
-        core.refs.sharing = made.sharing
-        core.became_ready(began)
+            device.on_fault = partial(_on_backend_fault, device_context)
+        self._owner.on_published(device_context)
+        core.refs.sharing = device_context.sharing
+        core.on_context_ready(began)
 
     def owned(self) -> tuple[ActorTree, ...]:
-        """See :meth:`Actor.owned`: the lanes."""
+        """See :meth:`Actor.owned`: the lanes, and the streams that have no lane yet."""
         if self._context is None:
             return ()
         lanes = self._context.lanes
-        return (*[_drawn(lane) for lane in lanes.all], *[ActorTree(name=name, state="idle", depth=0) for name, _ in lanes.unused])
+        return (*[_tree_of(lane) for lane in lanes.all], *[ActorTree(name=name, state="idle", depth=0) for name, _ in lanes.unused])
 
-    async def _open_eager(self, made: Context) -> None:
-        """Open the registered libraries that are to be open before the generation begins.
+    async def _open_eager(self, device_context: Context) -> None:
+        """Open the registered libraries that are ``eager``, before the generation begins.
 
-        One that cannot be opened is logged, and does not keep the generation from beginning.
+        One that cannot be opened is logged; the generation begins without it.
         """
         core = self._core
-        for registration in tuple(core.own.values()):
+        for registration in tuple(core.registrations.values()):
             if not registration.is_eager or registration.is_leaving:
                 continue
             try:
                 registration.check()
-                await made.libraries.open(registration.name)
+                await device_context.libraries.open(registration.name)
             except Exception as raised:
                 error = op_error(raised, f"opening library {registration.name!r}", core.loop, library=registration.name)
                 if error.is_fault:
                     raise
-                logger.warning("library_not_opened", device=core.name, generation=made.generation, library=registration.name, error=error)
+                logger.warning(
+                    "library_not_opened", device=core.name, generation=device_context.generation, library=registration.name, error=error
+                )
 
     async def receive(self, message: Never, context: ActorContext) -> None:
         """Never called: the actor gets no messages."""
@@ -136,18 +142,16 @@ class ContextActor(Actor[Never, None]):
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Close the context.
-
-        If its streams are empty, their threads have ended when this returns.
-        """
-        made = self._context
-        await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0 or made.libraries.calls > 0)
+        """Close the context; abandon work that is still in flight, which might not end."""
+        closing = self._context
+        await self._close(abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or closing.libraries.calls > 0)
 
     async def _close(self, *, abandon: bool) -> None:
-        made, self._context = self._context, None
-        if made is not None:
+        """Close the context, if there is one; ops are dispatched to it no more."""
+        device_context, self._context = self._context, None
+        if device_context is not None:
             self._owner.on_published(None)
-            await made.close(abandon=abandon)
+            await device_context.close(abandon=abandon)
 
 
 class _Opened(NamedTuple):
@@ -158,12 +162,12 @@ class _Opened(NamedTuple):
     slabs: dict[int, HeldSlab]
 
 
-def _open(core: DeviceCore, kept: Iterable[KeptSlab]) -> _Opened:
+def _open(core: DeviceCore, kept_slabs: Iterable[KeptSlab]) -> _Opened:
     """Make the backend's context and its streams, and map the durable memory; blocks."""
     device = core.memory_back.retry_on_oom(core.backend.open, core.description.index)
     try:
         streams, raised = make_streams(device, core.options.streams)
-        slabs = map_slabs(device, kept)
+        slabs = map_slabs(device, kept_slabs)
     except BaseException:
         device.close(abandon=True)
         raise
@@ -172,34 +176,36 @@ def _open(core: DeviceCore, kept: Iterable[KeptSlab]) -> _Opened:
     return _Opened(device, streams, slabs)
 
 
-def _bind_durable(context: Context, kept: Iterable[KeptSlab]) -> None:
-    """Use the durable memory that was mapped."""
+def _bind_durable(context: Context, kept_slabs: Iterable[KeptSlab]) -> None:
+    """Make buffers of the durable memory that was mapped: refs to it are valid in this context."""
     book = context.core.durable
     book.is_offered = context.durables.is_offered
-    for slab in kept:
+    for slab in kept_slabs:
         book.on_slab_mapped(slab.number, context.durables.bind(context.buffers, slab).closed)
 
 
 async def _open_library(owner: ActorContext, context: Context, library: str) -> ActorRef[Any, None]:
+    """Start the kernel actor of a library, and return it once the library is open."""
     with context.opening:
         return await owner.spawn(KernelActor, context, library, name=library, restart=NEVER_ENDS)
 
 
-def _drawn(lane: Lane) -> ActorTree:
+def _tree_of(lane: Lane) -> ActorTree:
     """Return what the tree shows of a lane: ``depth`` counts its unfinished ops."""
     unfinished = lane.issued - lane.completed
     return ActorTree(name=lane.name, state="busy" if unfinished else "idle", depth=unfinished)
 
 
-def _abandon(opened: _Opened) -> None:
+def _close_opened(opened: _Opened) -> None:
+    """Close what :func:`_open` has made, because no context will own it; blocks."""
     close_all(opened.slabs.values())
     opened.device.close(abandon=True)
 
 
-def _told(context: Context, error: AccelError) -> None:
-    """Report a fault that surfaced elsewhere in the process. Any thread may call it.
+def _on_backend_fault(context: Context, error: AccelError) -> None:
+    """Report a fault that the backend has seen elsewhere in the process. Thread-safe.
 
-    The context may not have queried the driver since.
+    Another device of the process may see it first, because all of them fail together.
     """
     with contextlib.suppress(RuntimeError):  # its loop has ended
         context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))

@@ -40,7 +40,7 @@ class OnCopies(Plan):
 def on_copies(op: KernelOp, plan: Plan) -> Plan:
     """Return the plan of an op with strided operands.
 
-    It is an :class:`OnCopies` if the op's kernel does not take all of them.
+    It is an :class:`OnCopies` if the op's kernel does not take all of them as they are.
     """
     strided = {id(ref): ref for ref in plan.reads + plan.writes if ref.is_strided and not op.takes_strided(ref)}
     if not strided:
@@ -80,8 +80,8 @@ class OpList:
         self._core = core
         self._check = check
         self.generation = generation
-        self._given: list[int] = []  # for each op, how many were given before
-        self._count = 0
+        self._given: list[int] = []  # for each op, the index of the given op that it is a part of
+        self._count = 0  # of the given ops
         self.ops: list[KernelOp] = []
         self.plans: list[Plan] = []
         self.outputs: list[tuple[AccelRef, ...]] = []
@@ -93,14 +93,24 @@ class OpList:
         """Forget the ops and their results."""
         self.ops, self.plans, self.outputs, self._count = [], [], [], 0
 
-    def number(self, index: int | None) -> int | None:
-        """Return which of the given ops op ``index`` belongs to; ``None`` if a child named none."""
+    def given_index(self, index: int | None) -> int | None:
+        """Return the index of the given op that op ``index`` is a part of.
+
+        ``None`` where an error does not say which op failed.
+        """
         return None if index is None or not 0 <= index < len(self._given) else self._given[index]
 
     def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None, shown: tuple[AccelRef, ...] | None = None) -> Any:
-        """Add a checked op, which a batch or graph records, and return its result.
+        """Add a checked op, and return its result: the refs of what it makes or writes.
 
-        ``shown`` are the refs that the caller knows what it writes by.
+        Parameters
+        ----------
+        op, plan
+            The op, and its plan as checked.
+        recording
+            The batch or graph that records it; ``None`` for an awaited op.
+        shown
+            The refs to return for what it writes, where it writes copies of them.
         """
         if type(plan) is OnCopies or type(plan) is ComposedPlan:
             return self._add_as_several(op, plan, recording)
@@ -119,7 +129,7 @@ class OpList:
         return result
 
     def _add_as_several(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
-        """Add the ops that one is sent as: they count as the one that was given."""
+        """Add the ops that a given one is sent as; they all have its index."""
         count, start = self._count, len(self.ops)
         try:
             if isinstance(plan, ComposedPlan):
@@ -136,28 +146,33 @@ class OpList:
         return result
 
     def _add_on_copies(self, op: KernelOp[Any], plan: OnCopies, recording: Recording | None) -> Any:
-        def copied(copy: KernelOp[AccelRef]) -> AccelRef:
+        """Add copies of strided operands, the op on these copies, and the copies back."""
+
+        def add_copy(copy: KernelOp[AccelRef]) -> AccelRef:
             made: AccelRef = self.add(copy, self._check(copy, recording), recording)
             return made
 
         copies: dict[int, AccelRef] = {}
         for ref in plan.copied:
-            # What a user's kernel leaves out of a result stays as it is.
+            # A user's kernel may write only a part of its result: the rest keeps its contents.
             is_read = plan.updates or op.library not in LIBRARIES or any(ref is read for read in plan.reads)
-            copies[id(ref)] = copied(Part(ref, ...) if is_read else Empty(ref.shape, ref.dtype))
+            copies[id(ref)] = add_copy(Part(ref, ...) if is_read else Empty(ref.shape, ref.dtype))
         dense = _with_copies(op, copies)
-        found = self._check(dense, recording)
-        if isinstance(found, OnCopies):
-            raise InvalidArgumentError(f"{found.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
-        result = self.add(dense, found, recording, plan.writes)
+        dense_plan = self._check(dense, recording)
+        if isinstance(dense_plan, OnCopies):
+            raise InvalidArgumentError(f"{dense_plan.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
+        result = self.add(dense, dense_plan, recording, plan.writes)
         for ref in plan.copied:
             if any(ref is written for written in plan.writes):
-                copied(Part(copies[id(ref)], ..., out=ref))
+                add_copy(Part(copies[id(ref)], ..., out=ref))
         return result
 
 
 def _with_copies(op: Any, copies: Mapping[int, AccelRef]) -> KernelOp[Any]:
-    """Return the op with copies in the places of views."""
+    """Return the op with its strided views replaced by their copies, in fields and in tuples.
+
+    ``copies`` maps the id of a view to its copy.
+    """
     if not dataclasses.is_dataclass(op) or isinstance(op, type):
         return cast("KernelOp[Any]", op)
     changed: dict[str, Any] = {}

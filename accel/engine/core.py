@@ -41,8 +41,8 @@ class DeviceCore:
     Parameters
     ----------
     system, backend, description, options, shared
-        The system, the backend with its description of the device, the options, and the state that
-        the devices of the system share.
+        The system, the backend with its description of the device, the options, and a dictionary
+        of what the devices of the system share.
     name
         Such as ``"cpu:0"``; ``None``: as described.
     numbers
@@ -73,9 +73,9 @@ class DeviceCore:
         Closes descriptors.
     workload : Workload
         Counts submissions that wait, are in hand, or have retired.
-    own : dict
+    registrations : dict
         Name -> registration, of the libraries of the user's own.
-    own_listeners : list of callable
+    registration_listeners : list of callable
         Called when a library was registered or unregistered.
     families : dict
         Name -> family, of the families from outside ``accel`` whose ops were sent.
@@ -121,8 +121,8 @@ class DeviceCore:
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.memory_back = MemoryBack()
         self.workload = Workload()
-        self.own: dict[str, Registration] = {}
-        self.own_listeners: list[Callable[[], object]] = []
+        self.registrations: dict[str, Registration] = {}
+        self.registration_listeners: list[Callable[[], object]] = []
         self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.has_graphs = False
@@ -141,8 +141,8 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        # As `Home.is_here`, without a call. asyncio's own query of the running loop calls getpid()
-        # each time.
+        # As `Home.is_here`, without a call: this is on the way of every op. asyncio's own query of
+        # the running loop calls getpid() each time.
         refs, home = self.refs, self.home
         if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not refs.is_closing and not home.is_inherited:
             return
@@ -174,37 +174,40 @@ class DeviceCore:
 
     @property
     def is_ready(self) -> bool:
-        """Whether ops run now."""
+        """Whether the state is READY: ops run now."""
         return self.lifecycle.state is DeviceState.READY
 
     # -- changes of state
 
-    def withdraw_own(self, name: str) -> Registration | None:
+    def withdraw_registration(self, name: str) -> Registration | None:
         """Forget a registered library, and return its registration if it is there."""
-        registration = self.own.pop(name, None)
-        self.own_changed()
+        registration = self.registrations.pop(name, None)
+        self.on_registrations_changed()
         return registration
 
-    def own_changed(self) -> None:
+    def on_registrations_changed(self) -> None:
         """Tell that a library was registered, or is no longer."""
-        for listener in self.own_listeners:
+        for listener in self.registration_listeners:
             listener()
 
-    def became_ready(self, began: float, **pairs: object) -> None:
-        """Enter the next generation, whose context has been made since ``began``, and log it."""
+    def on_context_ready(self, began: float, **pairs: object) -> None:
+        """Enter the next generation, and log it; called when its context is ready.
+
+        ``began`` is when its making began (``time.perf_counter()``); ``pairs`` are logged.
+        """
         if self.lifecycle.generation:
             self.restarts += 1
             self.rebuild_seconds = time.perf_counter() - self._faulted_at
         self.refs.live_generation = generation = self.lifecycle.generation + 1
         self.durable.on_generation(generation)
-        self.lifecycle.ready()
+        self.lifecycle.enter_ready()
         seconds = round(time.perf_counter() - began, 4)
         logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
 
-    def lost_context(self, error: AccelError, follows: Callable[[AccelError], bool]) -> None:
-        """Make ordinary refs stale, and enter REBUILDING or LOST.
+    def on_context_lost(self, error: AccelError, follows: Callable[[AccelError], bool]) -> None:
+        """Make ordinary refs stale, and enter REBUILDING or LOST; called at a context's fault.
 
-        ``follows`` decides whether there will be another context.
+        ``follows`` decides whether another context follows.
         """
         self.refs.live_generation = 0
         self._had_process_fault |= error.scope >= FaultScope.PROCESS
@@ -213,25 +216,25 @@ class DeviceCore:
         if self.lifecycle.is_final:
             return
         if is_followed:
-            self.lifecycle.rebuilding(error)
+            self.lifecycle.enter_rebuilding(error)
         else:
-            self.lost(error)
+            self.give_up(error)
 
-    def lost(self, error: BaseException | None) -> None:
-        """Give the device up: it is LOST.
+    def give_up(self, error: BaseException | None) -> None:
+        """Enter LOST: no context follows.
 
         Durable memory is kept until the device is reopened or closed.
         """
         self.refs.live_generation = 0
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
-            self.lifecycle.lost(error if isinstance(error, AccelError) else None)
+            self.lifecycle.enter_lost(error if isinstance(error, AccelError) else None)
             self.pinned.on_device_ended()
 
-    def closed(self) -> None:
-        """End the device's life, whatever is left of it."""
+    def close(self) -> None:
+        """Enter CLOSED, and release the durable memory; the last step of closing."""
         self.refs.is_closing = True
         self.refs.live_generation = 0
-        self.lifecycle.closed()
+        self.lifecycle.enter_closed()
         self.durable.close()
         self.pinned.on_device_ended()

@@ -40,7 +40,9 @@ class DeviceActor(Actor[Submission, None]):
     def __init__(self, core: DeviceCore, host: Host) -> None:
         self._core = core
         self._host = host
-        self._moving: dict[asyncio.Task[None], _Uses] = {}  # dispatches that wait beside the queue
+        # Submissions that have left the queue and wait for shared memory or for each other, while
+        # later ones overtake them.
+        self._delayed: dict[asyncio.Task[None], _Access] = {}
 
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
@@ -48,16 +50,16 @@ class DeviceActor(Actor[Submission, None]):
 
     async def stopped(self, context: ActorContext) -> None:
         """End the device with its actor, so that no waiter is left."""
-        core, moving = self._core, tuple(self._moving)
-        for task in moving:
+        core, delayed = self._core, tuple(self._delayed)
+        for task in delayed:
             task.cancel()
-        if moving:
-            await asyncio.wait(moving)
+        if delayed:
+            await asyncio.wait(delayed)
         await self._host.children.wait_ended()
         if core.refs.is_closing or context.system.state != "open":
-            core.closed()
+            core.close()
         else:
-            core.lost(None)
+            core.give_up(None)
 
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
         """Dispatch an op or a batch in the caller's call, if nothing has to be awaited."""
@@ -70,114 +72,125 @@ class DeviceActor(Actor[Submission, None]):
             or current.commands >= current.limit
             or message.future.done()
             or len(core.refs.dropped) > MANY_FREES
-            or (self._moving and self._in_the_way(message))
+            or (self._delayed and self._conflicting(message))
         ):
             return False
         try:
-            sent: bool = current.dispatch_now(message) if kind is OpSubmission else current.batch_now(message)
+            sent: bool = current.dispatch_now(message) if kind is OpSubmission else current.dispatch_batch_now(message)
         except BaseException as error:
-            self._answer(message, error)
+            self._reject(message, error)
             return True
         return sent
 
     def refused(self, message: Submission) -> None:
         """End what was queued when the actor stopped."""
-        message.void(0)
+        message.free_results_from(0)
         message.reject(self._core.lifecycle.final_error())
 
     async def receive(self, message: Submission, context: ActorContext) -> None:
         """Dispatch one submission, or end it with the error that prevents that.
 
-        One that waits for room for its array is overtaken by others, unless they conflict with it:
-        they use its buffers, or a library that ends behind it.
+        One whose array must wait for shared memory does not hold up the queue: later submissions
+        overtake it, unless they use its buffers or a library that one of the two unregisters.
         """
         if self.receive_now(message, context):
             return
-        current, before = self._host.context, self._in_the_way(message)
-        if not before and (current is None or not current.must_wait(message)):
-            await self._send(message)
+        current, predecessors = self._host.context, self._conflicting(message)
+        if not predecessors and (current is None or not current.must_wait(message)):
+            await self._dispatch(message)
             return
-        while len(self._moving) >= self._core.options.max_in_flight:
+        # The delayed submissions are bounded too: without room among them, the queue waits.
+        while len(self._delayed) >= self._core.options.max_in_flight:
             try:
-                await self._waiting(asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED))
+                await self._wait_in_hand(asyncio.wait(self._delayed, return_when=asyncio.FIRST_COMPLETED))
             except asyncio.CancelledError:  # the actor stops
                 self.refused(message)
                 raise
-        task = self._core.loop.create_task(self._send(message, before))
-        self._moving[task] = _uses(message)
-        task.add_done_callback(self._moving.pop)
+        task = self._core.loop.create_task(self._dispatch(message, predecessors))
+        self._delayed[task] = _access_of(message)
+        task.add_done_callback(self._delayed.pop)
 
-    def _in_the_way(self, message: Submission) -> list[asyncio.Task[None]]:
-        """Return the waiting dispatches that a later submission conflicts with."""
-        if not self._moving:
+    def _conflicting(self, message: Submission) -> list[asyncio.Task[None]]:
+        """Return the tasks of delayed submissions that this later one must not overtake."""
+        if not self._delayed:
             return []
-        uses = _uses(message)
-        return [task for task, earlier in self._moving.items() if uses.must_follow(earlier)]
+        access = _access_of(message)
+        return [task for task, earlier in self._delayed.items() if access.conflicts_with(earlier)]
 
-    async def _send(self, message: Submission, before: Collection[asyncio.Task[None]] = ()) -> None:
+    async def _dispatch(self, message: Submission, predecessors: Collection[asyncio.Task[None]] = ()) -> None:
+        """Dispatch a submission after its predecessors, or end it with the error that prevents it.
+
+        Runs in the actor's task, or in a task of its own if the submission is delayed.
+        """
         try:
-            if before:
-                await self._waiting(asyncio.wait(before))
-            await self._forward(message)
+            if predecessors:
+                await self._wait_in_hand(asyncio.wait(predecessors))
+            await self._dispatch_to_context(message)
         except (asyncio.CancelledError, GeneratorExit):  # the actor stops: code of users is called, and never awaited
             self.refused(message)
             raise
         except BaseException as error:
-            self._answer(message, error)
+            self._reject(message, error)
 
-    def _answer(self, submission: Submission, raised: BaseException) -> None:
-        """End a submission with what was raised on its way."""
+    def _reject(self, submission: Submission, raised: BaseException) -> None:
+        """End a submission with the error that was raised while it was dispatched."""
         core = self._core
         error = op_error(raised, f"sending {submission.name}", core.loop)
         # A clone: this error's traceback holds the submission, whose future would hold the error.
         submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name, device=error.device or core.name))
 
-    async def _forward(self, submission: Submission) -> None:
+    async def _dispatch_to_context(self, submission: Submission) -> None:
+        """Dispatch to the present context, or to the next one if that faults before the launch.
+
+        Waits while there is no context or no room in it, and returns when the submission is
+        dispatched or its future has ended.
+        """
         core, host = self._core, self._host
         while not submission.future.done():
             if not core.is_ready:
-                await self._waiting(core.lifecycle.wait_ready())
+                await self._wait_in_hand(core.lifecycle.wait_ready())
             if submission.generation != core.refs.live_generation:
-                self._recheck(submission)
+                self._check_after_rebuild(submission)
             context = host.context
             try:
                 if context.commands >= context.limit:
-                    await self._waiting(context.wait_for_room(1))
-                    continue  # its caller may have gone in the meantime
+                    await self._wait_in_hand(context.wait_for_room(1))
+                    continue  # meanwhile the future may have ended, or the context
                 await context.dispatch(submission)
             except AccelError:
                 # The context died before the submission was launched: the next context takes it.
                 if context.fault is None:
                     raise
                 if submission.launched:
-                    raise context.poisoned(context.fault, submission) from None
+                    raise context.poisoned_error(context.fault, submission) from None
                 continue
             return
-        submission.void(0)
+        submission.free_results_from(0)
 
-    async def _waiting(self, what: Awaitable[object]) -> None:
-        """Wait for something with a submission in hand, which counts as queued."""
+    async def _wait_in_hand(self, awaitable: Awaitable[object]) -> None:
+        """Await something while the submission in hand still counts as queued."""
         self._core.workload.in_hand += 1
         try:
-            await what
+            await awaitable
         finally:
             self._core.workload.in_hand -= 1
 
-    def _recheck(self, submission: Submission) -> None:
-        """Check the operands again after a rebuild that came between the sending and the dispatch.
+    def _check_after_rebuild(self, submission: Submission) -> None:
+        """Check a submission's operands again: the context was rebuilt while it was queued.
 
         Raises
         ------
         StaleRefError
-            If an operand did not outlive it.
+            If an operand is not durable, or the submission is a batch or a graph, whose results are
+            refs of the generation before.
         """
         core = self._core
         for plan in submission.plans:
             for ref in (*plan.reads, *plan.writes):
                 if ref.generation != core.refs.live_generation:
                     core.refs.check(ref, None, plan)
-        if core.durable.any_torn and isinstance(submission, OpSubmission) and submission.op.library in core.own:
-            core.own[submission.op.library].check()
+        if core.durable.any_torn and isinstance(submission, OpSubmission) and submission.op.library in core.registrations:
+            core.registrations[submission.op.library].check()
         if isinstance(submission, (BatchSubmission, GraphSubmission)):
             raise StaleRefError(
                 f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",
@@ -189,8 +202,8 @@ class DeviceActor(Actor[Submission, None]):
         submission.generation = core.refs.live_generation
 
 
-class _Uses(NamedTuple):
-    """The buffers and libraries that a submission uses.
+class _Access(NamedTuple):
+    """The buffers and libraries that a submission uses: its read set and its write set.
 
     Attributes
     ----------
@@ -198,33 +211,33 @@ class _Uses(NamedTuple):
         The buffers that it reads, and those that it writes or frees.
     libraries : frozenset of str
         Libraries of its ops.
-    ended : str or None
+    unregistered : str or None
         The library that it unregisters.
     """
 
     reads: frozenset[int]
     writes: frozenset[int]
     libraries: frozenset[str]
-    ended: str | None
+    unregistered: str | None
 
-    def must_follow(self, earlier: _Uses) -> bool:
-        """Return whether the order of this submission and an earlier one matters."""
-        if self.ended is not None:  # a graph may call the library, unseen from here
+    def conflicts_with(self, earlier: _Access) -> bool:
+        """Return whether this submission must not overtake an earlier one."""
+        if self.unregistered is not None:  # a graph may call the library, which is not known here
             return True
-        if earlier.ended is not None and not self.libraries.isdisjoint((earlier.ended, Replay.library, Capture.library)):
+        if earlier.unregistered is not None and not self.libraries.isdisjoint((earlier.unregistered, Replay.library, Capture.library)):
             return True
         return not (
             self.writes.isdisjoint(earlier.reads) and self.writes.isdisjoint(earlier.writes) and self.reads.isdisjoint(earlier.writes)
         )
 
 
-def _uses(submission: Submission) -> _Uses:
-    """Return what a submission uses that is not launched yet."""
+def _access_of(submission: Submission) -> _Access:
+    """Return the buffers and libraries of a submission that was not dispatched yet."""
     reads = frozenset([ref.buffer for plan in submission.plans for ref in plan.reads])
     writes = frozenset([ref.buffer for plan in submission.plans for ref in plan.writes])
     if isinstance(submission, BatchSubmission):
-        return _Uses(reads, writes, frozenset(submission.libraries), None)
+        return _Access(reads, writes, frozenset(submission.libraries), None)
     assert isinstance(submission, OpSubmission), "there are two kinds"
     if type(submission.op) is Free:
         writes = frozenset([submission.op.ref.buffer])
-    return _Uses(reads, writes, frozenset([submission.library]), submission.library if isinstance(submission, Unregistration) else None)
+    return _Access(reads, writes, frozenset([submission.library]), submission.library if isinstance(submission, Unregistration) else None)

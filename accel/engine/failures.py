@@ -2,9 +2,9 @@
 
 Streams that run Python report what their work raises (see :class:`accel.backend.ReportsFailures`).
 On any device a kernel may write a status that says so (see :class:`accel.ops.Status`). The op whose
-work failed ends with its error; so do the ops behind it that read what it was to write, or what
-such an op made of it. Memory is tracked by whole buffers: one is sound again once all of it is
-written anew.
+work failed ends with its error; so do the later ops that read its results, directly or through
+other ops. Memory is tracked by whole buffers: an invalid one is valid again once all of it was
+rewritten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accel.engine.in_flight import ContextBase
-    from accel.engine.launches import Sendable
+    from accel.engine.launches import BoundGroup
     from accel.engine.status import PendingStatus
     from accel.engine.stream_clock import StreamClock
     from accel.engine.submission import Submission
@@ -37,27 +37,28 @@ if TYPE_CHECKING:
 __all__ = ["Failures"]
 
 
-class _Uses:
-    """The uses of memory by an op in flight that a failure before it affects.
+class _TrackedOp:
+    """An op in flight that depends on writes that may still fail.
 
     Attributes
     ----------
     reads : list of Dependency
         Writes, pending at the op's dispatch, whose results it reads, or keeps in part.
-    replaces : list of Dependency
+    overwrites : list of Dependency
         Pending writes whose results it overwrites: their results stay if the op never runs.
-    replaced : AccelError or None
-        The error of the write whose result it overwrites.
+    overwritten_error : AccelError or None
+        The error of the failed write whose result it overwrites. The buffer is invalid again if the
+        op never runs.
     error : AccelError or None
-        The op's own error.
+        The error that the op ends with: its own, or that of an op whose result it reads.
     """
 
-    __slots__ = ("error", "reads", "replaced", "replaces")
+    __slots__ = ("error", "overwrites", "overwritten_error", "reads")
 
     def __init__(self) -> None:
         self.reads: list[Dependency] = []
-        self.replaces: list[Dependency] = []
-        self.replaced: AccelError | None = None
+        self.overwrites: list[Dependency] = []
+        self.overwritten_error: AccelError | None = None
         self.error: AccelError | None = None
 
 
@@ -73,12 +74,12 @@ class Failures:
     ----------
     is_tracking : bool
         Whether work can fail: a stream of the context reports failures, or a status is pending.
-    raised : deque
-        Failures that streams have reported, and the loop has not handled: the number of an op, and
-        the exception of its work.
-    uses : dict
-        Number -> uses of an op that has not ended, in the order of dispatch.
-    has_unsound : bool
+    reported : deque
+        Failures that streams have reported, and the loop has not handled: the lane and sequence
+        number of an op, and the exception of its work.
+    tracked : dict
+        Lane and sequence number -> op that has not ended, in the order of dispatch.
+    has_invalid : bool
         Whether there may be memory that must not be read.
     """
 
@@ -87,93 +88,101 @@ class Failures:
         self._buffers = buffers
         self._durables = durables
         self.is_tracking = False
-        self.raised: deque[tuple[Dependency, BaseException]] = deque()
-        self.uses: dict[Dependency, _Uses] = {}
-        self.has_unsound = False
-        self._is_listening = False
+        self.reported: deque[tuple[Dependency, BaseException]] = deque()
+        self.tracked: dict[Dependency, _TrackedOp] = {}
+        self.has_invalid = False
+        self._has_reporting_stream = False
         self._statuses: dict[StreamClock, deque[tuple[int, PendingStatus]]] = {}  # not known yet, oldest first
         self._dropped: list[Dependency] = []
-        # Buffer -> the failed write, and its error. The buffer is unsound while that is its last
+        # Buffer -> the failed write, and its error. The buffer is invalid while that is its last
         # write.
-        self._unsound: dict[int, tuple[Dependency, AccelError]] = {}
+        self._invalid: dict[int, tuple[Dependency, AccelError]] = {}
 
     def listen(self, lane: StreamClock) -> None:
-        """Have a lane's stream report what its work raises, if it can."""
-        stream, raised = lane.stream, self.raised
+        """Have a lane's stream report what its work raises, if it can.
+
+        The reports come from the stream's thread: a deque takes them without a lock.
+        """
+        stream, reported = lane.stream, self.reported
         if isinstance(stream, ReportsFailures):
             # Ops are enqueued in the order of their numbers: the one being enqueued has the next.
-            stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: raised.append(((lane, seq), error)))
-            self.is_tracking = self._is_listening = True
+            stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: reported.append(((lane, seq), error)))
+            self.is_tracking = self._has_reporting_stream = True
 
     # -- at the dispatch of an op
 
     def check(self, plan: Plan) -> None:
-        """Raise the error of the op that was to write what an op would read, or keep in part."""
-        self._collect()
-        self._forget_sound()
-        blocks = self._buffers.blocks
-        kept = [ref for ref in plan.writes if plan.updates or _is_part(ref, blocks[ref.buffer])]
-        for ref in (*plan.reads, *kept):
-            if ref.buffer in self._unsound and ref.nbytes:
-                raise self._unsound[ref.buffer][1].clone()
+        """Raise if an op would read an invalid buffer, or keep a part of it.
 
-    def enlist(self, lane: StreamClock, seq: int, plan: Plan) -> None:
-        """Record what an op reads and overwrites. Called before its uses are recorded.
-
-        Where nothing is in flight and all memory is sound, nothing is recorded.
+        The error is that of the op whose write of the buffer failed.
         """
-        blocks, uses = self._buffers.blocks, _Uses()
+        self._handle_reported()
+        self._forget_rewritten()
+        blocks = self._buffers.blocks
+        kept = [ref for ref in plan.writes if plan.updates or _is_partial(ref, blocks[ref.buffer])]
+        for ref in (*plan.reads, *kept):
+            if ref.buffer in self._invalid and ref.nbytes:
+                raise self._invalid[ref.buffer][1].clone()
+
+    def track(self, lane: StreamClock, seq: int, plan: Plan) -> None:
+        """Record which pending writes an op reads and overwrites.
+
+        Called before the op is recorded as the buffers' last user. Not called where nothing is in
+        flight and no memory is invalid.
+        """
+        blocks, tracked_op = self._buffers.blocks, _TrackedOp()
         for ref in plan.reads:
             write = blocks[ref.buffer].usage.pending_write()
             if write is not None:
-                uses.reads.append(write)
+                tracked_op.reads.append(write)
         for ref in plan.writes:
             block, is_replaced = blocks[ref.buffer], True
-            if plan.updates or _is_part(ref, block):
+            if plan.updates or _is_partial(ref, block):
                 is_replaced = False
-            elif ref.buffer in self._unsound:
-                uses.replaced = self._unsound[ref.buffer][1]
+            elif ref.buffer in self._invalid:
+                tracked_op.overwritten_error = self._invalid[ref.buffer][1]
             write = block.usage.pending_write()
             if write is not None:
-                (uses.replaces if is_replaced else uses.reads).append(write)
-        if uses.reads or uses.replaces or uses.replaced is not None:
-            self.uses[lane, seq] = uses
+                (tracked_op.overwrites if is_replaced else tracked_op.reads).append(write)
+        if tracked_op.reads or tracked_op.overwrites or tracked_op.overwritten_error is not None:
+            self.tracked[lane, seq] = tracked_op
 
-    def expect(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
+    def expect_status(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
         """Expect an op's status, which will say whether it has succeeded.
 
-        Called after :meth:`enlist`.
+        Called after :meth:`track`.
         """
-        self.uses.setdefault((lane, seq), _Uses())  # so that the end of any op looks at it
+        # An entry, so that `reject_failed` is called when ops end.
+        self.tracked.setdefault((lane, seq), _TrackedOp())
         self._statuses.setdefault(lane, deque()).append((seq, status))
         self.is_tracking = True
 
     # -- at the end of an op
 
-    def settle(self, group: Sendable) -> None:
-        """Answer the first op of a group that failed, or that read the result of a failed op.
+    def reject_failed(self, group: BoundGroup) -> None:
+        """End a group's submission if one of its ops failed, or read the result of a failed op.
 
-        The group's mark is passed.
+        Called when the group's mark is passed, before its ops retire.
         """
         if self._statuses:
             self._read_statuses()
-        self._collect()
+        self._handle_reported()
         for launch in group.launches:
-            uses = self.uses.pop((group.lane, launch.seq), None)
-            if uses is not None and uses.error is not None and not group.submission.is_dropped(launch.index):
+            tracked_op = self.tracked.pop((group.lane, launch.seq), None)
+            if tracked_op is not None and tracked_op.error is not None and not group.submission.is_dropped(launch.index):
                 # Of a graph, the error says itself which of its ops failed.
-                index = uses.error.op_index if isinstance(group, OpSubmission) else launch.index
-                group.submission.reject_from(launch.index, uses.error.clone(op_index=index))
+                index = tracked_op.error.op_index if isinstance(group, OpSubmission) else launch.index
+                group.submission.reject_from(launch.index, tracked_op.error.clone(op_index=index))
         if self._dropped:
             self._forget_dropped()
-        if not self.uses and not self._is_listening:
-            self._forget_sound()
-            self.is_tracking = self.has_unsound
+        if not self.tracked and not self._has_reporting_stream:
+            self._forget_rewritten()
+            self.is_tracking = self.has_invalid
 
     def _read_statuses(self) -> None:
-        """Check the statuses that have been copied to the host.
+        """Collect the failures among the statuses that have been copied to the host.
 
-        The status of an op has been, once the op, or one that reads its results, has ended.
+        Once an op, or one that reads its results, has ended, its status has been copied.
         """
         for lane, waiting in tuple(self._statuses.items()):
             try:
@@ -181,7 +190,7 @@ class Failures:
                     seq, status = waiting.popleft()
                     failure = status.failure()
                     if failure is not None:
-                        self.raised.append(((lane, seq), failure))
+                        self.reported.append(((lane, seq), failure))
                     status.close(lane)
             except AccelError as error:
                 self._context.report_fault(error)
@@ -194,111 +203,115 @@ class Failures:
         The durable buffers that it writes hold neither the old nor the new contents.
         """
         self._skip_status(lane, seq)
-        submission, index = self.owner(lane, seq)
+        submission, index = self.submission_of(lane, seq)
         if submission is not None:
-            self._tear([buffer for at, buffer, _ in submission.writes if at == index], submission.kinds[index])
+            self._tear_durable([buffer for at, buffer, _ in submission.writes if at == index], submission.kinds[index])
         if self.is_tracking:
-            self.raised.append(((lane, seq), error))
+            self.reported.append(((lane, seq), error))
 
     def on_dropped(self, lane: StreamClock, seq: int) -> None:
-        """Record that an op will never run: the contents that it was to overwrite stay."""
+        """Record that an op will never run: the contents that it was to overwrite stay.
+
+        Its submission's future had ended, or its kernel raised before it enqueued anything.
+        """
         self._skip_status(lane, seq)
         self._forget_dropped()
-        uses = self.uses.get((lane, seq))
-        if uses is not None:
+        tracked_op = self.tracked.get((lane, seq))
+        if tracked_op is not None:
             self._dropped.append((lane, seq))
-            uses.reads = uses.replaces  # its readers get the contents that it did not overwrite
-            if uses.replaced is not None:
-                self._spread({(lane, seq)}, uses.replaced)
+            # Its readers get the contents that it did not overwrite.
+            tracked_op.reads = tracked_op.overwrites
+            if tracked_op.overwritten_error is not None:
+                self._propagate({(lane, seq)}, tracked_op.overwritten_error)
 
     def _skip_status(self, lane: StreamClock, seq: int) -> None:
-        """Skip the status of an op whose kernel raised, or is not called: it may not be written."""
+        """Have the status of an op ignored: its kernel raised, or is not called."""
         for number, status in self._statuses.get(lane, ()):
             if number == seq:
                 status.skip()
 
     def _forget_dropped(self) -> None:
-        """Forget the ops that never ran and whose numbers are over."""
+        """Forget ops that never ran, once their lane's clock has passed their numbers."""
         for key in [key for key in self._dropped if key[1] <= key[0].completed]:
             self._dropped.remove(key)
-            self.uses.pop(key, None)
+            self.tracked.pop(key, None)
 
-    def _collect(self) -> None:
-        """Handle the failures that streams have reported.
+    def _handle_reported(self) -> None:
+        """Record the error of each op whose failure was reported, and propagate it.
 
-        An op's failure is reported before its mark, or that of an op behind it, is passed.
+        An op's failure is reported before its mark, or that of a later op, is passed.
         """
-        while self.raised:
-            key, raised = self.raised.popleft()
-            uses = self.uses.setdefault(key, _Uses())
-            if uses.error is None:
-                uses.error = self._error(key, raised)
-                self._spread(self._with_batch(key), uses.error.clone(op_index=None))
+        while self.reported:
+            key, raised = self.reported.popleft()
+            tracked_op = self.tracked.setdefault(key, _TrackedOp())
+            if tracked_op.error is None:
+                tracked_op.error = self._error_of(key, raised)
+                self._propagate(self._with_rest_of_batch(key), tracked_op.error.clone(op_index=None))
 
-    def _spread(self, failed: set[Dependency], error: AccelError) -> None:
-        """Pass the error of failed ops on to the ops that read their results, and so on.
+    def _propagate(self, failed: set[Dependency], error: AccelError) -> None:
+        """Give the error to all ops in flight that depend on the failed ones.
 
-        Nothing else may read what they were to write.
-
-        No op was dispatched before one whose results it reads. What was written anew behind a
-        failed op is sound.
+        The buffers that these ops were to write become invalid, unless a later op that did not
+        fail rewrites them.
         """
-        for key, uses in self.uses.items():
-            if uses.error is None and not failed.isdisjoint(uses.reads):
-                uses.error = error
-                failed |= self._with_batch(key)
-            if not failed.isdisjoint(uses.replaces):
-                uses.replaced = error
+        # One pass is enough: an op is dispatched after those whose results it reads.
+        for key, tracked_op in self.tracked.items():
+            if tracked_op.error is None and not failed.isdisjoint(tracked_op.reads):
+                tracked_op.error = error
+                failed |= self._with_rest_of_batch(key)
+            if not failed.isdisjoint(tracked_op.overwrites):
+                tracked_op.overwritten_error = error
         found = {buffer: write for buffer, block in self._buffers.blocks.items() if (write := block.usage.last_write()) in failed}
-        self._unsound.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
-        self.has_unsound = bool(self._unsound)
-        self._tear(found, error.op)
+        self._invalid.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
+        self.has_invalid = bool(self._invalid)
+        self._tear_durable(found, error.op)
 
-    def _tear(self, written: Iterable[int], kind: str | None) -> None:
-        """Tear the durable buffers among those that a failed op was to write."""
+    def _tear_durable(self, written: Iterable[int], kind: str | None) -> None:
+        """Mark durable buffers that a failed op was to write as torn."""
         torn = self._durables.buffers.intersection(written)
         if torn:
             self._context.core.keeper.tear(torn, f"the {kind} op that wrote it failed")
 
-    def _with_batch(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the launched ops behind it in its batch.
+    def _with_rest_of_batch(self, key: Dependency) -> set[Dependency]:
+        """Return the keys of an op and of the launched ops behind it in its batch.
 
-        They count as failed, whatever they read.
+        A batch ends at its first error: the later ops count as failed, whatever they read.
         """
-        submission, index = self.owner(*key)
-        places = submission.places if isinstance(submission, BatchSubmission) else []
+        submission, index = self.submission_of(*key)
+        chunks = submission.chunks if isinstance(submission, BatchSubmission) else []
         launched = 0 if submission is None else submission.launched
         behind = [
             (lane, first + at - start)
-            for lane, first, start, count in places
+            for lane, first, start, count in chunks
             for at in range(max(start, index), min(start + count, launched))
         ]
         return {key, *behind}
 
-    def _forget_sound(self) -> None:
-        """Forget unsound buffers that are gone, or were written anew."""
+    def _forget_rewritten(self) -> None:
+        """Forget invalid buffers that were freed or rewritten."""
         blocks = self._buffers.blocks
-        self._unsound = {
-            buffer: found for buffer, found in self._unsound.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
+        self._invalid = {
+            buffer: found for buffer, found in self._invalid.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
         }
-        self.has_unsound = bool(self._unsound)
+        self.has_invalid = bool(self._invalid)
 
-    def _error(self, key: Dependency, raised: BaseException) -> AccelError:
+    def _error_of(self, key: Dependency, raised: BaseException) -> AccelError:
+        """Return the error of an op whose work raised in its stream, or whose status failed."""
         core = self._context.core
-        submission, index = self.owner(*key)
+        submission, index = self.submission_of(*key)
         kind = None if submission is None else submission.kinds[index]
         library = submission.libraries[index] if isinstance(submission, BatchSubmission) else getattr(submission, "library", None)
         error = op_error(raised, f"the work of {kind} of library {library!r}", core.loop, library=library)
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
-    def owner(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
+    def submission_of(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
         """Return the submission of the op with a number, and the op's index in it.
 
-        One whose work was just reported has not retired.
+        ``None`` if it has retired. An op whose failure was just reported has not.
         """
         for submission in self._context.submissions:
             if isinstance(submission, BatchSubmission):
-                for other, first, start, count in submission.places:
+                for other, first, start, count in submission.chunks:
                     if other is lane and first <= seq < first + count:
                         return submission, start + seq - first
             elif isinstance(submission, OpSubmission) and submission.lane is lane and submission.seq == seq:
@@ -306,6 +319,6 @@ class Failures:
         return None, 0
 
 
-def _is_part(ref: AccelRef, block: Block | Held) -> bool:
-    """Return whether a ref names less than the whole of its buffer."""
+def _is_partial(ref: AccelRef, block: Block | Held) -> bool:
+    """Return whether a ref is a view of less than the whole of its buffer."""
     return isinstance(ref, RefView) and ref.nbytes < (block.nbytes if isinstance(block, Block) else ref.base.nbytes)

@@ -100,10 +100,11 @@ class Host:
         self.context: Any = None
         self.children = children
         self._core = core
-        self._makers = {"inline": inline, "process": remote}
+        self._actor_factories = {"inline": inline, "process": remote}
         self._start_forkserver = start_forkserver
         self._start_spare = start_spare
-        self._user_decides = core.options.restart.decide
+        # The device decides, and asks the user's function; see _decide.
+        self._user_decide = core.options.restart.decide
         self._restart = dataclasses.replace(core.options.restart, decide=self._decide)
         self._owner: ActorContext | None = None
         self._context_actor: ActorRef[Any, Any] | None = None
@@ -136,35 +137,42 @@ class Host:
             await self._start_spare(owner)
 
     async def _start(self, owner: ActorContext) -> ActorRef[Any, Any]:
-        room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
-        self._context_actor = actor = await owner.spawn(self._make, name=_CONTEXT, mailbox_size=room, restart=self._restart)
+        """Start the actor that makes and owns the contexts, and return it once the first is ready.
+
+        Its supervisor restarts it for each later context, until the restart budget is spent.
+        """
+        # A remote context's actor is told of each array that is to be copied back.
+        mailbox_size = self._core.options.max_in_flight + 1024
+        self._context_actor = actor = await owner.spawn(
+            self._create_context_actor, name=_CONTEXT, mailbox_size=mailbox_size, restart=self._restart
+        )
         return actor
 
-    def _make(self) -> Actor[Any, Any]:
-        """Return the actor of the next context, which is in the place of :attr:`kind`."""
-        make = self._makers[self.kind]
-        assert make is not None, "the device only moves to a place that it has"
-        return make(self._core, self)
+    def _create_context_actor(self) -> Actor[Any, Any]:
+        """Return a new actor for the next context, inline or remote as :attr:`kind` says."""
+        create = self._actor_factories[self.kind]
+        assert create is not None, "the device only moves to a place that it has"
+        return create(self._core, self)
 
     def on_published(self, context: object) -> None:
         """See :class:`~accel.engine.in_flight.ContextOwner`."""
         self.context = context
 
-    def _move(self, error: AccelError | None) -> None:
-        """Have all further contexts made in children."""
+    def _move_to_child(self, error: AccelError | None) -> None:
+        """Have all further contexts made in children: a fault has poisoned this process."""
         self.kind = "process"
         logger.warning("device_moves_to_a_child", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
 
     # -- decision
 
     def on_fault(self, error: AccelError) -> bool:
-        """Decide what follows a fault, and fail the context's actor with that verdict.
+        """Decide what follows a fault, and fail the context's actor with that directive.
 
-        If nothing follows, the device is lost at once: no waiter is told to try again. A death
-        under work that is examined costs nothing until nothing was found there.
+        Returns whether another context follows; if not, the device is lost at once. A fault while
+        an :class:`Attribution` is in flight does not count in the restart budget yet.
         """
         actor = self._context_actor
-        if actor is None or self.context is None:  # a start fails with it, and the supervisor decides on that
+        if actor is None or self.context is None:  # the actor's start raises it to its supervisor
             return True
         try:
             directive = self._decide(error)
@@ -180,13 +188,17 @@ class Host:
         return directive in (Directive.RESTART, Directive.RENEW)
 
     def _decide(self, error: BaseException) -> Directive:
-        """Decide by scope, or ask the user's ``decide``; choose the place of the next context."""
+        """Return the directive for a fault of a context, or for an error in its start.
+
+        The restart strategy's ``decide`` of the user's is asked, if there is one; else the scope
+        decides. Moves the device to a child where no other context can be made in this process.
+        """
         if self._core.lifecycle.is_final:
             return Directive.STOP
         scope = error.scope if isinstance(error, AccelError) else FaultScope.OP
-        may_move = self.kind == "inline" and self._makers["process"] is not None
-        if self._user_decides is not None:
-            directive = Directive(self._user_decides(error))
+        may_move = self.kind == "inline" and self._actor_factories["process"] is not None
+        if self._user_decide is not None:
+            directive = Directive(self._user_decide(error))
             if directive is Directive.RESUME and isinstance(error, AccelError) and error.is_fault:
                 directive = Directive.RESTART  # a context that has faulted cannot go on
         else:
@@ -195,15 +207,16 @@ class Host:
             if is_shortage(error):  # which is over some time, and is no property of the device
                 directive = Directive.RENEW
         if directive is Directive.RESTART and may_move and isinstance(error, AccelError) and scope >= FaultScope.PROCESS:
-            self._move(error)
+            self._move_to_child(error)
         return directive
 
-    def on_given_up(self, error: BaseException | None) -> None:
-        """Declare the device LOST: the context's actor is restarted no more."""
-        if (
-            self._reopening is None and self._context_actor is not None and not self._context_actor.is_alive
-        ):  # else it was the one before the device was reopened
-            self._core.lost(error)
+    def on_actor_stopped(self, error: BaseException | None) -> None:
+        """Declare the device LOST: the context's actor has stopped and is restarted no more.
+
+        The actor of before a reopening may stop late: that changes nothing.
+        """
+        if self._reopening is None and self._context_actor is not None and not self._context_actor.is_alive:
+            self._core.give_up(error)
 
     async def wait_spare_ready(self) -> bool:
         """Wait until a spare child is ready; return whether there is one."""
@@ -219,7 +232,7 @@ class Host:
     def reopen(self) -> asyncio.Future[AccelError | None]:
         """Begin to reopen a lost device, or join the attempt that has begun.
 
-        The future ends with the error that keeps the device LOST, or ``None``.
+        The future's result is the error that keeps the device LOST, or ``None``.
 
         Raises
         ------
@@ -246,23 +259,29 @@ class Host:
             self._monitor.tell(_Reopen())
             self._reopening = core.loop.create_future()
             logger.warning("device_reopening", device=core.name, generation=lifecycle.generation)
-            lifecycle.rebuilding(lifecycle.cause)
+            lifecycle.enter_rebuilding(lifecycle.cause)
         return self._reopening
 
     def _choose_place(self) -> None:
-        """Choose the place of a lost device's next context: a poisoned process has no other one."""
+        """Move a lost device to a child if this process is poisoned; called before it is reopened.
+
+        Raises
+        ------
+        UnsupportedError
+            If the device may not move.
+        """
         core = self._core
         if self.kind == "inline" and core.is_poisoned:
-            if self._makers["process"] is None:
+            if self._actor_factories["process"] is None:
                 raise UnsupportedError(
                     f"device {core.name} with host='inline' cannot be reopened: its fault has poisoned this process",
                     device=core.name,
                     remedy="Restart the process, or open the device with host='auto' or 'process', which go on in a child.",
                 )
-            self._move(core.lifecycle.cause)
+            self._move_to_child(core.lifecycle.cause)
 
-    async def start_again(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
-        """Start another context actor, with a new restart budget, once the last has ended."""
+    async def restart_context_actor(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
+        """Start another context actor, with a new restart budget, once the last one has stopped."""
         core, owner = self._core, self._owner
         assert owner is not None, "it was opened"
         try:
@@ -276,27 +295,27 @@ class Host:
             self.end_reopening(None)
 
     def end_reopening(self, error: BaseException | None) -> None:
-        """End the attempt of :meth:`reopen`, if any: READY, or LOST because of ``error``."""
+        """End the attempt of :meth:`reopen`, if there is one: LOST with ``error``, else READY."""
         attempt, self._reopening = self._reopening, None
         if attempt is not None:
             if error is not None:
-                self._core.lost(error)
+                self._core.give_up(error)
             attempt.set_result(None if error is None else self._core.lifecycle.final_error())
 
-    def on_end(self) -> None:
-        """Reopen the device no more: its actor ends."""
+    def on_device_actor_stopped(self) -> None:
+        """Reopen the device no more: its actor has stopped."""
         self._monitor = None
         self.end_reopening(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))
 
 
 class _Reopen:
-    """Asks for another context of a device that was lost."""
+    """The message that asks :class:`_Monitor` for another context of a device that was lost."""
 
 
 class _Monitor(Actor["Terminated | _Reopen", None]):
     """Watches the context's actor, and starts another one when the device is reopened.
 
-    It is an actor of its own, because the device's may be waiting for a context.
+    It is an actor of its own, because the device's actor may be waiting for a context.
     """
 
     carries_context: ClassVar[bool] = False
@@ -307,14 +326,14 @@ class _Monitor(Actor["Terminated | _Reopen", None]):
     async def receive(self, message: Terminated | _Reopen, context: ActorContext) -> None:
         """Declare the device LOST when the context's actor has stopped, or start another one."""
         if isinstance(message, _Reopen):
-            await self._host.start_again(context.self_ref)
+            await self._host.restart_context_actor(context.self_ref)
         else:
-            self._host.on_given_up(message.error)
+            self._host.on_actor_stopped(message.error)
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Answer everything that waits."""
+        """End the attempt to reopen, in which this actor raised."""
         self._host.end_reopening(error)
 
     async def stopped(self, context: ActorContext) -> None:
         """Reopen the device no more."""
-        self._host.on_end()
+        self._host.on_device_actor_stopped()

@@ -30,7 +30,7 @@ class ContextOwner(Protocol):
     """Owns the contexts of all generations: the host of a device, or the server of a child."""
 
     def on_published(self, context: Any) -> None:
-        """Note the context of this generation once it is ready, and ``None`` after its end."""
+        """Take the context of a new generation once it is ready, and ``None`` after its end."""
 
     def on_fault(self, error: AccelError) -> bool:
         """End the context, whose fault has just surfaced; return whether another one follows."""
@@ -50,9 +50,10 @@ class ContextBase(ABC):
     ----------
     generation : int
     submissions : dict
-        Dispatched and not ended, oldest first -> time of the dispatch (``perf_counter``).
+        Submission that is dispatched and has not ended -> time of the dispatch (``perf_counter``).
+        Oldest first.
     in_flight : int
-        Their ops.
+        Ops that are dispatched and have not retired.
     commands : int
         Their commands in the device's queues, as the backend counts them: at most :attr:`limit`,
         and those of one op more.
@@ -61,8 +62,8 @@ class ContextBase(ABC):
     fault : AccelError or None
         The fault that ended the context, which is never used again.
     after_retire : callable or None
-        Called whenever ops are over.
-    stalls : StallWatch or None
+        Called whenever ops have retired.
+    stall_watch : StallWatch or None
         Checks that work in flight makes progress.
     """
 
@@ -75,33 +76,39 @@ class ContextBase(ABC):
         self.limit = core.options.max_in_flight
         self.fault: AccelError | None = None
         self.after_retire: Callable[[], object] | None = None
-        self._rooms: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         after, allowance = core.options.limits.stall_after, core.options.limits.busy_timeout
-        self.stalls = (
+        self.stall_watch = (
             None
             if after is None
             else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), lambda: self.busy_seconds(), allowance)
         )
 
-    def sent(self, submission: Submission, count: int, commands: int) -> None:
-        """Note that ``count`` more ops of a submission are in flight, as ``commands`` commands."""
+    def on_dispatched(self, submission: Submission, count: int, commands: int) -> None:
+        """Count ``count`` more ops of a submission as in flight, with their commands.
+
+        Called before they are enqueued.
+        """
         self.in_flight += count
         self.commands += commands
         self.submissions[submission] = now = perf_counter()
-        if self.stalls is not None and self.stalls.handle is None:
-            self.stalls.sent()
+        if self.stall_watch is not None and self.stall_watch.handle is None:
+            self.stall_watch.start()
         work = submission.observed
         if work is not None and not work.sent_at:
             work.device, work.generation, work.sent_at = self.core.name, self.generation, now
             if self.core.probes.all:
                 self.core.probes.tell(Probe.op_sent, work)
 
-    def stall(self) -> str:
-        """Return why the device is taken to make no progress, or ``""``. Thread-safe."""
-        return "" if self.stalls is None else self.stalls.reason()
+    def stall_reason(self) -> str:
+        """Return why ``Device.health()`` calls the device stalled, or ``""``. Thread-safe."""
+        return "" if self.stall_watch is None else self.stall_watch.reason()
 
     def busy_seconds(self) -> float:
-        """Return the age of a load or a compilation that ops may wait for. Thread-safe."""
+        """Return how many seconds so far ops may have waited for loading or compiling. Thread-safe.
+
+        The stall watch does not count them in the age of an op.
+        """
         return 0.0
 
     def charge(self, submission: Submission, span: WorkSpan) -> None:
@@ -117,12 +124,18 @@ class ContextBase(ABC):
         if submission.observed is not None:
             submission.observed.charge(seconds)
 
-    def unfinished(self) -> list[int]:
-        """Return the buffers with a launched write that has not retired."""
+    def unfinished_writes(self) -> list[int]:
+        """Return the buffers with a launched write that has not retired.
+
+        After a fault the durable ones among them are torn.
+        """
         return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
-        """Retire ``count`` ops of a submission, and end it if they were its last."""
+        """Retire ``count`` ops of a submission; with ``is_last`` end it.
+
+        Called when their mark is passed, and for ops that were dropped or could not be marked.
+        """
         self.in_flight -= count
         self.commands -= commands
         self.core.workload.retired += count
@@ -131,24 +144,26 @@ class ContextBase(ABC):
             self.submissions.pop(submission, None)
         if is_last:
             # An op that is sent as several has its own name, but takes longer than it does as one.
-            if self.stalls is not None and (submission.name not in self.stalls.ended or type(submission) is BatchSubmission):
-                self.stalls.ended.add(submission.work)
+            if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
+                self.stall_watch.known_keys.add(submission.duration_key)
             if submission.tears and not submission.is_settled:
                 self.core.durable.on_rewritten(submission.writes, submission.tears)
             submission.succeed()
         elif not submission.outstanding:
-            submission.over()
+            submission.on_drained()
         if submission.observed is not None and not submission.outstanding and submission.is_settled:
             submission.end_observed(self.core.probes)
         if self.core.refs.is_closing:
-            self.core.workload.settled()
-        if self._rooms:
+            self.core.workload.wake()
+        if self._waiters:
             self.wake()
         if self.after_retire is not None:
             self.after_retire()
 
     async def wait_for_room(self, commands: int) -> None:
-        """Wait until ``commands`` more fit under the limit.
+        """Wait until ``commands`` more commands fit under the limit.
+
+        More than the limit itself fit when nothing else is in flight.
 
         Raises
         ------
@@ -156,33 +171,36 @@ class ContextBase(ABC):
             If the context faults before.
         """
         limit = max(self.limit, commands)
-        await self.until(lambda: self.commands + commands <= limit)
+        await self.wait_until(lambda: self.commands + commands <= limit)
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for a condition, checked when ops retire; raises as :meth:`wait_for_room`."""
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds: it is checked whenever ops retire, and at :meth:`wake`.
+
+        Raises as :meth:`wait_for_room` does.
+        """
         self.check_alive()  # after a fault nothing retires, so that the wait would not end
-        while not is_so():
-            room = self.core.loop.create_future()
-            self._rooms.append(room)
+        while not condition():
+            waiter = self.core.loop.create_future()
+            self._waiters.append(waiter)
             try:
-                await room
+                await waiter
             finally:
-                self._rooms.remove(room)
+                self._waiters.remove(waiter)
             self.check_alive()
 
     def wake(self) -> None:
-        """Have waiters of :meth:`until` check their conditions."""
-        for room in self._rooms:
-            if not room.done():
-                room.set_result(None)
+        """Have the waiters in :meth:`wait_until` check their conditions again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     @abstractmethod
     async def dispatch(self, submission: Submission) -> None:
         """Send the ops of a submission to the device."""
 
     @abstractmethod
-    def apply_frees(self, most: int | None = None) -> None:
-        """Free the memory of dropped refs, of ``most`` at most."""
+    def apply_frees(self, max_count: int | None = None) -> None:
+        """Free the memory of dropped refs, of ``max_count`` at most."""
 
     async def apply_many_frees(self) -> None:
         """Free the memory of dropped refs over several loop iterations, until few are left.
@@ -200,7 +218,10 @@ class ContextBase(ABC):
                 self.check_alive()
 
     def must_wait(self, submission: Submission) -> bool:
-        """Whether a submission must wait, and later ones with other buffers may overtake it."""
+        """Return whether a submission must wait for shared memory, so that others may overtake it.
+
+        Never in this process: only a child's context shares memory.
+        """
         return False
 
     def report_fault(self, error: AccelError) -> None:
@@ -212,35 +233,38 @@ class ContextBase(ABC):
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        # The error lives as long as the context. Frames of its traceback, and of the error that was
-        # being handled, would keep submissions alive, and so their waiters' operands.
+        # The context keeps the error. The frames of its traceback, and of the error that was being
+        # handled, would keep submissions alive, and with them their operands.
         self.fault = error.with_traceback(None)
         error.__context__ = None
         if self.core.probes.all:
             self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
-        self.core.durable.on_fault(self.unfinished())
-        self.core.lost_context(error, follows=self._owner.on_fault)
+        self.core.durable.on_fault(self.unfinished_writes())
+        self.core.on_context_lost(error, follows=self._owner.on_fault)
         self.fail_all(error)
 
     def fail_all(self, error: AccelError) -> None:
-        """End every submission in flight with an error of its own."""
+        """Reject every submission in flight, each with an error instance of its own."""
         submissions, self.submissions = self.submissions, {}
-        if self.stalls is not None:
-            self.stalls.stop()
+        if self.stall_watch is not None:
+            self.stall_watch.stop()
         suspects = tuple([kind for sub in submissions for kind in sub.kinds[: sub.launched]])[:64]
         lifecycle = self.core.lifecycle
         # The fault that loses the device is reported to work in flight like any other: with the ops
         # that were running, and whether this one may have run.
-        is_over = lifecycle.is_final and lifecycle.cause is not error
+        was_final = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
-            submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
+            submission.reject(lifecycle.final_error() if was_final else self.poisoned_error(error, submission, suspects))
             if submission.observed is not None:
                 submission.end_observed(self.core.probes)
         self.wake()
-        self.core.workload.settled()
+        self.core.workload.wake()
 
-    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> AccelError:
-        """Return a new error for a waiter: its work's fate, or that the context was closed."""
+    def poisoned_error(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> AccelError:
+        """Return a new error for one waiter of a context that has faulted or was closed.
+
+        It says whether the submission may have run, and names the ops that were in flight.
+        """
         is_lost = self.core.lifecycle.is_final
         if isinstance(error, ClosedError):
             return self.core.lifecycle.final_error() if is_lost else error.clone()
@@ -264,4 +288,4 @@ class ContextBase(ABC):
     def check_alive(self) -> None:
         """Raise if the context has faulted or was closed."""
         if self.fault is not None:
-            raise self.poisoned(self.fault)
+            raise self.poisoned_error(self.fault)

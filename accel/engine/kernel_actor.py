@@ -16,7 +16,7 @@ from accel.backend import PreparesLibraries
 from accel.engine.captures import captures_of
 from accel.engine.lane import Lane
 from accel.engine.op_error import op_error
-from accel.engine.own_library import OwnLibrary
+from accel.engine.registered_library import RegisteredLibrary
 from accel.errors import AccelError, ClosedError, OutOfMemoryError, StaleRefError
 from accel.libraries.kernel_library import Operand
 
@@ -54,7 +54,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     def __init__(self, context: Context, library: str) -> None:
         self._context = context
         self._library = library
-        self._own: OwnLibrary | None = None
+        self._user_library: RegisteredLibrary | None = None  # of a registered library, the instance
 
     async def started(self, context: ActorContext) -> None:
         """Open the library, and route its ops to a lane."""
@@ -66,25 +66,27 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             raise error.with_traceback(None)  # noqa: B904
 
     async def _open(self) -> None:
+        """Open the library: its lane, its workspaces there, and the route of its ops to it."""
         context, library, lanes = self._context, self._library, self._context.lanes
-        registration = context.core.own.get(library)
+        registration = context.core.registrations.get(library)
         if registration is not None:
-            lane = await self._open_own(registration)
-        elif library in lanes.spread:
+            lane = await self._open_registered(registration)
+        elif library in lanes.pooled_libraries:
             lane = lanes.pool[0]
         else:
-            lane = await lanes.named(library, captures=library == "capture")
+            lane = await lanes.dedicated(library, captures=library == "capture")
         await context.provide_workspaces(lane, library)
-        if library in lanes.spread:
+        if library in lanes.pooled_libraries:
+            # What `libraries=` names is ready in all lanes; others get workspaces when needed.
             while lanes.unused and library in context.core.options.libraries:
                 lanes.grow()
             for other in lanes.pool:
                 if not lanes.takes_workspaces or not other.needs_workspace(library):
-                    other.provided.add(library)
+                    other.ready_libraries.add(library)
         lanes.routes[library] = lane
         if library in context.core.options.libraries:
             for prepared in lanes.lanes_with(library):
-                await self._prepare(prepared)
+                await self._load_kernels(prepared)
 
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
         """Prepare one more lane for the library, or close the instance of a user's library.
@@ -92,16 +94,16 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         The instance is closed once its ops have ended.
         """
         if isinstance(message, Lane):
-            await self._equip(message)
+            await self._prepare_lane(message)
             return
-        owner = self._context
+        device_context = self._context
         try:
             # Batches and replays of graphs may have ops of the library in any lane.
-            await owner.wait_passed([(lane, lane.issued) for lane in owner.lanes.all])
-            with owner.opening:
+            await device_context.wait_completed([(lane, lane.issued) for lane in device_context.lanes.all])
+            with device_context.opening:
                 await self._close()
-        except AccelError as error:  # the context is gone
-            logger.debug("library_not_closed", device=owner.core.name, library=self._library, error=error)
+        except AccelError as error:  # the context has faulted, or was closed
+            logger.debug("library_not_closed", device=device_context.core.name, library=self._library, error=error)
 
     async def stopped(self, context: ActorContext) -> None:
         """Close the instance of a user's library.
@@ -113,18 +115,19 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             await self._close()
 
     async def _close(self) -> None:
-        own, self._own = self._own, None
-        if own is not None:
-            await self._context.core.system.run_blocking(self._context.offloaded.make, own.close)
+        """Close the instance of a user's library, if there is one, on a worker thread."""
+        user_library, self._user_library = self._user_library, None
+        if user_library is not None:
+            await self._context.core.system.run_blocking(self._context.offloaded.call, user_library.close)
 
-    async def _equip(self, lane: Lane) -> None:
-        """Prepare one more lane for the library's ops, if there is memory for it."""
+    async def _prepare_lane(self, lane: Lane) -> None:
+        """Give one more lane the library's workspaces, if there is memory; no op waits for it."""
         context, lanes = self._context, self._context.lanes
         try:
             lanes.equipping = lane
             await context.provide_workspaces(lane, self._library)
             if self._library in context.core.options.libraries:
-                await self._prepare(lane)
+                await self._load_kernels(lane)
         except Exception as raised:
             lanes.stop_equipping()
             error = op_error(raised, "giving a stream its workspaces", context.core.loop)
@@ -135,35 +138,38 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         finally:
             lanes.on_equipped()
 
-    async def _prepare(self, lane: Lane) -> None:
-        """Make kernels ready in a lane: the library was named when the device was opened."""
+    async def _load_kernels(self, lane: Lane) -> None:
+        """Have the backend load the kernels of a library of ``libraries=`` for a lane."""
         context = self._context
         if isinstance(context.device, PreparesLibraries):
-            await context.core.system.run_blocking(context.offloaded.make, context.device.prepare, self._library, lane.stream)
+            await context.core.system.run_blocking(context.offloaded.call, context.device.prepare, self._library, lane.stream)
 
     # -- libraries of the user's
 
-    async def _open_own(self, registration: Registration) -> Lane:
-        """Make the instance of a registered library, open it with its stream; return its lane."""
+    async def _open_registered(self, registration: Registration) -> Lane:
+        """Make the instance of a registered library, open it in its stream, and return its lane."""
         context, library = self._context, self._library
-        own: OwnLibrary | None = None
+        user_library: RegisteredLibrary | None = None
         try:
-            own = await self._call(lambda: OwnLibrary(library, registration.make(self._operand), context.core.description))
-            several, captures = own.library.several_streams, own.library.captures
-            lane = context.lanes.pool[0] if several else await context.lanes.named(library, is_own=True, captures=captures)
-            with captures_of(context.core).one_more() if captures else contextlib.nullcontext():
-                await self._call(lambda: own.library.open(lane.stream))
-            if context.core.own.get(library) is not registration:  # unregistered meanwhile, or the call that registered it was cancelled
+            user_library = await self._call_library(
+                lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description)
+            )
+            several, captures = user_library.instance.several_streams, user_library.instance.captures
+            lane = context.lanes.pool[0] if several else await context.lanes.dedicated(library, is_registered=True, captures=captures)
+            with captures_of(context.core).capturing() if captures else contextlib.nullcontext():
+                await self._call_library(lambda: user_library.instance.open(lane.stream))
+            # It may have been unregistered, or the call that registered it cancelled.
+            if context.core.registrations.get(library) is not registration:
                 raise ClosedError(f"library {library!r} is not registered any more", library=library, device=context.core.name)  # noqa: TRY301
         except BaseException:
-            if own is not None and context.fault is None:
-                await context.core.system.run_blocking(own.close)
-            context.lanes.leave(library)
+            if user_library is not None and context.fault is None:
+                await context.core.system.run_blocking(user_library.close)
+            context.lanes.remove_library(library)
             raise
         if several:
-            context.lanes.spread.add(library)
-        context.kernels.add_own(own)
-        self._own = own
+            context.lanes.pooled_libraries.add(library)
+        context.kernels.add_registered(user_library)
+        self._user_library = user_library
         return lane
 
     def _operand(self, argument: DurableArgument) -> Operand:
@@ -176,14 +182,17 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             )
         return Operand(address + argument.offset, argument.shape, argument.dtype, False, description.backend, description.index)
 
-    async def _call(self, call: Callable[[], T]) -> T:
-        """Call code of the library on a worker thread; raise the error behind what it raises."""
+    async def _call_library(self, call: Callable[[], T]) -> T:
+        """Call code of a user's library on a worker thread.
+
+        What it raises is raised as the error of the library, or as the fault that caused it.
+        """
         context, library = self._context, self._library
 
-        def answer() -> T | AccelError:
+        def call_and_catch() -> T | AccelError:
             context.libraries.calls += 1
             try:
-                return context.offloaded.make(call)
+                return context.offloaded.call(call)
             except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
                 is_out_of_memory = context.is_out_of_memory(raised)
                 what = f"opening library {library!r}"
@@ -191,10 +200,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             finally:
                 context.libraries.calls -= 1
 
-        found = await context.core.system.run_blocking(answer)
-        if not isinstance(found, AccelError):
-            return found
-        if isinstance(found, OutOfMemoryError):
+        result = await context.core.system.run_blocking(call_and_catch)
+        if not isinstance(result, AccelError):
+            return result
+        if isinstance(result, OutOfMemoryError):
             context.buffers.release_idle()
-        # A copy: this frame keeps the error that it found, and the traceback this frame.
-        raise found.clone() if found.is_fault else context.fault_of(context.lanes.pool[0].stream, found) or found.clone()
+        # A clone: the traceback of the raised error holds this frame, and that holds the result.
+        raise result.clone() if result.is_fault else context.fault_of(context.lanes.pool[0].stream, result) or result.clone()

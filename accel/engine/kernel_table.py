@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.own_library import OwnLibrary
+    from accel.engine.registered_library import RegisteredLibrary
     from accel.engine.scratch import Scratch
     from accel.ops import KernelOp
 
@@ -33,17 +33,17 @@ class KernelTable:
     device
         The backend's context.
     scratch
-        Gets the sizes of the scratch memory that ops of a family need.
+        Is told the sizes of the scratch memory that ops of a family need.
 
     Attributes
     ----------
     may_block : callable
-        Whether an op is enqueued on another thread, given its lane and the op.
+        Given a lane and an op, whether calling the op's kernel may block.
     parts : dict of str to BackendPart
         The kernels of libraries and families that are not the backend's.
-    found : dict
-        Class of ops -> kernel, as far as such ops were sent.
-    own : dict of str to OwnLibrary
+    cache : dict
+        Class of ops -> kernel, of the ops that were dispatched so far.
+    registered : dict of str to RegisteredLibrary
         The registered libraries that are open here.
     leaving : set of str
         Registered libraries that take no more ops.
@@ -55,8 +55,8 @@ class KernelTable:
         self._scratch = scratch
         self.parts: dict[str, BackendPart] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
-        self.found: dict[type[KernelOp], Kernel] = {}
-        self.own: dict[str, OwnLibrary] = {}
+        self.cache: dict[type[KernelOp], Kernel] = {}
+        self.registered: dict[str, RegisteredLibrary] = {}
         self.leaving: set[str] = set()
 
     def find(self, op: KernelOp) -> Kernel:
@@ -84,7 +84,7 @@ class KernelTable:
             known = name in LIBRARIES or native or family is not None
             what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
             remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
-            if name in self.own and not is_leaving:
+            if name in self.registered and not is_leaving:
                 remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
             elif family is None and isinstance(op, FamilyOp):
                 remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
@@ -92,12 +92,12 @@ class KernelTable:
         if part is not None and part.scratch is not None:
             self._scratch.add(op, part.scratch)
         if isinstance(type(op).library, str):  # else it is a field: ops of one class are of several libraries
-            self.found[type(op)] = kernel
+            self.cache[type(op)] = kernel
         return kernel
 
     def is_known(self, op: KernelOp) -> bool:
         """Return whether the op has a kernel, or will have once its registered library is open."""
-        if op.library in self._core.own:
+        if op.library in self._core.registrations:
             return True
         try:
             self.find(op)
@@ -106,9 +106,10 @@ class KernelTable:
         return True
 
     def _may_block(self, lane: Any, op: Any) -> bool:
-        """Return what the library's part says of its ops.
+        """Return whether an op may block, where there are kernels that are not the backend's.
 
-        The backend may have ops of the same kind with other fields, so it is not asked.
+        Of their own ops their part says it. The backend is not asked: it may have ops of the same
+        kind with other fields.
         """
         part = self.parts.get(op.library)
         if part is not None:
@@ -119,30 +120,30 @@ class KernelTable:
 
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
-        own, family = self.own.get(op.library), op.family if isinstance(op, FamilyOp) else None
-        if own is not None:
-            return own.library.capturable
+        registered, family = self.registered.get(op.library), op.family if isinstance(op, FamilyOp) else None
+        if registered is not None:
+            return registered.instance.capturable
         part = None if family is None else family.part(self._core.description.backend)
         return part is None or part.capturable
 
     # -- registered libraries
 
-    def add_own(self, library: OwnLibrary) -> None:
+    def add_registered(self, library: RegisteredLibrary) -> None:
         """Add a registered library that was just made for this context."""
         name = library.name
-        self.own[name], self.parts[name] = library, library.part
+        self.registered[name], self.parts[name] = library, library.part
         self.may_block = self._may_block
 
-    def refuse_own(self, name: str) -> None:
-        """Refuse further ops of a registered library; those that were accepted run."""
+    def refuse_registered(self, name: str) -> None:
+        """Refuse further ops of a registered library; those that were dispatched run."""
         self.leaving.add(name)
-        for op in [op for op in self.found if op.library == name]:
-            del self.found[op]
-        if name in self.own:
-            self.own[name].is_leaving = True
+        for op in [op for op in self.cache if op.library == name]:
+            del self.cache[op]
+        if name in self.registered:
+            self.registered[name].is_leaving = True
 
-    def remove_own(self, name: str) -> None:
+    def remove_registered(self, name: str) -> None:
         """Forget a registered library, whose instance is closed."""
         self.leaving.discard(name)
-        self.own.pop(name, None)
+        self.registered.pop(name, None)
         self.parts.pop(name, None)

@@ -18,7 +18,7 @@ from accel._log import get_logger
 from accel.backend import Injection, TakesWorkspace, TimesWork
 from accel.engine.captures import captures_of
 from accel.engine.launches import LaunchContext, OpSubmission
-from accel.engine.marks import pass_over
+from accel.engine.marks import complete_dropped_group
 from accel.engine.op_error import op_error
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.failures import Failures
     from accel.engine.kernel_table import KernelTable
-    from accel.engine.launches import Bound, Sendable
+    from accel.engine.launches import BoundGroup, BoundOp
     from accel.engine.offloaded import OffloadedCalls
     from accel.engine.stream_clock import EventPool
     from accel.engine.submission import Submission
@@ -88,39 +88,49 @@ class Lane(StreamClock):
     ----------
     device : AccelDevice
         The backend's context.
-    provided : set of str
+    ready_libraries : set of str
         Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
     task : Task or None
         Enqueues what is queued; to be cancelled when the context ends.
-    owed : list
+    pending_waits : list
         Waits that could not be put into the stream: the next op is not enqueued before they are.
     """
 
-    __slots__ = ("_context", "_event", "_next", "_queue", "_timed_stream", "device", "owed", "provided", "task")
+    __slots__ = (
+        "_context",
+        "_next_index",
+        "_passed_event",
+        "_queue",
+        "_timed_stream",
+        "device",
+        "pending_waits",
+        "ready_libraries",
+        "task",
+    )
 
     def __init__(self, name: str, context: LaneContext, stream: AccelStream) -> None:
         super().__init__(name, stream, context.events)
         self.device: AccelDevice = context.device
         self._timed_stream = stream if isinstance(stream, TimesWork) else None
-        self.provided: set[str] = set()
-        self.owed: list[Dependency] = []
+        self.ready_libraries: set[str] = set()
+        self.pending_waits: list[Dependency] = []
         self._context = context
-        self._event: AccelEvent | None = None  # that was passed when it was recorded
-        self._queue: deque[Sendable] = deque()
-        self._next = 0  # of the first group: the op that is to be enqueued next
+        self._passed_event: AccelEvent | None = None  # was passed when recorded: for the next mark
+        self._queue: deque[BoundGroup] = deque()
+        self._next_index = 0  # of the first op of the first group that is not enqueued yet
         self.task: asyncio.Task[None] | None = None
 
     def needs_workspace(self, library: str) -> bool:
         """Return whether ops of a library need memory here that the lane does not have yet."""
         return isinstance(self.stream, TakesWorkspace) and self.stream.workspace_wanted(library) > 0
 
-    def send(self, group: Sendable) -> None:
-        """Enqueue a group: now, or behind what is queued."""
+    def send(self, group: BoundGroup) -> None:
+        """Enqueue a group now if it need not wait; else append it to the queue."""
         if not self._queue and self._enqueue(group):
             return
         self._queue.append(group)
         if self.task is None:
-            self.task = self._context.core.loop.create_task(self._serve())
+            self.task = self._context.core.loop.create_task(self._drain_queue())
 
     def close(self, *, abandon: bool) -> None:
         """Close the stream. May block unless ``abandon``."""
@@ -128,78 +138,84 @@ class Lane(StreamClock):
 
     # -- enqueuing
 
-    def _enqueue(self, group: Sendable) -> bool:
-        """Enqueue a group and mark its end; return ``False`` at an op that must wait or may block.
+    def _enqueue(self, group: BoundGroup) -> bool:
+        """Enqueue a group's ops and record its mark, as far as that is possible at once.
 
-        Called again, it goes on with that op.
+        Returns ``False`` at an op that must wait for another lane, or that a thread must enqueue;
+        the next call goes on with that op.
         """
         context = self._context
         try:
             submission: Submission = group if isinstance(group, OpSubmission) else group.submission
-            launches: Sequence[Bound] = (group,) if isinstance(group, OpSubmission) else group.launches
-            while self._next < len(launches):
-                launch = launches[self._next]
-                if (launch.dependencies and self._late(launch) is not None) or self._is_offloaded(launch):
+            launches: Sequence[BoundOp] = (group,) if isinstance(group, OpSubmission) else group.launches
+            while self._next_index < len(launches):
+                launch = launches[self._next_index]
+                if (launch.dependencies and self._unenqueued_dependency(launch) is not None) or self._must_offload(launch):
                     return False
                 try:
+                    # The common case is decided here, because this is on the way of every op.
                     is_plain = not (
                         launch.dependencies
-                        or self.owed
-                        or launch.action
+                        or self.pending_waits
+                        or launch.injected_fault
                         or submission.observed
                         or submission.future.done()
                         or context.fault
                     )
-                    if is_plain or self._begin(launch, group):
+                    if is_plain or self._prepare_launch(launch, group):
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
                         submission.launched += 1
                 except BaseException as error:
-                    self._raised(error, launch, group)
+                    self._on_raised(error, launch, group)
                 self.enqueued = launch.seq
                 if self._waiters:
                     self._wake()
-                self._next += 1
-            self._next = 0
+                self._next_index += 1
+            self._next_index = 0
             if context.fault is None:
-                self._mark(group, submission)
+                self._record_mark(group, submission)
         except BaseException as error:
-            self._unmarked(error, group)
+            self._on_mark_failed(error, group)
         finally:
             # The traceback of a kernel's error holds this frame, and the future holds the error.
             submission = launches = launch = None  # type: ignore[assignment]
         return True
 
-    async def _serve(self) -> None:
-        """Enqueue what is queued, in its order."""
+    async def _drain_queue(self) -> None:
+        """Enqueue the queued groups in order, until the queue is empty: the lane's task."""
         try:
             while self._queue:
                 if self._enqueue(self._queue[0]):
                     self._queue.popleft()
                     continue
                 group = self._queue[0]
-                launch = group.launches[self._next]
-                while (late := self._late(launch)) is not None:
-                    timeline, seq = late
+                launch = group.launches[self._next_index]
+                # A stream can only wait for work that is in the other stream already.
+                while (dependency := self._unenqueued_dependency(launch)) is not None:
+                    timeline, seq = dependency
                     await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
-                if self._is_offloaded(launch):
+                if self._must_offload(launch):
                     await self._enqueue_offloaded(launch, group)
                     self.advance(launch.seq)
-                    self._next += 1
+                    self._next_index += 1
                 del group, launch
         finally:
-            self._queue.clear()  # of a context that ends, which has answered what is queued
+            self._queue.clear()  # if cancelled: the context has failed what is queued
             self.task = None
 
     @staticmethod
-    def _late(launch: Bound) -> Dependency | None:
-        """Return something that an op depends on, and that is not in its stream yet."""
+    def _unenqueued_dependency(launch: BoundOp) -> Dependency | None:
+        """Return a dependency of an op that is not in its own stream yet, or ``None``."""
         for timeline, seq in launch.dependencies:
             if timeline.enqueued < seq:
                 return timeline, seq
         return None
 
-    def _is_offloaded(self, launch: Bound) -> bool:
-        """Return whether a thread enqueues an op; the backend is asked once."""
+    def _must_offload(self, launch: BoundOp) -> bool:
+        """Return whether a worker thread must enqueue an op, because the call may block.
+
+        The backend is asked once for each op.
+        """
         if launch.is_offloaded is None:
             context = self._context
             try:
@@ -209,69 +225,82 @@ class Lane(StreamClock):
                 launch.is_offloaded = True
         return launch.is_offloaded
 
-    async def _enqueue_offloaded(self, launch: Bound, group: Sendable) -> None:
-        """Call an op's kernel on a thread; with ``debug`` wait for its end, for its own error."""
+    async def _enqueue_offloaded(self, launch: BoundOp, group: BoundGroup) -> None:
+        """Call an op's kernel on a worker thread.
+
+        With ``debug`` this waits for the op's end, so that a fault is reported as this op's.
+        """
         submission, context = group.submission, self._context
         run_blocking = context.core.system.run_blocking
         raised = operands = None
         try:
-            if self._begin(launch, group):
+            if self._prepare_launch(launch, group):
                 # Counted before the call: from here on it may be launched, even if cancelled.
                 submission.launched += 1
-                call = context.offloaded.run
+                call = context.offloaded.call_kernel
                 try:
-                    with captures_of(context.core).one_more() if launch.op.library == _CAPTURE else _NO_CAPTURE:
+                    with captures_of(context.core).capturing() if launch.op.library == _CAPTURE else _NO_CAPTURE:
                         operands = launch.op, launch.plan, launch.inputs, launch.outputs
-                        raised = await run_blocking(_raised_by, call, launch.kernel, self, *operands)
+                        raised = await run_blocking(_call_and_catch, call, launch.kernel, self, *operands)
                 except Exception:
                     submission.launched -= 1  # it never began
                     raise
                 if raised is not None:
                     submission.launched -= 1
-                    self._raised(raised, launch, group)
+                    self._on_raised(raised, launch, group)
                 elif context.core.options.debug:
                     await self._synchronize(launch, group)
         except Exception as error:
-            self._raised(error, launch, group, is_begun=False)
+            self._on_raised(error, launch, group, is_kernel_called=False)
         finally:
+            # The traceback of a kernel's error holds this frame: it must not hold the operands.
             raised = operands = None
             del submission, group
 
-    def _begin(self, launch: Bound, group: Sendable) -> bool:
-        """Put the waits of an op into the stream; return whether its kernel is to be called."""
+    def _prepare_launch(self, launch: BoundOp, group: BoundGroup) -> bool:
+        """Enqueue the waits of an op, and inject its planned fault.
+
+        Returns whether its kernel is to be called: not if the op was dropped or has failed.
+        """
         try:
             # Also for a dropped op: later ops of the lane rely on the waits of its sequence number.
-            self._wait_for_all(launch.dependencies)
+            self._enqueue_waits(launch.dependencies)
             if group.submission.is_dropped(launch.index) or self._context.fault is not None:
                 self._context.failures.on_dropped(self, launch.seq)
-                group.submission.void(launch.index)
+                group.submission.free_results_from(launch.index)
                 return False
-            if launch.action is not None:
-                self._act(launch.action)
+            if launch.injected_fault is not None:
+                self._inject_fault(launch.injected_fault)
             work = group.submission.observed
             if work is not None and work.is_timed and group.span is None and self._timed_stream is not None:
                 group.span = self._timed_stream.begin_span()
         except BaseException as error:
-            self._raised(error, launch, group, is_begun=False)
+            self._on_raised(error, launch, group, is_kernel_called=False)
             return False
         return True
 
-    def _act(self, action: Injection | AccelError) -> None:
-        """Inject the fault of a fault plan."""
-        if isinstance(action, AccelError):
-            raise action.clone()
-        if action.kind == "kill":
-            raise UnsupportedError("the host to be killed is this process", remedy="Open the device with host='process'.")
-        self.device.inject(action, self.stream)
+    def _inject_fault(self, fault: Injection | AccelError) -> None:
+        """Bring about the fault that a :class:`accel.testing.FaultPlan` has planned for an op.
 
-    def _wait_for_all(self, dependencies: list[Dependency]) -> None:
-        """Put all waits into the stream, whatever fails; then raise the first failure."""
+        An error is raised as if the kernel had raised it; others are injected into the stream.
+        """
+        if isinstance(fault, AccelError):
+            raise fault.clone()
+        if fault.kind == "kill":
+            raise UnsupportedError("the host to be killed is this process", remedy="Open the device with host='process'.")
+        self.device.inject(fault, self.stream)
+
+    def _enqueue_waits(self, dependencies: list[Dependency]) -> None:
+        """Have the stream wait for all dependencies, then raise the first failure, if any.
+
+        Waits that failed for an earlier op are tried again first: later ops rely on them.
+        """
         failed: Exception | None = None
-        if self.owed:
-            dependencies, self.owed = [*self.owed, *dependencies], []
+        if self.pending_waits:
+            dependencies, self.pending_waits = [*self.pending_waits, *dependencies], []
         for other, seq in dependencies:
             try:
-                self._wait_or_owe(other, seq)
+                self._enqueue_wait(other, seq)
             except Exception as error:
                 failed = failed or error
         if failed is not None:
@@ -280,14 +309,14 @@ class Lane(StreamClock):
             finally:
                 del failed  # its traceback holds this frame
 
-    def _wait_or_owe(self, other: Timeline, seq: int) -> None:
-        """Let the stream wait for work that another stream has already.
+    def _enqueue_wait(self, other: Timeline, seq: int) -> None:
+        """Have the stream wait for work that is in another stream already.
 
         Raises
         ------
         Exception
-            If it cannot: then the op is not launched. A wait for another lane is owed to the next
-            op.
+            If it cannot: then the op is not launched. A wait for another lane is tried again before
+            the next op.
         """
         try:
             self.wait_for(other, seq)
@@ -296,27 +325,32 @@ class Lane(StreamClock):
                 self._context.report_fault(error)
                 return
             if isinstance(other, Lane):
-                self.owed.append((other, seq))
+                self.pending_waits.append((other, seq))
             raise
 
-    async def _synchronize(self, launch: Bound, group: Sendable) -> None:
+    async def _synchronize(self, launch: BoundOp, group: BoundGroup) -> None:
+        """Wait until the stream is idle, on a worker thread; an error there is this op's."""
         core = self._context.core
         try:
             await core.system.run_blocking(self.stream.synchronize)
         except Exception as error:
-            self._failed(op_error(error, f"waiting for the end of {_kind(launch, group)}", core.loop), launch, group)
+            self._on_op_failed(op_error(error, f"waiting for the end of {_op_name(launch, group)}", core.loop), launch, group)
 
     # -- the end of a group
 
-    def _mark(self, group: Sendable, submission: Submission) -> None:
-        """Record the end of a group and have it watched; one that is passed completes at once."""
+    def _record_mark(self, group: BoundGroup, submission: Submission) -> None:
+        """Record the mark of a group, and have it watched until the stream passes it.
+
+        A group of which nothing was launched needs no mark; one whose mark is passed at once
+        completes here.
+        """
         context = self._context
         if not submission.launched:
-            pass_over(context, group)
+            complete_dropped_group(context, group)
             context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
             return
-        event = self._event or self.events.take()
-        self._event = None
+        event = self._passed_event or self.events.acquire()
+        self._passed_event = None
         try:
             if group.span is not None and self._timed_stream is not None:
                 self._timed_stream.end_span(group.span)
@@ -325,16 +359,19 @@ class Lane(StreamClock):
             context.report_fault(error)
             return
         if is_passed:
-            self._event = event
+            self._passed_event = event
             group.complete()
         else:
             group.on_marked(event)
             context.watcher.watch(group)
 
-    def _unmarked(self, raised: BaseException, group: Sendable) -> None:
-        """End a group whose mark could not be recorded; a later mark of the lane stands for it."""
+    def _on_mark_failed(self, raised: BaseException, group: BoundGroup) -> None:
+        """Reject a group whose mark could not be recorded.
+
+        A later mark of the lane covers its work.
+        """
         context, submission, launches = self._context, group.submission, group.launches
-        self._next = 0
+        self._next_index = 0
         self.advance(launches[-1].seq)
         error = op_error(raised, f"marking the end of {submission.name}", context.core.loop)
         if error.is_fault or context.fault is not None:
@@ -343,16 +380,22 @@ class Lane(StreamClock):
         if submission in context.submissions:
             for launch in launches:
                 context.failures.on_failed(self, launch.seq, error)
-            self._failed(error, launches[0], group)
-            context.failures.settle(group)
+            self._on_op_failed(error, launches[0], group)
+            context.failures.reject_failed(group)
             context.retire(submission, len(launches), group.commands, is_last=group.is_last)
 
     # -- what goes wrong
 
-    def _raised(self, raised: BaseException, launch: Bound, group: Sendable, *, is_begun: bool = True) -> None:
-        """End an op whose kernel, or begin, raised; report a fault behind the error."""
+    def _on_raised(self, raised: BaseException, launch: BoundOp, group: BoundGroup, *, is_kernel_called: bool = True) -> None:
+        """Reject an op whose kernel raised, or report the fault that is behind the error.
+
+        Without ``is_kernel_called`` it was raised before the kernel was called: nothing is
+        enqueued.
+        """
         library = None if launch.op is None else launch.op.library
-        what = f"the {_kind(launch, group)} kernel" if library is None else f"the {_kind(launch, group)} kernel of library {library!r}"
+        what = (
+            f"the {_op_name(launch, group)} kernel" if library is None else f"the {_op_name(launch, group)} kernel of library {library!r}"
+        )
         context = self._context
         error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
         if isinstance(error, OutOfMemoryError):
@@ -361,20 +404,21 @@ class Lane(StreamClock):
             error = context.fault_of(self.stream, error) or error
         if not error.is_fault:
             group.submission.launched += 1  # it may have enqueued something, which has to end
-            if is_begun and not isinstance(error, _REFUSALS):
+            if is_kernel_called and not isinstance(error, _REFUSALS):
                 context.failures.on_failed(self, launch.seq, error)
             else:
                 context.failures.on_dropped(self, launch.seq)
-        self._failed(error, launch, group)
+        self._on_op_failed(error, launch, group)
 
-    def _failed(self, error: AccelError, launch: Bound, group: Sendable) -> None:
+    def _on_op_failed(self, error: AccelError, launch: BoundOp, group: BoundGroup) -> None:
+        """Report a fault to the context; end the submission with any other error of an op."""
         submission, context = group.submission, self._context
         if error.is_fault:
             submission.launched += 1  # it may have reached the device
-            context.report_fault(error.clone(op=error.op or _kind(launch, group)))
+            context.report_fault(error.clone(op=error.op or _op_name(launch, group)))
             return
         own = error.clone(
-            op=error.op or _kind(launch, group),
+            op=error.op or _op_name(launch, group),
             device=context.core.name,
             generation=context.generation,
             op_index=None if isinstance(group, OpSubmission) else launch.index,
@@ -382,8 +426,11 @@ class Lane(StreamClock):
         submission.reject_from(launch.index, own)
 
 
-def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:
-    """Return what a call raises: a kernel's ``CancelledError`` must not cancel this task."""
+def _call_and_catch(call: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """Call a function, and return what it raises instead of raising it.
+
+    A ``CancelledError`` that a kernel raises must not look like a cancellation of the lane's task.
+    """
     try:
         call(*arguments)
     except BaseException as error:
@@ -391,6 +438,6 @@ def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | No
     return None
 
 
-def _kind(launch: Bound, group: Sendable) -> str:
-    """Return the op's name, which the submission keeps after it has released the op."""
+def _op_name(launch: BoundOp, group: BoundGroup) -> str:
+    """Return an op's name for errors: the submission keeps it after it has released the op."""
     return group.submission.kinds[launch.index]

@@ -6,7 +6,7 @@ kernels that are compiled, and each library of the user's that does not say that
 streams, have a lane of their own, made at its first use. With one stream everything but captures is
 in that one.
 
-An op that is spread goes to the first of these that exists:
+An op that is spread over the pool goes to the first of these that exists:
 
 1. The lane of its newest unfinished dependency: the last write of an operand. A chain of ops stays
    in one stream and waits for no other stream.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lanes", "make_streams"]
 
-_OWN_LANES = frozenset({"graph", "capture", "compiler"})
+_DEDICATED = frozenset({"graph", "capture", "compiler"})
 """Built-in libraries with a lane of their own.
 
 Replays keep one stream. So do kernels of users, whose modules may have state in device memory.
@@ -70,9 +70,9 @@ class Lanes:
         The context.
     count
         How many streams independent ops are spread over.
-    equip
-        Asks that a lane gets the workspaces of a library. Returns at once; :meth:`on_equipped`
-        follows.
+    request_workspaces
+        Asks the kernel actor of a library to give a lane its workspaces. Returns at once;
+        :meth:`on_equipped` is called when that is done, or has failed.
 
     Attributes
     ----------
@@ -82,36 +82,37 @@ class Lanes:
     unused : list of (str, AccelStream)
         The pool's streams that have no lane yet.
     routes : dict
-        Library that is open -> its lane; of those that are spread the pool's first.
-    spread : set of str
-        Libraries whose ops are spread.
-    lending : set of str
+        Library that is open -> its lane; for the pooled ones the first lane of the pool.
+    pooled_libraries : set of str
+        Libraries whose ops are spread over the pool.
+    workspace_libraries : set of str
         Those that were found to need workspaces.
-    transfers : dict
+    transfer_lanes : dict
         ``"put"`` and ``"get"`` -> lane.
     equipping : Lane or None
         The lane that is being given workspaces.
     takes_workspaces : bool
-        Whether libraries work in memory that stays theirs.
+        Whether libraries need workspaces, memory that is theirs while the context lives.
     """
 
-    def __init__(self, context: LaneContext, count: int, equip: Callable[[Lane, str], object]) -> None:
+    def __init__(self, context: LaneContext, count: int, request_workspaces: Callable[[Lane, str], object]) -> None:
         self.all: list[Lane] = []
         self.pool: list[Lane] = []
         self.unused: Streams = []
         self.routes: dict[str, Lane] = {}
-        self.spread = set(LIBRARIES) - _OWN_LANES
-        self.lending: set[str] = set()
-        self.transfers: dict[str, Lane] = {}
+        self.pooled_libraries = set(LIBRARIES) - _DEDICATED
+        self.workspace_libraries: set[str] = set()
+        self.transfer_lanes: dict[str, Lane] = {}
         self.equipping: Lane | None = None
         self.takes_workspaces = False
         self._context = context
         self._count = count
-        self._equip = equip
-        self._named: dict[str, Lane] = {}
-        self._free: list[Lane] = []  # of registered libraries that have left: streams are not closed before their context
-        self._is_asking = False
-        self._is_short = False
+        self._request_workspaces = request_workspaces
+        self._dedicated: dict[str, Lane] = {}  # library -> a lane that no other library uses
+        # Lanes of libraries that were unregistered: a stream is not closed before its context.
+        self._reusable: list[Lane] = []
+        self._is_request_blocked = False  # by a request that is going on, or for good
+        self._is_memory_short = False
 
     # -- making lanes
 
@@ -119,13 +120,13 @@ class Lanes:
         """Make lanes of the streams that were made with the context: the pool, and transfers."""
         first = self._add(*streams[0])
         self.pool.append(first)
-        first.provided.add(_MEMORY)
+        first.ready_libraries.add(_MEMORY)
         self.takes_workspaces = isinstance(first.stream, TakesWorkspace)
         self.routes[_MEMORY] = first
-        self.transfers = dict.fromkeys(("put", "get"), first)
+        self.transfer_lanes = dict.fromkeys(("put", "get"), first)
         for name, stream in streams[1:]:
-            if name in self.transfers:
-                self.transfers[name] = self._add(name, stream)
+            if name in self.transfer_lanes:
+                self.transfer_lanes[name] = self._add(name, stream)
             else:
                 self.unused.append((name, stream))
 
@@ -135,131 +136,137 @@ class Lanes:
         It takes ops of the open libraries that need no workspace there.
         """
         lane = self._add(*self.unused.pop(0))
-        for library in self.spread.intersection(self.routes):
+        for library in self.pooled_libraries.intersection(self.routes):
             if not self.takes_workspaces or not lane.needs_workspace(library):
-                lane.provided.add(library)
+                lane.ready_libraries.add(library)
         self.pool.append(lane)
         return lane
 
     def _add(self, name: str, stream: AccelStream) -> Lane:
+        """Make a lane of a stream, and have its failures reported."""
         lane = Lane(name, self._context, stream)
         self._context.failures.listen(lane)
         self.all.append(lane)
         return lane
 
-    async def named(self, library: str, *, is_own: bool = False, captures: bool = False) -> Lane:
-        """Return the lane of a library that is not spread.
+    async def dedicated(self, library: str, *, is_registered: bool = False, captures: bool = False) -> Lane:
+        """Return the lane of a library that is not pooled; made off the loop at its first use.
 
-        With one stream that is the only one, unless the library ``captures``.
+        With ``streams=1`` it is the only lane, unless the library ``captures``.
         """
-        lane = self._named.get(library)
+        lane = self._dedicated.get(library)
         if lane is None:
             if self._count == 1 and not captures:
                 return self.pool[0]
-            if is_own and self._free:
-                lane = self._free.pop()
+            if is_registered and self._reusable:
+                lane = self._reusable.pop()
                 lane.name = library
             else:
                 context = self._context
                 create = partial(context.device.create_stream, library=library)
-                lane = self._add(library, await context.core.system.run_blocking(context.offloaded.make, create))
-            self._named[library] = lane
+                lane = self._add(library, await context.core.system.run_blocking(context.offloaded.call, create))
+            self._dedicated[library] = lane
         return lane
 
-    def leave(self, library: str) -> None:
+    def remove_library(self, library: str) -> None:
         """Send no more ops of a registered library; its lane is kept for the next one."""
         self.routes.pop(library, None)
-        self.spread.discard(library)
-        lane = self._named.pop(library, None)
+        self.pooled_libraries.discard(library)
+        lane = self._dedicated.pop(library, None)
         if lane is not None:
-            self._free.append(lane)
+            self._reusable.append(lane)
         for lane in self.all:
-            lane.provided.discard(library)
+            lane.ready_libraries.discard(library)
 
     # -- choosing one
 
     def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | Held]) -> Lane:
-        """Return where an op of some library, or a batch of several, goes; see the module.
+        """Return the lane of an op, or of a batch, whose libraries are pooled; see the module.
 
-        If no lane has the workspaces of them all, it is the first.
+        If no lane has the workspaces of all libraries, it is the first.
         """
+        # Nothing is in flight: the first lane is as good as any, and has all workspaces.
         if not self._context.in_flight:
             return self.pool[0]
+        # 1. The lane of the newest unfinished write of an operand.
         newest: Lane | None = None
-        most = 0
+        most_unfinished = 0
         for ref in plan.reads + plan.writes:
             block = blocks.get(ref.buffer)
             pending = None if block is None else block.usage.pending_write()
             if pending is not None:
                 writer, seq = pending
-                if seq - writer.completed > most and (lane := self._pooled(writer)) is not None:
-                    newest, most = lane, seq - writer.completed
-        if newest is not None and newest.provided.issuperset(libraries):
+                if seq - writer.completed > most_unfinished and (lane := self._as_pool_lane(writer)) is not None:
+                    newest, most_unfinished = lane, seq - writer.completed
+        if newest is not None and newest.ready_libraries.issuperset(libraries):
             return newest
-        least, fewest = self.pool[0], math.inf
-        lacking: Lane | None = None
+        # 2. An idle lane; 3. the one with the fewest unfinished ops.
+        least_busy, fewest = self.pool[0], math.inf
+        unready: Lane | None = None  # an idle, or less busy, lane that lacks workspaces
         for lane in self.pool:
             unfinished = lane.issued - lane.completed
             if unfinished >= fewest:
                 continue
-            if not lane.provided.issuperset(libraries):
-                lacking = lacking or lane
+            if not lane.ready_libraries.issuperset(libraries):
+                unready = unready or lane
             elif not unfinished:
                 return lane
             else:
-                least, fewest = lane, unfinished
-        if lacking is None and self.unused:
-            lacking = self.grow()
-            if lacking.provided.issuperset(libraries):
-                return lacking
-        if lacking is not None and not self._is_asking:
-            self._is_asking = True
-            self._equip(lacking, next(library for library in libraries if library not in lacking.provided))
-        return least
+                least_busy, fewest = lane, unfinished
+        # No lane is idle: add one, or have one more prepared for later ops.
+        if unready is None and self.unused:
+            unready = self.grow()
+            if unready.ready_libraries.issuperset(libraries):
+                return unready
+        if unready is not None and not self._is_request_blocked:
+            self._is_request_blocked = True
+            self._request_workspaces(unready, next(library for library in libraries if library not in unready.ready_libraries))
+        return least_busy
 
-    def choose_for(self, batch: BatchSubmission, own: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
-        """Return where a batch goes, all of it.
+    def choose_for_batch(self, batch: BatchSubmission, registered: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
+        """Return the lane of a batch, which is one for all of its ops.
 
-        Ops of one registered library, and copies for them, go where its other ops do. Other
-        libraries that are not spread keep to one stream for batches, the pool's first.
+        Ops of one registered library, and copies for them, go where its other ops do. Batches with
+        other libraries that are not pooled go to the pool's first lane.
         """
-        if batch.places and (lane := self._pooled(batch.places[0][0])) is not None:  # some of it is there already
-            return lane
+        if batch.chunks and (lane := self._as_pool_lane(batch.chunks[0][0])) is not None:
+            return lane  # that of the ops that were dispatched already
         libraries = set(batch.libraries) - {_MEMORY}
-        if not libraries.issubset(self.spread):
-            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset(own) else self.pool[0]
-        return self.choose(libraries & self.lending, batch.plans[0], blocks) if batch.plans else self.pool[0]
+        if not libraries.issubset(self.pooled_libraries):
+            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset(registered) else self.pool[0]
+        return self.choose(libraries & self.workspace_libraries, batch.plans[0], blocks) if batch.plans else self.pool[0]
 
-    def _pooled(self, writer: Timeline) -> Lane | None:
+    def _as_pool_lane(self, writer: Timeline) -> Lane | None:
+        """Return a timeline if it is that of a lane in the pool, else ``None``."""
         return writer if isinstance(writer, Lane) and writer in self.pool else None
 
     # -- workspaces
 
     def lanes_with(self, library: str) -> list[Lane]:
         """Return the lanes that take ops of an open library."""
-        if library not in self.spread:
+        if library not in self.pooled_libraries:
             return [self.routes[library]]
-        return [lane for lane in self.pool if library in lane.provided]
+        return [lane for lane in self.pool if library in lane.ready_libraries]
 
     def on_equipped(self) -> None:
-        """Note that the lane has what was asked for, or cannot have it."""
+        """Allow the next request: the lane has its workspaces, or there is no memory for them."""
         self.equipping = None
-        self._is_asking = self._is_short
+        self._is_request_blocked = self._is_memory_short
 
     def stop_equipping(self) -> None:
-        """Ask for no more workspaces: there was a shortage of memory."""
-        self._is_asking = self._is_short = True
+        """Request no more workspaces in this generation: memory was short."""
+        self._is_request_blocked = self._is_memory_short = True
 
     def idle_lanes(self) -> list[Lane]:
-        """Return the lanes whose workspaces can be given back now."""
+        """Return the lanes whose workspaces can be released now: idle ones, but never the first."""
         return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]
 
 
 def make_streams(device: AccelDevice, count: int) -> tuple[Streams, Exception | None]:
     """Make the streams of a context; blocks.
 
-    They are made together: to make one on a busy device would hold up launches. Where another
-    stream cannot be had, there are fewer; then what was raised is returned besides.
+    They are made together: to make one on a busy device would hold up launches. If not all can be
+    made, those that were made are returned, with the error that was raised for the next one.
     """
     names = [("lane-1", _BATCH)]
     if count > 1:

@@ -1,9 +1,9 @@
-"""Launches: ops of one submission bound to addresses, and the mark of their end.
+"""BoundOp ops: ops of one submission with their addresses and kernels, and the mark of their end.
 
 An awaited op is one object on its whole way, an :class:`OpSubmission`: the caller awaits it, the
 device's actor dispatches it, the lane enqueues it, and the watcher watches it. A batch is a
 :class:`~accel.engine.submission.BatchSubmission`; each chunk of it is a :class:`LaunchGroup`, with
-a :class:`BatchedOp` for each op.
+a :class:`BatchedOp` for each op. A *mark* is an event that is recorded behind the ops.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchedOp", "Bound", "LaunchContext", "LaunchGroup", "OpSubmission", "Sendable"]
+__all__ = ["BatchedOp", "BoundGroup", "BoundOp", "LaunchContext", "LaunchGroup", "OpSubmission"]
 
 
 class _Failures(Protocol):
-    """The failed work of a context: see :class:`accel.engine.failures.Failures`."""
+    """The failed work of a context; implemented by :class:`accel.engine.failures.Failures`."""
 
     @property
-    def raised(self) -> Sized: ...
+    def reported(self) -> Sized: ...
 
     @property
-    def uses(self) -> Sized: ...
+    def tracked(self) -> Sized: ...
 
-    def settle(self, group: Sendable) -> None:
+    def reject_failed(self, group: BoundGroup) -> None:
         """End the submission of a group with the error of its first op that failed."""
 
 
@@ -56,13 +56,13 @@ class LaunchContext(Protocol):
         """Charge a submission the device time of a part of it that has ended."""
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
-        """Note that ``count`` ops of a submission are over."""
+        """Count ``count`` ops of a submission as ended; with ``is_last`` end the submission."""
 
     def report_fault(self, error: AccelError) -> None:
-        """Take a fault that has surfaced."""
+        """End the context because of a fault that has surfaced."""
 
     def wake(self) -> None:
-        """Have waiters for the end of work check their conditions again."""
+        """Have tasks that wait for ops to retire check their conditions again."""
 
 
 class BatchedOp:
@@ -78,7 +78,7 @@ class BatchedOp:
         Sequence number on the lane's clock.
     dependencies : list
         Sequence numbers of other lanes that must have ended before the op starts.
-    action : Injection or AccelError or None
+    injected_fault : Injection or AccelError or None
         The fault that a fault plan injects.
     index : int
         Index in the submission.
@@ -87,18 +87,18 @@ class BatchedOp:
         backend was asked.
     """
 
-    __slots__ = ("action", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
+    __slots__ = ("dependencies", "index", "injected_fault", "inputs", "is_offloaded", "kernel", "op", "outputs", "plan", "seq")
 
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
     dependencies: list[Dependency]
 
-    def __init__(self, op: KernelOp, plan: Plan, kernel: Kernel, action: Injection | AccelError | None, index: int) -> None:
+    def __init__(self, op: KernelOp, plan: Plan, kernel: Kernel, injected_fault: Injection | AccelError | None, index: int) -> None:
         self.op = op
         self.plan = plan
         self.kernel = kernel
-        self.action = action
+        self.injected_fault = injected_fault
         self.index = index
         self.is_offloaded: bool | None = None
 
@@ -146,7 +146,7 @@ class LaunchGroup:
         self.span: WorkSpan | None = None
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Note the recorded mark, which has not been passed yet."""
+        """Keep the recorded mark, which the stream has not passed yet."""
         self.event = event
         self.kind = _group_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
@@ -158,11 +158,11 @@ class LaunchGroup:
         lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
         if self.event is not None:
-            lane.events.give(self.event)
+            lane.events.release(self.event)
         if self.span is not None:
             self._context.charge(self.submission, self.span)
-        if failures.raised or failures.uses:
-            failures.settle(self)
+        if failures.reported or failures.tracked:
+            failures.reject_failed(self)
         self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
 
     def fail(self, error: AccelError) -> None:
@@ -171,28 +171,45 @@ class LaunchGroup:
 
 
 class OpSubmission(Submission):
-    """An op that is awaited by itself: message, group of one launch, and mark in one object.
+    """An op that is awaited by itself: message, group of one bound op, and mark in one object.
 
-    Attributes of the launch and of the mark are set when it is bound.
+    :meth:`bind` sets the attributes of the bound op, and :meth:`on_marked` those of the mark.
 
     Attributes
     ----------
-    made : tuple of AccelRef or None
+    result_refs : tuple of AccelRef or None
         The refs of its results, where the sender has made them.
     library : str
-        The op's.
+        The op's library.
     op, plan
         The op and its plan; ``None`` once it is launched, so that its operands can be freed.
-    kernel, inputs, outputs, seq, dependencies, action, is_offloaded, commands
+    kernel, inputs, outputs, seq, dependencies, injected_fault, is_offloaded, commands
         As of a :class:`BatchedOp`.
     lane, stream, event, enqueued_at, kind, span
         As of a :class:`LaunchGroup`.
     """
 
     __slots__ = (
-        "_context", "action", "commands", "dependencies", "enqueued_at", "event", "inputs", "is_offloaded", "kernel", "kind", "lane", "library", "made", "op",
-        "outputs", "plan", "seq", "span", "stream",
-    )  # fmt: skip
+        "_context",
+        "commands",
+        "dependencies",
+        "enqueued_at",
+        "event",
+        "injected_fault",
+        "inputs",
+        "is_offloaded",
+        "kernel",
+        "kind",
+        "lane",
+        "library",
+        "op",
+        "outputs",
+        "plan",
+        "result_refs",
+        "seq",
+        "span",
+        "stream",
+    )
 
     _context: LaunchContext
     inputs: Sequence[int]
@@ -218,17 +235,17 @@ class OpSubmission(Submission):
         self.library = op.library
         self.op: Any = op
         self.plan: Plan | None = plan
-        self.made: tuple[AccelRef, ...] | None = None
+        self.result_refs: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
         self.span: WorkSpan | None = None
 
-    def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
-        """Set its lane, its kernel and what goes with them."""
+    def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, fault: Injection | AccelError | None, commands: int) -> None:
+        """Set the lane, the kernel, the injected fault and the count of commands."""
         self._context = context
         self.lane = lane
         self.stream = lane.stream
         self.kernel = kernel
-        self.action = action
+        self.injected_fault = fault
         self.is_offloaded: bool | None = None
         self.commands = commands
 
@@ -249,20 +266,20 @@ class OpSubmission(Submission):
 
     @property
     def submission(self) -> Submission:
-        """Itself."""
+        """The submission of this group: the op is both."""
         return self
 
     @property
-    def launches(self) -> Sequence[Bound]:
-        """Itself alone."""
+    def launches(self) -> Sequence[BoundOp]:
+        """The bound ops of this group: this one alone."""
         return (self,)
 
     def is_dropped(self, index: int) -> bool:
-        """Whether the op is not to be launched any more."""
+        """See :meth:`Submission.is_dropped`."""
         return self.future.done()
 
     def reject_from(self, index: int, error: AccelError) -> None:
-        """End with the op's error."""
+        """See :meth:`Submission.reject_from`."""
         self.reject(error)
 
     def release_operands(self) -> None:
@@ -270,14 +287,14 @@ class OpSubmission(Submission):
         self.op = None
         self.plan = None
 
-    def void(self, index: int) -> None:
-        """Do nothing: the caller has no refs yet."""
+    def free_results_from(self, index: int) -> None:
+        """Do nothing: the caller gets the refs of results only when the op has ended."""
 
-    def void_unsound(self) -> None:
-        """Do nothing: the caller has no refs yet."""
+    def free_unlaunched_results(self) -> None:
+        """Do nothing: the caller gets the refs of results only when the op has ended."""
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Note the recorded mark, which has not been passed yet."""
+        """Keep the recorded mark, which the stream has not passed yet; drop the operands."""
         self.event = event
         self.enqueued_at = perf_counter()
         # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
@@ -296,16 +313,16 @@ class OpSubmission(Submission):
     def complete(self) -> None:
         """Retire the op; called by the watcher, once."""
         lane, event = self.lane, self.event
-        if self.seq > lane.completed:
+        if self.seq > lane.completed:  # as Timeline.complete: this is on the way of every op
             lane.completed = self.seq
         if event is not None:
-            lane.events.give(event)
+            lane.events.release(event)
         context = self._context
         if self.span is not None:
             context.charge(self, self.span)
         failures = context.failures
-        if failures.raised or failures.uses:
-            failures.settle(self)
+        if failures.reported or failures.tracked:
+            failures.reject_failed(self)
         context.retire(self, 1, self.commands, is_last=True)
 
     def fail(self, error: AccelError) -> None:
@@ -313,11 +330,11 @@ class OpSubmission(Submission):
         self._context.report_fault(error)
 
 
-Bound: TypeAlias = BatchedOp | OpSubmission
-"""One op, ready to be enqueued."""
+BoundOp: TypeAlias = BatchedOp | OpSubmission
+"""One op with its kernel and addresses, ready to be enqueued."""
 
-Sendable: TypeAlias = LaunchGroup | OpSubmission
-"""One message to a lane."""
+BoundGroup: TypeAlias = LaunchGroup | OpSubmission
+"""BoundOp ops of one submission that a lane enqueues one after the other, with one mark behind."""
 
 
 def _group_kind(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:

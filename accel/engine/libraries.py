@@ -1,4 +1,4 @@
-"""The libraries of one context: which are open, and the kernel actors that opened them."""
+"""The libraries of one context: opens them by kernel actors, and closes registered ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Libraries"]
 
 
 class Libraries:
-    """Opens libraries at their first use, and closes registered ones.
+    """Opens libraries at their first use, and closes registered libraries.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Libraries:
     actors : dict
         Library that was opened -> its kernel actor.
     calls : int
-        How many calls of users' libraries are made on worker threads, to open them.
+        How many calls that open users' libraries run on worker threads now.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Libraries:
         self._lanes = lanes
         self._kernels = kernels
         self._start = start
-        self._openings: dict[str, asyncio.Task[None]] = {}
-        self._closings: set[asyncio.Task[None]] = set()
+        self._opening_tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing_tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, library: str) -> None:
         """Open a library, off the loop, if it is not open.
@@ -61,18 +61,20 @@ class Libraries:
         if library in self._lanes.routes:
             return
         context.check_alive()
-        if library in self._kernels.leaving:  # one of the same name was unregistered just before
-            await context.until(lambda: library not in self._kernels.leaving)
+        if library in self._kernels.leaving:  # another one of this name is being closed
+            await context.wait_until(lambda: library not in self._kernels.leaving)
         try:
-            while (opening := self._openings.get(library)) is not None:  # for a call that was cancelled
+            # An opening that another call has begun is waited for; it may fail for its own reasons.
+            while (opening := self._opening_tasks.get(library)) is not None:
                 await asyncio.wait((opening,))
             if library not in self._lanes.routes:
                 opening = context.core.loop.create_task(self._open(library))
-                if not opening.done():  # an eager task may have ended in the call
-                    self._openings[library] = opening
-                opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if no caller waits
-                await asyncio.wait((opening,))  # cancelled, it is opened all the same
-                if not opening.cancelled():  # else its context ended
+                if not opening.done():  # with eager tasks it may be done already
+                    self._opening_tasks[library] = opening
+                # Retrieves the exception, so that asyncio does not log it if no caller waits.
+                opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+                await asyncio.wait((opening,))  # cancelling this wait does not cancel the opening
+                if not opening.cancelled():  # cancelled only if its context ends
                     opening.result()
         except AccelError as error:
             # If this context has faulted meanwhile, its actors have stopped.
@@ -86,14 +88,17 @@ class Libraries:
         context.check_alive()
 
     async def _open(self, library: str) -> None:
+        """Start the kernel actor of a library: the body of an opening task."""
         try:
             self._context.check_alive()
             self.actors[library] = await self._start(library)
         finally:
-            self._openings.pop(library, None)
+            self._opening_tasks.pop(library, None)
 
-    def withdraw(self, submission: Unregistration) -> None:
-        """Refuse further ops of a registered library, and have it closed; that ends the submission.
+    def unregister(self, submission: Unregistration) -> None:
+        """Refuse further ops of a registered library, and have it closed by a task.
+
+        The task ends the submission.
 
         Raises
         ------
@@ -102,17 +107,17 @@ class Libraries:
         """
         context, name = self._context, submission.library
         context.check_alive()
-        submission.registration = context.core.withdraw_own(name)
-        self._kernels.refuse_own(name)
+        submission.registration = context.core.withdraw_registration(name)
+        self._kernels.refuse_registered(name)
         self._lanes.routes.pop(name, None)
         submission.outstanding = 1
-        context.sent(submission, 1, 0)
+        context.on_dispatched(submission, 1, 0)
         task = context.core.loop.create_task(self._close(submission))
-        self._closings.add(task)
-        task.add_done_callback(self._closings.discard)
+        self._closing_tasks.add(task)
+        task.add_done_callback(self._closing_tasks.discard)
 
     async def _close(self, submission: Unregistration) -> None:
-        """End the kernel actor of a registered library, and answer what asked for it."""
+        """Stop the kernel actor of a registered library, then end the submission."""
         context, name = self._context, submission.library
         actor = self.actors.pop(name, None)
         try:
@@ -122,12 +127,12 @@ class Libraries:
         except ActorStoppedError:  # the context has faulted, or the device closes
             return
         if context.fault is None:
-            self._lanes.leave(name)
-            self._kernels.remove_own(name)
+            self._lanes.remove_library(name)
+            self._kernels.remove_registered(name)
             context.retire(submission, 1, 0, is_last=True)
 
     async def aclose(self) -> None:
         """Cancel the tasks that close libraries: the context ends."""
-        for task in tuple(self._closings):
+        for task in tuple(self._closing_tasks):
             task.cancel()
             await asyncio.wait((task,))

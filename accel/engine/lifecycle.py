@@ -69,34 +69,35 @@ class Lifecycle:
         """Whether the state changes no more by itself: CLOSED never does, LOST by a reopening."""
         return self.state in (DeviceState.LOST, DeviceState.CLOSED)
 
-    def ready(self) -> None:
+    def enter_ready(self) -> None:
         """Enter READY with the next generation."""
         self.generation += 1
         self.cause = None
         self._enter(DeviceState.READY)
 
-    def rebuilding(self, cause: AccelError | None) -> None:
+    def enter_rebuilding(self, cause: AccelError | None) -> None:
         """Enter REBUILDING because of ``cause``; also from LOST, when it is reopened."""
         self.cause = cause
         self._enter(DeviceState.REBUILDING)
 
-    def lost(self, cause: AccelError | None) -> None:
+    def enter_lost(self, cause: AccelError | None) -> None:
         """Enter LOST; does nothing in a final state."""
         if not self.is_final:
             self.cause = cause or self.cause
             self.losses += 1
             self._enter(DeviceState.LOST)
 
-    def closed(self) -> None:
+    def enter_closed(self) -> None:
         """Enter CLOSED, from any state."""
         if self.state is not DeviceState.CLOSED:
             self._enter(DeviceState.CLOSED)
 
     def _enter(self, state: DeviceState) -> None:
+        """Change the state, and tell the waiters and listeners."""
         self.state = state
         self.wake()
-        for tell in tuple(self.listeners):
-            tell()
+        for listener in tuple(self.listeners):
+            listener()
         if self._probes.all:
             self._probes.tell(Probe.state_changed, self.name, state.value, self.generation)
 
@@ -107,6 +108,7 @@ class Lifecycle:
         return self._lost_error()
 
     def _lost_error(self) -> DeviceLostError:
+        """Return a new error that says that the device is lost, with the fault as its cause."""
         error = DeviceLostError(f"device {self.name} is lost", device=self.name, generation=self.generation)
         if self.cause is not None:
             error.code = self.cause.code
@@ -114,7 +116,10 @@ class Lifecycle:
         return error
 
     def wake(self) -> None:
-        """Wake the waiters of :meth:`wait_changed`: something else that they look at changed."""
+        """Wake the waiters of :meth:`wait_changed`, also where the state itself stays.
+
+        A spare child that becomes ready calls it, for :meth:`Host.wait_spare_ready`.
+        """
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
@@ -154,6 +159,7 @@ class Lifecycle:
         return self._generations(self.losses)
 
     async def _generations(self, losses: int) -> AsyncIterator[int]:
+        """Iterate as :meth:`generations`; ``losses`` counts what was lost when that was called."""
         seen = 0
         while self.state is not DeviceState.CLOSED:
             if self.state is DeviceState.LOST or self.losses != losses:

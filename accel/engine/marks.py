@@ -1,4 +1,4 @@
-"""A mark that no caller waits for: memory does, or :meth:`ContextBase.until`."""
+"""Marks that belong to no submission: they move a lane's clock once the stream passes them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from accel.errors import AccelError
 
 if TYPE_CHECKING:
     from accel.backend import AccelEvent
-    from accel.engine.launches import LaunchContext, Sendable
+    from accel.engine.launches import BoundGroup, LaunchContext
     from accel.engine.stream_clock import StreamClock
 
-__all__ = ["LaneMark", "pass_over"]
+__all__ = ["LaneMark", "complete_dropped_group"]
 
 
 class LaneMark:
-    """Moves a lane's clock when it is passed; see :class:`accel.completion.Mark`.
+    """A mark that moves its lane's clock when it is passed; see :class:`accel.completion.Mark`.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ class LaneMark:
         self.enqueued_at = perf_counter()
 
     def complete(self) -> None:
-        """Move the clock; called by the watcher, once."""
+        """Move the lane's clock, and wake what waits for it; called by the watcher, once."""
         self.lane.complete(self._seq)
-        self.lane.events.give(self.event)
+        self.lane.events.release(self.event)
         self._context.wake()
 
     def fail(self, error: AccelError) -> None:
@@ -54,23 +54,26 @@ class LaneMark:
         self._context.report_fault(error)
 
 
-def pass_over(context: LaunchContext, group: Sendable) -> None:
-    """Move the lane's clock past the numbers of a dropped group, also if nothing comes after it.
+def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
+    """Move the lane's clock past the numbers of a group of which nothing was launched.
 
-    Its lane waits, in its stream, for what the group depends on: the recorded uses stand for that.
+    Without that the clock would stand still until a later op of the lane ends, and memory that the
+    group was to use would stay in use.
     """
     lane, launches = group.lane, group.launches
+    # At once, if all that comes before the group, and all that it depends on, has ended.
     if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
         lane.complete(launches[-1].seq)
         return
-    event = lane.events.take()
+    # Else when the stream passes a mark: it waits for the group's dependencies.
+    event = lane.events.acquire()
     try:
-        is_over = lane.stream.record(event)
+        is_passed = lane.stream.record(event)
     except AccelError as error:
         context.report_fault(error)
         return
     mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
-    if is_over:
+    if is_passed:
         mark.complete()
     else:
         context.watcher.watch(mark)

@@ -1,4 +1,4 @@
-"""Calls of a context on worker threads; nothing that they use is closed under them."""
+"""Calls of a context on worker threads; what they use is closed only when they have returned."""
 
 from __future__ import annotations
 
@@ -20,87 +20,92 @@ T = TypeVar("T")
 
 
 class OffloadedCalls:
-    """The calls of one context that run beside the loop.
+    """Counts the calls of one context that run on worker threads.
 
     The wait for a call can be cancelled; the call itself cannot be, and goes on using streams,
-    handles and memory. So they are closed through :meth:`when_over`.
+    handles and memory. So these are released through :meth:`close`.
 
     Parameters
     ----------
-    own
-        Names of the registered libraries, whose calls may do their work here; all others load or
-        compile.
+    registered
+        Names of the registered libraries. Their kernels may do their work on the worker thread; all
+        other kernels are called there because they load or compile.
     """
 
-    def __init__(self, own: Container[str]) -> None:
-        self._own = own
+    def __init__(self, registered: Container[str]) -> None:
+        self._registered = registered
         self._changed = threading.Condition()
         self._running = self._loading = 0
         self._loading_since = self._loaded_before = 0.0
-        self._is_over = False
-        self._then: Callable[[], None] | None = None
+        self._is_closed = False
+        self._on_idle: Callable[[], None] | None = None
 
-    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """Call a kernel on this thread.
+    def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
+        """Call a kernel on this worker thread.
 
-        Raises :class:`~accel.ClosedError` if the context is being closed.
+        Raises
+        ------
+        ClosedError
+            If the context is being closed.
         """
-        with self._one_more(1 if op.library not in self._own else 0):
+        with self._running_call(1 if op.library not in self._registered else 0):
             kernel(lane, op, *operands)
 
-    def make(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call ``call`` on this thread, which no op waits for; raises as :meth:`run` does."""
-        with self._one_more(0):
+    def call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call any other function on this worker thread; raises as :meth:`call_kernel` does."""
+        with self._running_call(0):
             return call(*arguments)
 
     @contextlib.contextmanager
-    def _one_more(self, loading: int) -> Iterator[None]:
+    def _running_call(self, loading: int) -> Iterator[None]:
+        """Count one call as running inside the block; ``loading`` is 1 if it loads or compiles.
+
+        The last one to end calls what :meth:`close` has left for then.
+        """
         with self._changed:
-            if self._is_over:
+            if self._is_closed:
                 raise ClosedError("the context was closed before this began")
             self._running += 1
-            self._load(loading)
+            self._count_loading(loading)
         try:
             yield
         finally:
-            then: Callable[[], None] | None = None
+            on_idle: Callable[[], None] | None = None
             with self._changed:
                 self._running -= 1
-                self._load(-loading)
+                self._count_loading(-loading)
                 if not self._running:
-                    then, self._then = self._then, None
+                    on_idle, self._on_idle = self._on_idle, None
                     self._changed.notify_all()
-            if then is not None:
-                then()
+            if on_idle is not None:
+                on_idle()
 
-    def _load(self, change: int) -> None:
+    def _count_loading(self, change: int) -> None:
+        """Begin or end a call that loads or compiles: the time so far is kept."""
         if change:
             self._loaded_before, self._loading_since = self.busy_seconds(), monotonic()
             self._loading += change
 
     def busy_seconds(self) -> float:
-        """Return for how many seconds so far something was loaded or compiled here.
-
-        Any thread may ask.
-        """
+        """Return for how many seconds so far a kernel was loading or compiling. Thread-safe."""
         return self._loaded_before + (monotonic() - self._loading_since if self._loading else 0.0)
 
-    def when_over(self, give_back: Callable[[], None], *, wait: bool) -> None:
-        """Refuse further calls, and call ``give_back`` once when none runs any more.
+    def close(self, release_all: Callable[[], None], *, wait: bool) -> None:
+        """Refuse further calls, and call ``release_all`` once, when no call runs any more.
 
         Parameters
         ----------
-        give_back
-            What gives back what the calls use.
+        release_all
+            Releases what the calls use.
         wait
             Whether to block until then. Otherwise this returns at once, and the thread whose call
-            ends last does it.
+            ends last calls ``release_all``.
         """
         with self._changed:
-            self._is_over = True
+            self._is_closed = True
             while wait and self._running:
                 self._changed.wait()
             if self._running:
-                self._then = give_back
+                self._on_idle = release_all
                 return
-        give_back()
+        release_all()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["op_error", "raise_op_error"]
 
-_TURNS = 8
-"""Event loop iterations in which the op's waiters act on its answer before the program ends."""
+_ITERATIONS = 8
+"""Loop iterations in which the op's waiters handle its error before ``SystemExit`` is raised."""
 
 _WHERE = "In the kernel (most recent call last):\n"
 
@@ -24,15 +24,14 @@ _WHERE = "In the kernel (most recent call last):\n"
 def op_error(
     raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, *, is_out_of_memory: bool = False, **fields: Any
 ) -> AccelError:
-    """Return the error of an op for what was raised on its way.
+    """Return the error of an op for what was raised while it was dispatched or enqueued.
 
     Any thread may call it; never raises.
 
     An error of the tree stands for itself, a shortage of the operating system is retryable, and
     anything else is the cause of a :class:`~accel.LibraryError`: a ``CancelledError`` or a
-    ``GeneratorExit`` too, which code that was called and not awaited cannot mean.
-    ``KeyboardInterrupt`` and ``SystemExit`` leave through the loop besides, once the op is
-    answered.
+    ``GeneratorExit`` too, because a kernel is called and never awaited. ``KeyboardInterrupt`` and
+    ``SystemExit`` are also raised from the loop, once the op has its error.
 
     Parameters
     ----------
@@ -47,7 +46,7 @@ def op_error(
     **fields
         Of the error, such as ``library``.
     """
-    if isinstance(raised, AccelError) and _is_whole(raised):
+    if isinstance(raised, AccelError) and _is_complete(raised):
         return raised
     error: AccelError | None
     if is_out_of_memory:
@@ -57,7 +56,7 @@ def op_error(
     if error is None:
         if isinstance(raised, (KeyboardInterrupt, SystemExit)):
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_leave, raised, loop, _TURNS)
+                loop.call_soon_threadsafe(_raise_on_loop, raised, loop, _ITERATIONS)
         # What is gone by now was this frame's own: a class of the user's may raise even from what
         # it says of itself.
         error = LibraryError(f"{what} raised {type(raised).__name__}: {said(raised)}", remedy=_REMEDY)
@@ -66,14 +65,14 @@ def op_error(
     if isinstance(raised, AccelError):
         with contextlib.suppress(Exception):
             error.scope = FaultScope(raised.scope)
-    error.__cause__ = _without_frames(raised)
+    error.__cause__ = _with_frames_as_notes(raised)
     return error
 
 
-def _is_whole(error: AccelError) -> bool:
-    """Return whether an error has its fields, and can be cloned for each of its waiters.
+def _is_complete(error: AccelError) -> bool:
+    """Return whether an error has all fields, so that it can be cloned for each waiter.
 
-    The constructor of a user's class may not have called the base's.
+    The constructor of a user's subclass may not have called that of ``AccelError``.
     """
     try:
         copy = error.clone(op=error.op, library=error.library, device=error.device, generation=error.generation, op_index=error.op_index)
@@ -87,8 +86,8 @@ def raise_op_error(
 ) -> NoReturn:
     """Raise what :func:`op_error` returns.
 
-    Its traceback holds this frame, which therefore must not hold it: operands would live until
-    cycles are collected.
+    The error's traceback holds this frame. So the frame must not hold the error, or the operands
+    would live until cycles are collected.
     """
     error = op_error(raised, what, loop, library=library)
     error.op_index = op_index
@@ -98,17 +97,18 @@ def raise_op_error(
         del error, raised
 
 
-def _leave(raised: BaseException, loop: asyncio.AbstractEventLoop, turns: int) -> None:
-    if not turns:
+def _raise_on_loop(raised: BaseException, loop: asyncio.AbstractEventLoop, iterations: int) -> None:
+    """Raise ``KeyboardInterrupt`` or ``SystemExit`` from the loop, some iterations from now."""
+    if not iterations:
         raise raised
-    loop.call_soon(_leave, raised, loop, turns - 1)
+    loop.call_soon(_raise_on_loop, raised, loop, iterations - 1)
 
 
-def _without_frames(error: BaseException) -> BaseException:
-    """Return what was raised with its traceback as text.
+def _with_frames_as_notes(error: BaseException) -> BaseException:
+    """Return an exception with its traceback as a note, and without the frames.
 
-    The frames would keep alive what called them, and so the op, whose future holds the error: its
-    operands would be free only when cycles are collected.
+    The frames would keep the op alive, whose future holds the error: a cycle, which would keep the
+    operands until cycles are collected.
     """
     with contextlib.suppress(Exception):  # a class of the user's may have notes of another kind
         lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this package

@@ -33,7 +33,7 @@ _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in F
 
 
 class FaultSource(Protocol):
-    """Injects faults; :class:`accel.testing.FaultPlan` is one."""
+    """Plans faults for tests; :class:`accel.testing.FaultPlan` implements it."""
 
     def take(self, kind: str) -> Injection | AccelError | None:
         """Count one op of this kind, and return the fault to inject, if any."""
@@ -91,19 +91,20 @@ def check_options(
         # One after the other over all libraries: with several streams, a fault would surface in
         # whichever is waited for.
         streams=1 if debug else streams,
-        libraries=_libraries(libraries),
+        libraries=_check_libraries(libraries),
         memory_limit=None if memory_limit is None else check_count("memory_limit", memory_limit),
         pinned_limit=None if pinned_limit is None else check_count("pinned_limit", pinned_limit),
         pending_limit=check_count("pending_limit", pending_limit),
         max_in_flight=check_count("max_in_flight", max_in_flight),
         overload=overload,
-        restart=_restart(restart),
-        faults=_faults(faults),
+        restart=_check_restart(restart),
+        faults=_check_faults(faults),
         debug=debug,
     )
 
 
-def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
+def _check_libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
+    """Return the names of ``libraries=``, with a family replaced by the libraries that it uses."""
     try:
         wanted: tuple[Library, ...] = (names,) if isinstance(names, str) else tuple(names)
     except Exception as error:  # of an iterable of the caller's
@@ -115,7 +116,8 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     return cast("tuple[Library, ...]", tuple(ready))
 
 
-def _restart(value: RestartStrategy | None) -> RestartStrategy:
+def _check_restart(value: RestartStrategy | None) -> RestartStrategy:
+    """Return the restart strategy, or the default."""
     if value is None:
         return RestartStrategy()
     if not isinstance(value, RestartStrategy):
@@ -128,7 +130,8 @@ def _restart(value: RestartStrategy | None) -> RestartStrategy:
     return value
 
 
-def _faults(value: FaultSource | None) -> FaultSource | None:
+def _check_faults(value: FaultSource | None) -> FaultSource | None:
+    """Return the fault plan, or raise for a class or anything else that is none."""
     if isinstance(value, type) or (value is not None and not callable(getattr(value, "take", None))):
         raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an instance: accel.testing.FaultPlan().")
     return value

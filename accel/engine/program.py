@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.own_library import OwnLibrary
+    from accel.engine.registered_library import RegisteredLibrary
     from accel.engine.scratch import Scratch
     from accel.engine.stream_clock import StreamClock
     from accel.memory import Block, Usage
     from accel.storage.buffers import Buffers
 
-__all__ = ["Call", "Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
+__all__ = ["Call", "Capture", "GraphSubmission", "JoinsUsages", "Program", "Replay"]
 
 _NOTHING = Plan((), (), ())
 
@@ -35,11 +35,11 @@ _ALIGNED = 16
 """Bytes to which the places of statuses in a graph's buffer are aligned."""
 
 
-class JoinsUses(Protocol):
-    """Tracks the uses of several buffers as one, also those by other libraries."""
+class JoinsUsages(Protocol):
+    """Joins the usages of buffers that other libraries may use too; see :class:`Sharing`."""
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return the one usage that several buffers have from now on."""
+        """Return the one usage that several buffers have in common from now on."""
 
 
 class _GraphContext(LaunchContext, Protocol):
@@ -51,13 +51,13 @@ class _GraphContext(LaunchContext, Protocol):
     scratch: Scratch
 
     @property
-    def own(self) -> Mapping[str, OwnLibrary]: ...
+    def registered(self) -> Mapping[str, RegisteredLibrary]: ...
 
     @property
-    def sharing(self) -> JoinsUses: ...
+    def sharing(self) -> JoinsUsages: ...
 
     def kernel_of(self, op: KernelOp) -> Kernel:
-        """Return how the op is enqueued."""
+        """Return the function that enqueues the op."""
 
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
@@ -73,26 +73,40 @@ class Program:
     ----------
     ops, plans, outputs : sequence
         As they were recorded.
-    made : sequence of AccelRef
+    owned_refs : sequence of AccelRef
         All refs of ``outputs``, the scratch memory, and the memory of the statuses.
     native : object
         The backend's one command for it, with a ``close`` method; ``None`` where the ops are
         enqueued one by one.
-    own : sequence of OwnLibrary
+    registered_libraries : sequence of RegisteredLibrary
         Registered libraries whose kernels it calls, or has captured.
-    read : frozenset of int
-        Buffers that it reads and does not make, once its operands are released: each call gives them.
-    called : tuple or None
-        The refs that each :class:`Call` writes, and the specs of its results.
+    external_reads : frozenset of int
+        Buffers that it reads and does not make; known once its operands are released, because each
+        call must then give them.
+    call_plan : tuple or None
+        The refs that each :class:`Call` writes, and the specs of its results; made by the first one.
     handle : AccelRef
         Stands for the program like a buffer: replays write it, so that they follow each other, and
         freeing it ends the program.
     """
 
     __slots__ = (
-        "_launches", "_scratch", "_status", "_status_address", "_statuses", "called", "handle", "made", "native", "ops", "outputs", "own", "plan", "plans",
-        "read",
-    )  # fmt: skip
+        "_launches",
+        "_scratch",
+        "_status",
+        "_status_address",
+        "_statuses",
+        "call_plan",
+        "external_reads",
+        "handle",
+        "native",
+        "ops",
+        "outputs",
+        "owned_refs",
+        "plan",
+        "plans",
+        "registered_libraries",
+    )
 
     def __init__(
         self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
@@ -100,15 +114,15 @@ class Program:
         self.ops = tuple(ops)
         self.plans = tuple(plans)
         self.outputs = tuple(outputs)
-        self.made = tuple([ref for refs in outputs for ref in refs])
+        self.owned_refs = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
-        self.called: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
-        self.own: Sequence[OwnLibrary] = ()
-        self.read: frozenset[int] = frozenset()
+        self.call_plan: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
+        self.registered_libraries: Sequence[RegisteredLibrary] = ()
+        self.external_reads: frozenset[int] = frozenset()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
         self._status_address = 0
-        self._statuses = _placed_statuses(self.ops, self.plans)
+        self._statuses = _place_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, Plan, list[int], list[int]]] = []
         self.plan = _NOTHING
@@ -120,34 +134,35 @@ class Program:
     ) -> Self:
         """Return the program of recorded ops. Long ones are made in turns."""
         program, turn = cls(core, ops, plans, outputs, generation), Turn()
-        own = {ref.buffer for ref in program.made}
+        # A replay's reads and writes are those of its ops on buffers that it does not own.
+        own = {ref.buffer for ref in program.owned_refs}
         read: dict[int, AccelRef] = {}
         written: dict[int, AccelRef] = {}
-        renewed: set[int] = set(own)  # wholly overwritten so far: earlier contents are not read
+        overwritten: set[int] = set(own)  # wholly overwritten so far: earlier contents are not read
         for number, plan in enumerate(plans, 1):
             if not number % EVERY and turn.is_over:
                 await turn.next()
             for ref in plan.reads + plan.writes if plan.updates else plan.reads:
-                if ref.buffer not in renewed:
+                if ref.buffer not in overwritten:
                     read.setdefault(ref.buffer, ref)
             for ref in plan.writes:
                 if ref.buffer not in own:
                     written.setdefault(ref.buffer, ref)
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
-                    renewed.add(ref.buffer)
+                    overwritten.add(ref.buffer)
         status = None
         if program._statuses:
             last = program._statuses[-1]
             status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), partial(_first_error, program._statuses))
         program.plan = Plan(
-            tuple(read.values()), (program.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status
+            tuple(read.values()), (program.handle, *written.values()), (), updates=not overwritten.issuperset(written), status=status
         )
         return program
 
     async def bind(self, context: _GraphContext) -> None:
-        """Find the kernels and the memory of all ops, in turns.
+        """Find the kernels and the addresses of all ops, over several loop iterations.
 
-        The program's own buffers have theirs.
+        The program's own buffers are allocated by now.
 
         Raises
         ------
@@ -159,17 +174,19 @@ class Program:
         """
         turn, scratch = Turn(), context.scratch.sizes
         is_captured = bool(context.device.kernels(Capture.library))
-        self.own = [context.own[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.own]
+        self.registered_libraries = [
+            context.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.registered
+        ]
         address = context.buffers.address
         work = [] if self._scratch is None else [address(self._scratch)]
         if self._status is not None:
             self._status_address = address(self._status)
-        statuses = {status.place: [self._status_address + status.start] for status in self._statuses}
+        statuses = {status.op_index: [self._status_address + status.start] for status in self._statuses}
         for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % EVERY and turn.is_over:
                 await turn.next()
             if is_captured:
-                self._check_own(context, op)
+                self._check_capturable(context, op)
             inputs = [address(ref) for ref in plan.reads]
             outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if (op.library, op.kind) in scratch else ())]
             self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
@@ -180,7 +197,7 @@ class Program:
         The launches stay where there is no native graph: a call enqueues them.
         """
         self.ops = self.plans = self.outputs = ()
-        self.read = frozenset([ref.buffer for ref in self.plan.reads])
+        self.external_reads = frozenset([ref.buffer for ref in self.plan.reads])
         if self.native is not None:
             self._launches = []
         self.plan = Plan((), (self.handle,), ())
@@ -188,15 +205,15 @@ class Program:
     def use_scratch(self, ref: AccelRef) -> None:
         """Use ``ref`` as the kernels' scratch memory, one after the other; the program keeps it."""
         self._scratch = ref
-        self.made = (*self.made, ref)
+        self.owned_refs = (*self.owned_refs, ref)
 
     def use_status(self, ref: AccelRef) -> None:
         """Use ``ref`` for the statuses of the kernels; the program keeps it, like its results."""
         self._status = ref
-        self.made = (*self.made, ref)
+        self.owned_refs = (*self.owned_refs, ref)
 
     @staticmethod
-    def _check_own(context: _GraphContext, op: KernelOp) -> None:
+    def _check_capturable(context: _GraphContext, op: KernelOp) -> None:
         """Refuse a library whose kernels may use memory that has another owner by the next replay.
 
         The results would be wrong without an error.
@@ -221,48 +238,49 @@ class Program:
         return self.native is None and any(op.library == library for _, op, *_ in self._launches)
 
     def copy_status(self, lane: StreamClock, outputs: Sequence[int]) -> None:
-        """Copy the ops' statuses, behind a replay, into its own in ``outputs``.
+        """Copy the ops' statuses, behind a replay, into the replay's status in ``outputs``.
 
-        The next replay clears them.
+        The next replay clears the ops' statuses.
         """
         if self.plan.status is not None:
             lane.stream.copy(outputs[-1], self._status_address, self.plan.status.spec.nbytes)
 
-    def settle(self, context: _GraphContext) -> None:
+    def on_captured(self, context: _GraphContext) -> None:
         """Track the program's own buffers as one, and close the native graph with the handle.
 
-        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no
-        replay will use them. What other libraries have of them by now, or will have, replays come
-        after what these enqueue, as any op does on shared memory.
+        Called once, when the capture has ended. Buffers that were freed while it ran are left out:
+        no replay uses them. If another library shares a buffer, replays wait for that library's
+        work, as any op on shared memory does.
         """
-        found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
+        found = [context.buffers.blocks.get(ref.buffer) for ref in self.owned_refs]
         shared = context.sharing.as_one([block.usage for block in found if block is not None])
         special, free = context.buffers.special, context.buffers.allocator.free
-        for ref, block in zip(self.made, found, strict=True):
+        for ref, block in zip(self.owned_refs, found, strict=True):
             if block is not None:
                 block.usage = shared
-                # Memory that is free again has other buffers, each with uses of its own: their ops
-                # have nothing to do with each other.
-                special[ref.buffer] = partial(_part, special.get(ref.buffer, free))
+                # Once freed, the block is reused by another buffer, which must not share its usage
+                # with the rest of the program.
+                special[ref.buffer] = partial(_free_with_own_usage, special.get(ref.buffer, free))
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
-def _part(free: Callable[[Block], object], block: Block) -> None:
-    """Free the block of a graph's buffer, with a usage of its own instead of the shared one."""
+def _free_with_own_usage(free: Callable[[Block], object], block: Block) -> None:
+    """Free the block of a program's buffer, with a usage of its own instead of the joined one."""
     block.usage = block.usage.alone()
     free(block)
 
 
 class _PlacedStatus(NamedTuple):
-    """The status of one op of a graph: the op's place, and where its status starts."""
+    """The status of one op of a graph, and its offset in the buffer of all statuses."""
 
-    place: int
+    op_index: int
     op: type[KernelOp[Any]]
     status: Status
     start: int
 
 
-def _placed_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
+def _place_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
+    """Give the status of each op that has one an offset in one common buffer."""
     found: list[_PlacedStatus] = []
     end = 0
     for index, (op, plan) in enumerate(zip(ops, plans, strict=True)):
@@ -274,17 +292,17 @@ def _placed_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_P
 
 def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
     """Return the error of the first op of a graph that has one, given the bytes of all statuses."""
-    for place, op, status, start in statuses:
+    for op_index, op, status, start in statuses:
         spec = status.spec
         error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
         if error is not None:
-            return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
+            return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=op_index)
     return None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Capture(KernelOp[Any]):
-    """Make one command of a program; nothing of it runs."""
+    """Capture a program into one command of the backend; none of its ops runs."""
 
     library: ClassVar[str] = "capture"
     kind: ClassVar[str] = "capture"
@@ -311,7 +329,7 @@ class Replay(KernelOp[Any]):
         A buffer of the program's own that was freed has given its memory to others.
         """
         program = self.program
-        for ref in program.made:
+        for ref in program.owned_refs:
             if ref.is_freed:
                 raise ref.stale_error()
         self.check()
@@ -319,9 +337,9 @@ class Replay(KernelOp[Any]):
 
     def check(self) -> None:
         """Raise if a library of its kernels was unregistered, perhaps after :meth:`plan`."""
-        for own in self.program.own:
-            if own.is_leaving:
-                name = own.name
+        for library in self.program.registered_libraries:
+            if library.is_leaving:
+                name = library.name
                 raise UnsupportedError(
                     f"library {name!r} was unregistered after the graph was recorded", library=name, remedy="Record the graph anew."
                 )
@@ -331,7 +349,7 @@ class Replay(KernelOp[Any]):
         return True
 
     def calls(self, library: str) -> bool:
-        """Whether a replay calls kernels of a library, one by one."""
+        """See :meth:`Program.calls`."""
         return self.program.calls(library)
 
     def result(self, refs: tuple[AccelRef, ...]) -> None:
@@ -364,16 +382,17 @@ class Call(Replay):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         program = self.program
-        if program.own:
+        if program.registered_libraries:
             self.check()
         self._check_operands()
-        called = program.called
-        if called is None:
+        call_plan = program.call_plan
+        if call_plan is None:
             made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
-            called = program.called = (program.handle, *self.inputs, *self.results), made
-        return plan_of((self.operands, *called, "", DType.UINT8, False, None))
+            call_plan = program.call_plan = (program.handle, *self.inputs, *self.results), made
+        return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
 
     def _check_operands(self) -> None:
+        """Raise unless there is a dense operand for each input, and for each external read."""
         # A copy is as long as the input: a shorter operand would be read past its end.
         operands, inputs = self.operands, self.inputs
         if len(operands) < len(inputs):
@@ -390,7 +409,7 @@ class Call(Replay):
                     remedy=_ONE_EACH,
                 )
         rest = operands[len(inputs) :]
-        if not self.program.read.issubset([operand("an operand", ref).buffer for ref in rest]):
+        if not self.program.external_reads.issubset([operand("an operand", ref).buffer for ref in rest]):
             raise InvalidArgumentError("a buffer that the recorded ops read is not given", op=self.kind, remedy=_ONE_EACH)
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
@@ -420,10 +439,11 @@ class GraphSubmission(OpSubmission):
         super().__init__(Capture(program), _NOTHING, future, generation)
         self.program = program
 
-    async def place(self, context: _GraphContext, lane: StreamClock) -> None:
-        """Give the program its memory and its kernels. What it raises is the caller's business."""
+    async def allocate(self, context: _GraphContext, lane: StreamClock) -> None:
+        """Allocate the program's memory, and bind its ops; before the capture is dispatched."""
         buffers, program, turn = context.buffers, self.program, Turn()
-        for number, op in enumerate(program.ops, 1):  # first: the kernels of a family bring what tells of its scratch memory
+        # Finding the kernels of a family also tells the sizes of their scratch memory.
+        for number, op in enumerate(program.ops, 1):
             context.kernel_of(op)
             if not number % EVERY and turn.is_over:
                 await turn.next()
@@ -432,7 +452,7 @@ class GraphSubmission(OpSubmission):
         status = () if program.plan.status is None else (program.plan.status.spec,)
         for ref in context.core.refs.make(status, self.generation):
             program.use_status(ref)
-        made = program.made
+        made = program.owned_refs
         for start in range(0, len(made), EVERY):
             some = made[start : start + EVERY]
             while not self.is_settled and not buffers.place(some, lane):
@@ -443,6 +463,6 @@ class GraphSubmission(OpSubmission):
             await program.bind(context)
 
     def complete(self) -> None:
-        """Track the program's buffers: it is captured. Called once."""
-        self.program.settle(self._context)
+        """Retire the capture, and track the program's buffers as one; called once."""
+        self.program.on_captured(self._context)
         super().complete()

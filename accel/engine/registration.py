@@ -48,7 +48,7 @@ class DurableArgument:
 class Registration:
     """A registered library.
 
-    It pickles without its refs. Unpickling it imports no module of the user's: :meth:`make` does.
+    It pickles without its refs. Unpickling it imports no module of the user's: :meth:`create_instance` does.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ class Registration:
             return DurableArgument(ref.buffer, ref.offset, ref.shape, ref.dtype)
 
         # Positions are counted as Python's own messages count them.
-        positional = tuple([_replaced(value, f"argument {index}", AccelRef, stand_in) for index, value in enumerate(args, 1)])
-        named = {key: _replaced(value, f"argument {key}", AccelRef, stand_in) for key, value in kwargs.items()}
+        positional = tuple([_replace_instances(value, f"argument {index}", AccelRef, stand_in) for index, value in enumerate(args, 1)])
+        named = {key: _replace_instances(value, f"argument {key}", AccelRef, stand_in) for key, value in kwargs.items()}
         return cls(name, (library, positional, named), is_eager=library.eager, refs=tuple(found))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,8 +119,8 @@ class Registration:
         library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call
         library.preload(*args, **kwargs)
 
-    def make(self, operand: Callable[[DurableArgument], Operand]) -> KernelLibrary:
-        """Return a new instance, with what ``operand`` returns for each ref.
+    def create_instance(self, operand: Callable[[DurableArgument], Operand]) -> KernelLibrary:
+        """Return a new instance of the library, with an operand for each ref among its arguments.
 
         Imports and calls code of the user's: not for the loop's thread.
         """
@@ -129,8 +129,8 @@ class Registration:
         def to_operand(argument: DurableArgument, _: str) -> Operand:
             return operand(argument)
 
-        args = [_replaced(value, "", DurableArgument, to_operand) for value in args]
-        kwargs = {name: _replaced(value, "", DurableArgument, to_operand) for name, value in kwargs.items()}
+        args = [_replace_instances(value, "", DurableArgument, to_operand) for value in args]
+        kwargs = {name: _replace_instances(value, "", DurableArgument, to_operand) for name, value in kwargs.items()}
         made: KernelLibrary = library(*args, **kwargs)
         return made
 
@@ -140,22 +140,23 @@ class Registration:
             ref.check()
 
     def holds(self, ref: AccelRef) -> bool:
-        """Whether the library uses the memory of a ref of its device."""
+        """Return whether the library was registered with the memory of a ref of its device."""
         return ref.buffer in self.buffers
 
 
-def _replaced(value: Any, place: str, kind: type, replace: Callable[[Any, str], Any]) -> Any:
-    """Return ``value`` with each object of a class replaced, in dicts, lists and tuples too.
+def _replace_instances(value: Any, place: str, kind: type, replace: Callable[[Any, str], Any]) -> Any:
+    """Return ``value`` with each instance of ``kind`` replaced, also in dicts, lists and tuples.
 
-    Without one it is ``value`` itself.
+    ``replace`` is called with the instance and with where it is, for messages. Without an instance
+    ``value`` itself is returned.
     """
     if isinstance(value, kind):
         return replace(value, place)
     if isinstance(value, dict):
-        pairs = {key: _replaced(item, f"{place}[{key!r}]", kind, replace) for key, item in value.items()}
+        pairs = {key: _replace_instances(item, f"{place}[{key!r}]", kind, replace) for key, item in value.items()}
         return pairs if any(pairs[key] is not item for key, item in value.items()) else value
     if isinstance(value, (list, tuple)):
-        items = [_replaced(item, f"{place}[{index}]", kind, replace) for index, item in enumerate(value)]
+        items = [_replace_instances(item, f"{place}[{index}]", kind, replace) for index, item in enumerate(value)]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         if isinstance(value, list):
@@ -166,7 +167,7 @@ def _replaced(value: Any, place: str, kind: type, replace: Callable[[Any, str], 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Unregister(KernelOp[Any]):
-    """Ends a library, once the ops before it have."""
+    """The op of an :class:`Unregistration`, for its name in errors; nothing is enqueued for it."""
 
     library: ClassVar[str] = "memory"
     kind: ClassVar[str] = "unregister"
@@ -180,7 +181,7 @@ _NOTHING = Plan((), (), ())
 
 
 class Unregistration(OpSubmission):
-    """The end of a registered library, in its place among the ops: those before it run.
+    """The message that unregisters a library, in its place among the ops: those before it run.
 
     Attributes
     ----------
@@ -198,6 +199,6 @@ class Unregistration(OpSubmission):
         self.registration: Registration | None = None
 
     def release_operands(self) -> None:
-        """Forget the refs."""
+        """See :meth:`Submission.release_operands`; the refs of the registration too."""
         super().release_operands()
         self.registration = None

@@ -1,4 +1,4 @@
-"""Scratch memory of kernels, and memory for their statuses: allocated for the time of one op."""
+"""Scratch memory of kernels, and memory for their statuses: allocated for one op at a time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scratch:
 
     def add(self, op: KernelOp, size: Callable[[Any], int]) -> None:
         """Use ``size`` for the scratch bytes of an op whose library is not the backend's."""
-        self.sizes[op.library, op.kind] = partial(_checked, size)
+        self.sizes[op.library, op.kind] = partial(_checked_size, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
         """Reserve memory for an op.
@@ -67,52 +67,51 @@ class Scratch:
         if nbytes is None:
             return False
         if plan.status is not None:
-            nbytes += _room(plan)
+            nbytes += _status_nbytes(plan)
         if nbytes:
             self._reserved = self._allocator.allocate(nbytes, lane)
         return not nbytes or self._reserved is not None
 
-    def give_up(self) -> None:
-        """Free the reserved memory, if there is any: the op is not sent now."""
+    def cancel(self) -> None:
+        """Free the reserved memory, if there is any: the op is not dispatched now."""
         block, self._reserved = self._reserved, None
         if block is not None:
             self._allocator.free(block)
 
-    def lend(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
-        """Give the reserved memory to an op that has its number; its next user waits for the op.
+    def assign(self, op: KernelOp, plan: Plan, lane: StreamClock, seq: int, dependencies: list[Dependency]) -> list[int]:
+        """Give the reserved memory to an op that was scheduled; the next user waits for the op.
 
-        Returns the addresses of its status and of its scratch memory, as far as it has them. An
-        address of no bytes means nothing.
+        The memory is freed here already, in stream order. Returns the addresses of the op's status
+        and of its scratch memory, as far as it has them; 0 for scratch memory of no bytes.
         """
         block, self._reserved = self._reserved, None
         if block is None:
             return [0]
         addresses = [] if plan.status is None else [block.address]
         if (op.library, op.kind) in self.sizes:
-            addresses.append(block.address + _room(plan))
+            addresses.append(block.address + _status_nbytes(plan))
         block.usage.write(lane, seq, dependencies)
         self._allocator.free(block)
         return addresses
 
     async def specs(self, ops: Iterable[KernelOp], plan: Plan | None = None) -> tuple[Spec, ...]:
-        """Return the spec of one buffer that is large enough for each op; none if none is needed.
+        """Return the spec of one scratch buffer for all ops, one after the other, if they need one.
 
-        Sizes that the backend has to measure are measured.
-
-        With ``plan``, which is that of the only op, it has room for the op's status too.
+        Sizes that the backend has to measure are measured, on a worker thread. With ``plan``, which
+        is that of the only op, there is room for the op's status too.
         """
-        most: list[int] = [] if plan is None or plan.status is None else [0]
+        sizes: list[int] = [] if plan is None or plan.status is None else [0]
         for op in ops:
             size = self.sizes.get((op.library, op.kind))
             if size is not None:
                 while (nbytes := size(op)) is None:
                     await self._system.run_blocking(self._device.measure_scratch, op)
-                most.append(nbytes)
-        return (Spec((max(most) + (0 if plan is None else _room(plan)),), DType.UINT8),) if most else ()
+                sizes.append(nbytes)
+        return (Spec((max(sizes) + (0 if plan is None else _status_nbytes(plan)),), DType.UINT8),) if sizes else ()
 
 
-def _checked(size: Callable[[Any], int], op: KernelOp) -> int:
-    """Return the bytes of scratch memory that a library outside the backend asks for."""
+def _checked_size(size: Callable[[Any], int], op: KernelOp) -> int:
+    """Return the bytes of scratch memory that a user's library or family asks for, checked."""
     nbytes = size(op)
     if type(nbytes) is not int or nbytes < 0:
         raise InvalidArgumentError(
@@ -124,6 +123,6 @@ def _checked(size: Callable[[Any], int], op: KernelOp) -> int:
     return nbytes
 
 
-def _room(plan: Plan) -> int:
-    """Return the bytes that the status of an op takes."""
+def _status_nbytes(plan: Plan) -> int:
+    """Return the bytes that the status of an op takes, aligned; 0 without a status."""
     return 0 if plan.status is None else -(-max(plan.status.spec.nbytes, 1) // _ALIGNED) * _ALIGNED

@@ -43,8 +43,8 @@ _OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at onc
 
 
 @types.coroutine
-def _turn() -> Generator[None, None, None]:
-    """Wait for the next loop iteration: ``asyncio.sleep(0)`` without the checks of that."""
+def _next_iteration() -> Generator[None, None, None]:
+    """Wait for the next loop iteration: ``asyncio.sleep(0)`` without its checks."""
     yield
 
 
@@ -59,17 +59,19 @@ class Sender:
         The device's actor.
     """
 
-    __slots__ = ("_core", "_hand_over", "_mailbox", "_waits", "guard")
+    __slots__ = ("_core", "_hand_over", "_mailbox", "_waits_for_room", "guard")
 
     def __init__(self, core: DeviceCore, actor: ActorRef[Submission, None]) -> None:
         self._core = core
         self._hand_over = actor.hand_over_here
         self._mailbox = actor.mailbox
-        self._waits = core.options.overload == "wait"
+        self._waits_for_room = core.options.overload == "wait"
         self.guard = core.guard
 
     def check(self, op: KernelOp, batch: Recording | None = None) -> Plan:
         """Return the plan of an op, if this device can run it with these operands.
+
+        ``batch`` is the batch or graph that records the op.
 
         Raises
         ------
@@ -80,7 +82,7 @@ class Sender:
         try:
             plan = op.plan()
             if op.library not in LIBRARIES:
-                plan = self._check_own(op, plan)
+                plan = self._check_user_op(op, plan)
             live, recording, durable = refs.live_generation, refs.recording, core.durable
             for ref in plan.reads + plan.writes:
                 if (
@@ -96,7 +98,7 @@ class Sender:
             if plan.writes and durable.sealed:
                 durable.check_writes(plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
-                raise self._unsupported(op, plan)  # noqa: TRY301
+                raise self._unsupported_error(op, plan)  # noqa: TRY301
         except AccelError as error:
             # Checks of operands raise without knowing the op.
             error.op = error.op or op.kind
@@ -114,38 +116,42 @@ class Sender:
             ) from error
         return plan
 
-    def _check_own(self, op: KernelOp, plan: Plan) -> Plan:
+    def _check_user_op(self, op: KernelOp, plan: Plan) -> Plan:
         """Return the checked plan of a user's op; its family's name must be free here."""
         if not type(op).__module__.startswith("accel."):
             plan = check_plan(op, plan)
         core, family = self._core, getattr(op, "family", None)
-        if core.durable.any_torn and op.library in core.own:
-            core.own[op.library].check()
+        if core.durable.any_torn and op.library in core.registrations:
+            core.registrations[op.library].check()
         if family is None or not isinstance(op, FamilyOp):  # in this order: the second is slow
             return plan
-        if op.library in core.own or core.families.setdefault(op.library, family) != family:
+        if op.library in core.registrations or core.families.setdefault(op.library, family) != family:
             raise InvalidArgumentError(f"there is another library {op.library!r}", op=op.kind, remedy="Give one of the two another name.")
         return plan
 
-    def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
+    def _unsupported_error(self, op: KernelOp, plan: Plan) -> UnsupportedError:
+        """Return the error of an op whose dtype this device does not offer, with those it does."""
         # "unary.relu" says more than "unary"; that products compute a vector op is a detail.
         what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
-        """Return :meth:`run` named as the method, for warnings of a forgotten ``await``."""
+        """Return the coroutine that runs an op of a family; see :meth:`run`.
+
+        It is named as the method, for Python's warning of a forgotten ``await``.
+        """
         running = self._run_sized(cast("SizedOp[Any, Any]", op)) if op.is_sized else self.run(op, op.timeout)
-        running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
+        running.__qualname__ = _method_name(type(op))  # type: ignore[attr-defined]
         return running
 
     async def _run_sized(self, op: SizedOp[Any, Any]) -> Any:
         """Run an op whose kernel counts its results, fetch the count, and cut the results to it."""
-        deadline = self.deadline(op.timeout)
+        deadline = self.deadline_after(op.timeout)
         kind, size, running = type(op), op.size, self.run(op, op.timeout)
         del op  # as in run()
         made = await running
-        count = int(await self.run(Get(made[-1], np.empty((), np.int64)), self.left(deadline)))
+        count = int(await self.run(Get(made[-1], np.empty((), np.int64)), self.seconds_left(deadline)))
         if size is not None and count > size:
             raise InvalidArgumentError(
                 f"{kind.kind} found {count} elements, and size is {size}",
@@ -185,24 +191,24 @@ class Sender:
             submission.observe(charged, is_timed=charged is not None or core.probes.times_work)
         future = submission.future
         if timeout is not None:
-            self._arm(submission, timeout)
+            self._arm_deadline(submission, timeout)
         core.workload.pending += 1
         try:
             if not self._hand_over(submission) and not self._mailbox.offer(submission):
-                await self._queue(submission, timeout)
-            # Other tasks get a turn between two ops of this one, also if the op has ended already.
-            # The poller runs before this task goes on, and may have ended a short op by then.
-            await _turn()
+                await self._put_in_mailbox(submission, timeout)
+            # Other tasks run between two ops of this one, also if the op has ended already. The
+            # poller runs before this task goes on, and may have ended a short op by then.
+            await _next_iteration()
             return await future
         except asyncio.CancelledError:
-            self._withdraw(submission)
+            self._cancel(submission)
             raise
         finally:
             if submission.timer is not None:
                 submission.timer.cancel()
             core.workload.pending -= 1
             if core.refs.is_closing:
-                core.workload.settled()
+                core.workload.wake()
             if submission.observed is not None and not submission.outstanding:
                 submission.end_observed(core.probes)
             # The error's traceback holds this frame, and the future holds the error: a cycle.
@@ -212,9 +218,9 @@ class Sender:
         """Send an op and copies of operands, or the parts of a composed op, as one submission."""
         core = self._core
         if not core.is_ready:  # their results are of one generation
-            deadline = self.deadline(timeout)
-            await self.until_ready(timeout)
-            timeout = self.left(deadline)
+            deadline = self.deadline_after(timeout)
+            await self.wait_ready(timeout)
+            timeout = self.seconds_left(deadline)
         generation = core.refs.live_generation
         ops = OpList(core, self.check, generation)
         result = ops.add(op, plan)
@@ -237,7 +243,7 @@ class Sender:
         if seal.checksum is not None:
             return
         try:
-            made = await self.run(Checksum(ref), None if deadline is None else self.left(deadline))
+            made = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise
@@ -250,51 +256,63 @@ class Sender:
         known = None if seal is None else seal.checksum
         if known is None:
             return True
-        made = await self.run(Checksum(ref), self.left(deadline))
+        made = await self.run(Checksum(ref), self.seconds_left(deadline))
         if int(made[0]) == known:
             return True
         if book.sealed.get(ref.buffer) is seal:
             book.on_mismatch(ref)
         return False
 
-    def deadline(self, timeout: float | None) -> float | None:
-        """Return the loop's time in ``timeout`` seconds; raises as :meth:`check_timeout` does."""
+    def deadline_after(self, timeout: float | None) -> float | None:
+        """Return the loop's time ``timeout`` seconds from now; raises as :meth:`check_timeout`."""
         self.check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
-    def left(self, deadline: float | None) -> float | None:
-        """Return the seconds until a time of the loop's."""
+    def seconds_left(self, deadline: float | None) -> float | None:
+        """Return the seconds until ``deadline``, a time of the loop."""
         return None if deadline is None else deadline - self._core.loop.time()
 
     @staticmethod
     def check_timeout(timeout: float | None) -> None:
         """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_time(timeout)):
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_comparable(timeout)):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
 
-    def _arm(self, submission: Submission, timeout: float) -> None:
+    def _arm_deadline(self, submission: Submission, timeout: float) -> None:
+        """Start the timer that ends the submission's future when its timeout is over."""
         self.check_timeout(timeout)
         core = self._core
         if timeout <= 0:
             raise DeadlineExceededError(f"{submission.name} had no time to run", op=submission.name, device=core.name)
-        submission.timer = core.loop.call_later(timeout, self._expire, submission, timeout)
+        submission.timer = core.loop.call_later(timeout, self._on_deadline, submission, timeout)
 
-    def _expire(self, submission: Submission, timeout: float) -> None:
+    def _on_deadline(self, submission: Submission, timeout: float) -> None:
+        """End the future of a submission, and take it out of the queue if it is still there."""
         submission.expire(timeout, self._core.name)
         self._mailbox.discard(submission)
 
-    def _withdraw(self, submission: Submission) -> None:
+    def _cancel(self, submission: Submission) -> None:
+        """Drop a submission whose caller was cancelled; what was launched runs on."""
         self._mailbox.discard(submission)
         future = submission.future
         if not future.cancel() and not future.cancelled():
-            future.exception()  # it came in the same turn as the cancellation: mark it as seen
+            future.exception()  # it ended in the same iteration: the error counts as retrieved
         if not submission.launched:
-            submission.void_unsound()
+            submission.free_unlaunched_results()
 
-    async def _queue(self, submission: Submission, timeout: float | None) -> None:
+    async def _put_in_mailbox(self, submission: Submission, timeout: float | None) -> None:
+        """Put a submission into the actor's full mailbox: wait for room, or raise.
+
+        Raises
+        ------
+        MailboxFullError
+            With ``overload="reject"``, or if too many callers wait already.
+        ClosedError, DeviceLostError
+            If the device has ended.
+        """
         if self._mailbox.is_closed:
             raise self._core.lifecycle.final_error()
-        if not self._waits:
+        if not self._waits_for_room:
             try:
                 self._mailbox.put_nowait(submission)
             except MailboxFullError as error:
@@ -324,15 +342,15 @@ class Sender:
             raise self._core.lifecycle.final_error() from None
 
     def retry_after(self) -> float:
-        """Return the seconds until room can be expected, at this pace or after a rebuild."""
+        """Return the seconds until there may be room, for ``MailboxFullError.retry_after``."""
         core = self._core
         if core.lifecycle.state is DeviceState.READY:
             # A new message waits as long as the oldest has; half of that empties half the queue.
             return max(0.001, self._mailbox.oldest_age() / 2)
         return max(0.05, core.rebuild_seconds)
 
-    async def until_ready(self, timeout: float | None) -> None:
-        """Wait for a context.
+    async def wait_ready(self, timeout: float | None) -> None:
+        """Wait until the device is READY, ``timeout`` seconds at most.
 
         Raises
         ------
@@ -362,7 +380,8 @@ class Sender:
 
 
 @functools.lru_cache(maxsize=1024)
-def _method_of(kind: type[KernelOp]) -> str:
+def _method_name(kind: type[KernelOp]) -> str:
+    """Return the name of the method that makes an op, such as ``"Device.blas.gemm"``."""
     # `device.reduce` is a library of one op, and is called itself.
     return f"Device.{kind.library}" if kind.library == kind.kind else f"Device.{kind.library}.{kind.kind}"
 
@@ -375,7 +394,8 @@ def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
     raise InvalidArgumentError(f"{op.kind} has a timeout of its own, and the call has another", op=op.kind, remedy="Leave one of them out.")
 
 
-def _is_time(seconds: float) -> bool:
+def _is_comparable(seconds: float) -> bool:
+    """Return whether a number of seconds can be compared with the time: it is not NaN."""
     try:
         return not math.isnan(seconds)
     except OverflowError:  # an int that no float can hold

@@ -25,10 +25,10 @@ _LATE = 0.1
 
 
 class LoopClock:
-    """Seconds in which the loop ran, so that it could see work end.
+    """Counts the seconds in which the event loop ran, so that it could see work end.
 
-    A timer that is late, because the process was stopped or its loop blocked, counts as one that
-    was on time.
+    Time in which the process was stopped, or its loop blocked, is not counted: a timer that is late
+    counts as one that was on time.
 
     Parameters
     ----------
@@ -44,21 +44,21 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.seconds = 0.0
         self._loop = loop
-        self._armed_at = self._pause = 0.0
+        self._armed_at = self._delay = 0.0
 
-    def arm(self, pause: float, tick: Callable[[], object]) -> asyncio.TimerHandle:
-        """Have ``tick`` called after ``pause`` seconds; it calls :meth:`advance` first."""
-        self._pause, self._armed_at = pause, self._loop.time()
-        return self._loop.call_at(self._armed_at + pause, tick)
+    def arm(self, delay: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        """Have ``callback`` called after ``delay`` seconds; it calls :meth:`count` first."""
+        self._delay, self._armed_at = delay, self._loop.time()
+        return self._loop.call_at(self._armed_at + delay, callback)
 
-    def advance(self) -> None:
+    def count(self) -> None:
         """Count the time since the last timer was armed."""
         self.seconds = self.now()
 
     def now(self) -> float:
         """Return the seconds so far. Any thread may ask."""
-        passed, pause = self._loop.time() - self._armed_at, self._pause
-        return self.seconds + (passed if passed < pause + max(pause, _LATE) else pause)
+        elapsed, delay = self._loop.time() - self._armed_at, self._delay
+        return self.seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
 
 
 class OldestInFlight:
@@ -69,9 +69,9 @@ class OldestInFlight:
 
     Parameters
     ----------
-    first
-        Returns a key of the oldest work in flight, with its progress; ``None`` where nothing is in
-        flight.
+    get_oldest
+        Returns a key of the oldest work in flight, which changes with its progress; ``None`` where
+        nothing is in flight.
     busy_seconds
         Returns the seconds so far in which something was opened, loaded or compiled that work may
         wait for.
@@ -81,26 +81,26 @@ class OldestInFlight:
     Attributes
     ----------
     key : object
-        Returned by ``first`` at the last look.
+        What ``get_oldest`` returned at the last :meth:`update`.
     """
 
-    def __init__(self, first: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:
+    def __init__(self, get_oldest: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:
         self.key: Hashable = None
-        self.first = first
+        self.get_oldest = get_oldest
         self._busy_seconds = busy_seconds
         self._allowance = allowance
         self._since = self._busy_before = 0.0
 
-    def look(self, now: float) -> bool:
-        """Update the oldest work; return whether it is another one, or has made progress."""
-        key = self.first()
+    def update(self, now: float) -> bool:
+        """Look at the oldest work again; return whether it is another one, or has made progress."""
+        key = self.get_oldest()
         if key == self.key:
             return False
         self.key, self._since, self._busy_before = key, now, self._busy_seconds()
         return True
 
-    def seconds(self, now: float) -> float:
-        """Return the age of the oldest work at the last look, without what does not count."""
+    def age(self, now: float) -> float:
+        """Return the age of the oldest work in seconds, without loading and compiling."""
         if self.key is None:
             return 0.0
         return now - self._since - min(self._busy_seconds() - self._busy_before, self._allowance)
@@ -120,15 +120,15 @@ class StallWatch:
         On which it checks.
     stall_after
         Seconds.
-    first
-        Returns the oldest submission in flight and when it was sent, or ``None``.
+    get_oldest
+        Returns the oldest submission in flight and when it was dispatched, or ``None``.
     busy_seconds, allowance
         See :class:`OldestInFlight`.
 
     Attributes
     ----------
-    ended : set
-        Kinds of work that have ended at least once; see :attr:`Submission.work`.
+    known_keys : set
+        Keys of work that has ended at least once; see :attr:`Submission.duration_key`.
     handle : TimerHandle or None
         Of the next check; ``None`` while nothing is in flight.
     """
@@ -137,70 +137,71 @@ class StallWatch:
         self,
         loop: asyncio.AbstractEventLoop,
         stall_after: float,
-        first: Callable[[], tuple[Submission, float] | None],
+        get_oldest: Callable[[], tuple[Submission, float] | None],
         busy_seconds: Callable[[], float],
         allowance: float,
     ) -> None:
         self._stall_after = stall_after
         self._period = stall_after / _CHECKS
-        self._first = first
+        self._get_oldest = get_oldest
         self._clock = LoopClock(loop)
         self._oldest = OldestInFlight(self._progress, busy_seconds, allowance)
         self._predictor = Predictor(_KINDS)
-        # Of the oldest submission at the last look: its kind and name, its age, and what is usual.
-        self._work: Hashable = None
+        # Of the oldest submission at the last check: its duration's key, its name, its age, and the
+        # usual duration.
+        self._duration_key: Hashable = None
         self._name = ""
         self._age = self._usual = 0.0
-        self.ended: set[Hashable] = set()
+        self.known_keys: set[Hashable] = set()
         self.handle: asyncio.TimerHandle | None = None
 
-    def sent(self) -> None:
-        """Begin to check, now that something is in flight."""
+    def start(self) -> None:
+        """Begin to check: something is in flight. Does nothing while checks go on."""
         if self.handle is None:
             self.handle = self._clock.arm(self._period, self._check)
 
     def stop(self) -> None:
-        """Check no more."""
+        """Check no more: the context has faulted or ends."""
         if self.handle is not None:
             self.handle.cancel()
             self.handle = None
 
     def reason(self) -> str:
-        """Return what is stalled, or an empty text. Any thread may ask."""
-        oldest, seconds, usual = self._oldest, self._oldest.seconds(self._clock.now()), self._usual
-        if self._work not in self.ended or seconds <= self._stall_after + usual:
+        """Return which op is stalled and for how long, or an empty text. Any thread may ask."""
+        oldest, seconds, usual = self._oldest, self._oldest.age(self._clock.now()), self._usual
+        if self._duration_key not in self.known_keys or seconds <= self._stall_after + usual:
             return ""
         try:
-            if oldest.first() != oldest.key:
+            if oldest.get_oldest() != oldest.key:
                 return ""
-        except (RuntimeError, KeyError):  # it ends at this moment, and this is another thread
+        except (RuntimeError, KeyError):  # the loop's thread changes the submissions at this moment
             return ""
         return f"{self._name} has been the oldest op in flight for {seconds:.1f} s, and usually takes {usual:.1f} s"
 
     def _progress(self) -> tuple[float, int] | None:
-        """Return when the oldest was sent, and how many of its ops are left.
+        """Return when the oldest submission was dispatched, and how many of its ops are left.
 
-        A batch that goes on is not stalled.
+        The key of :class:`OldestInFlight`: a batch whose ops retire is not stalled.
         """
-        first = self._first()
-        return None if first is None else (first[1], first[0].outstanding)
+        oldest = self._get_oldest()
+        return None if oldest is None else (oldest[1], oldest[0].outstanding)
 
     def _check(self) -> None:
         """Look at the oldest submission, and arm the next check; called by the timer."""
         self.handle = None
         clock, oldest = self._clock, self._oldest
-        clock.advance()
-        if oldest.look(clock.seconds):
-            self._begin()
+        clock.count()
+        if oldest.update(clock.seconds):
+            self._on_new_oldest()
         if oldest.key is not None:
-            self._age = oldest.seconds(clock.seconds)
+            self._age = oldest.age(clock.seconds)
             self.handle = clock.arm(self._period, self._check)
 
-    def _begin(self) -> None:
-        """Learn the duration of the last oldest, and look up what is usual for the new one."""
+    def _on_new_oldest(self) -> None:
+        """Learn the duration of the former oldest work, and look up the usual one of the new."""
         if self._age > self._period:
-            self._predictor.observe(self._work, self._age)
-        first, self._age = self._first(), 0.0
-        self._work, self._name = (None, "") if first is None else (first[0].work, first[0].name)
-        known = self._predictor.expect(self._work)
+            self._predictor.observe(self._duration_key, self._age)
+        oldest, self._age = self._get_oldest(), 0.0
+        self._duration_key, self._name = (None, "") if oldest is None else (oldest[0].duration_key, oldest[0].name)
+        known = self._predictor.expect(self._duration_key)
         self._usual = 0.0 if known is None else known.mean + known.deviation

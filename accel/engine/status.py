@@ -25,7 +25,7 @@ STATUS_COMMANDS = 3
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ReadBack(KernelOp[None]):
-    """The op that the backend is asked about: copying a status may block as a small ``get`` may."""
+    """A small ``get`` of a status; only to ask the backend whether such a copy may block."""
 
     library: ClassVar[str] = "memory"
     kind: ClassVar[str] = "get"
@@ -38,16 +38,16 @@ class _ReadBack(KernelOp[None]):
 
 
 class PendingStatus:
-    """The status of one op that was dispatched. It is called as the op's kernel.
+    """The status of one op that was dispatched; it wraps the op's kernel, and is called instead.
 
     Parameters
     ----------
     status
-        As the op's plan declares it.
+        The status that the op's plan declares.
     kernel
-        The op's own kernel.
+        The op's kernel.
     lane
-        The op's.
+        The op's lane.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class PendingStatus:
         self.address = 0
         self._bytes = bytearray(status.spec.nbytes)
         self._host = np.ndarray(status.spec.shape, status.spec.dtype.numpy, self._bytes)
-        self._event: AccelEvent = lane.events.take()
+        self._event: AccelEvent = lane.events.acquire()
         self._is_enqueued = self._is_skipped = False
 
     def may_block(self, device: AccelDevice, lane: StreamClock) -> bool:
@@ -79,18 +79,15 @@ class PendingStatus:
         self._is_enqueued = True
 
     def skip(self) -> None:
-        """Note that the kernel has raised, or is not called.
-
-        If the status was not enqueued by now, it never is.
-        """
+        """Ignore the status, unless it was enqueued: the kernel has raised, or is not called."""
         self._is_skipped = not self._is_enqueued
 
     def is_known(self) -> bool:
-        """Return whether the status is known, or will never be; raises the context's fault."""
+        """Return whether the status is on the host, or is ignored; raises the context's fault."""
         return self._is_skipped or (self._is_enqueued and self._event.query())
 
     def failure(self) -> BaseException | None:
-        """Return the error of a status that is known, or ``None``."""
+        """Return the op's error as its status says, or ``None``; the status must be known."""
         if self._is_skipped:
             return None
         try:
@@ -102,5 +99,5 @@ class PendingStatus:
         return TypeError(f"the check of a status returned {error!r:.200}, which is no AccelError")
 
     def close(self, lane: StreamClock) -> None:
-        """Give the event back: the stream has passed it, or it will never be recorded."""
-        lane.events.give(self._event)
+        """Release the event: the stream has passed it, or it will never be recorded."""
+        lane.events.release(self._event)

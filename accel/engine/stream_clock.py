@@ -15,7 +15,7 @@ __all__ = ["EventPool", "StreamClock"]
 
 
 class EventPool:
-    """Events that wait to be recorded again: making one costs more than recording one."""
+    """The events of a context, to be reused: creating one costs more than recording one."""
 
     __slots__ = ("_all", "_device", "_free")
 
@@ -24,7 +24,7 @@ class EventPool:
         self._free: list[AccelEvent] = []
         self._all: list[AccelEvent] = []
 
-    def take(self) -> AccelEvent:
+    def acquire(self) -> AccelEvent:
         """Return an event that is not in use."""
         if self._free:
             return self._free.pop()
@@ -32,8 +32,8 @@ class EventPool:
         self._all.append(event)
         return event
 
-    def give(self, event: AccelEvent) -> None:
-        """Take a passed event back."""
+    def release(self, event: AccelEvent) -> None:
+        """Take an event back, which its stream has passed."""
         self._free.append(event)
 
     def close(self) -> None:
@@ -53,11 +53,11 @@ class StreamClock(Timeline):
     Parameters
     ----------
     name
-        For debugging.
+        Shown in debugging.
     stream
         The stream.
     events
-        Marks for it.
+        The pool of the events that mark it.
     """
 
     __slots__ = ("_waiters", "events", "stream")
@@ -69,22 +69,23 @@ class StreamClock(Timeline):
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def advance(self, seq: int) -> None:
-        """Say that everything up to ``seq`` is in the stream, or never will be."""
+        """Set that all ops up to ``seq`` are in the stream, or will never be enqueued."""
         if seq > self.enqueued:
             self.enqueued = seq
         if self._waiters:
             self._wake()
 
     def _wake(self) -> None:
-        still: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Wake the waiters of :meth:`wait_enqueued` whose numbers are in the stream."""
+        still_waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         for seq, waiter in self._waiters:
             if waiter.done():
                 continue
             if seq <= self.enqueued:
                 waiter.set_result(None)
             else:
-                still.append((seq, waiter))
-        self._waiters = still
+                still_waiting.append((seq, waiter))
+        self._waiters = still_waiting
 
     async def wait_enqueued(self, seq: int) -> None:
         """Wait until ``seq`` is in the stream."""
@@ -94,15 +95,15 @@ class StreamClock(Timeline):
             await waiter
 
     def wait_for(self, other: Timeline, seq: int) -> None:
-        """Make later work of this stream wait for the other's ``seq``, which is in its stream.
+        """Make later work of this stream wait on the device for the other's ``seq``.
 
-        The host does not wait.
+        ``seq`` must be in the other stream already. The host does not wait.
         """
         if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, StreamClock):
             return
-        # A new event marks all the other stream has so far: later than needed, never too early, and
-        # known to be so.
-        event = self.events.take()
+        # The event marks everything that is in the other stream now: perhaps more than `seq`, so
+        # that later waits for that are needless.
+        event = self.events.acquire()
         try:
             if other.stream.record(event):
                 other.complete(other.enqueued)
@@ -110,5 +111,5 @@ class StreamClock(Timeline):
                 self.stream.wait(event)
                 self.waited[other] = other.enqueued
         finally:
-            # A recorded wait keeps the mark as it was; the event may be recorded anew.
-            self.events.give(event)
+            # The enqueued wait is for this recording: the event may be recorded for another.
+            self.events.release(event)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from accel.telemetry.device_time import DeviceTime
     from accel.telemetry.probe import Probes
 
+# The keys of `map` for a batch's ops: C functions, because a batch may have thousands.
 _library_of, _kind_of = attrgetter("library"), attrgetter("kind")
 
 __all__ = ["BatchSubmission", "Submission", "Write", "result_of", "writes_of"]
@@ -28,14 +29,21 @@ __all__ = ["BatchSubmission", "Submission", "Write", "result_of", "writes_of"]
 Write: TypeAlias = "tuple[int, int, int]"
 """(index of the op, buffer, bytes that it sets without reading them)."""
 
+Chunk: TypeAlias = "tuple[Timeline, int, int, int]"
+"""Consecutive ops of a batch in one lane: (lane, first sequence number, index of the first op,
+count)."""
+
 
 def writes_of(plans: Sequence[Plan]) -> list[Write]:
-    """Return the writes of ops to buffers that they do not make."""
+    """Return the writes of ops to buffers that existed before; new results are not among them."""
     return [(index, ref.buffer, 0 if plan.updates else ref.nbytes) for index, plan in enumerate(plans) for ref in plan.writes]
 
 
 def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEventLoop) -> Any:
-    """Return what the caller of an op gets, as the op says; what it raises is the op's error."""
+    """Return the result of ``await device.run(op)``, as the op makes it from its refs.
+
+    ``KernelOp.result`` may be a user's code: what it raises becomes the op's error.
+    """
     try:
         return op.result(refs)
     except BaseException as raised:
@@ -97,8 +105,8 @@ class Submission(ABC):
         """Names of the ops."""
 
     @property
-    def work(self) -> Hashable:
-        """Key of its kind of work: submissions with the same key take about as long."""
+    def duration_key(self) -> Hashable:
+        """Key of the predicted duration: submissions with the same key take about as long."""
         return self.name
 
     @property
@@ -113,23 +121,36 @@ class Submission(ABC):
 
     @abstractmethod
     def is_dropped(self, index: int) -> bool:
-        """Whether op ``index`` is not to be launched any more."""
+        """Return whether op ``index`` is not to be launched any more.
+
+        Asked right before its kernel is called.
+        """
 
     @abstractmethod
     def reject_from(self, index: int, error: AccelError) -> None:
-        """End with the error of op ``index``; later ops are not launched, and their refs void."""
+        """End with the error of op ``index``.
+
+        Ops before it still run. It and later ones are not launched, and the refs of their results
+        are freed.
+        """
 
     @abstractmethod
     def release_operands(self) -> None:
-        """Drop the operands: all ops are launched, and their use on the device holds the memory."""
+        """Drop the references to operands, once all ops are launched.
+
+        A ref that its user has dropped is then freed; its memory is reused only after the ops.
+        """
 
     @abstractmethod
-    def void(self, index: int) -> None:
+    def free_results_from(self, index: int) -> None:
         """Free the refs that ops from ``index`` on would have made: they will not be launched."""
 
     @abstractmethod
-    def void_unsound(self) -> None:
-        """Free the refs of ops that will not be launched now that the future has ended."""
+    def free_unlaunched_results(self) -> None:
+        """Free the result refs of ops that are not launched because the future has ended.
+
+        Called when the caller has gone: its await was cancelled, or its batch failed.
+        """
 
     @property
     def is_settled(self) -> bool:
@@ -168,8 +189,11 @@ class Submission(ABC):
         if probes.all:
             probes.tell(Probe.op_ended, work)
 
-    def over(self) -> None:  # noqa: B027 - most have nothing to do then
-        """Note that the ops sent so far have ended, and that more were to follow."""
+    def on_drained(self) -> None:  # noqa: B027 - most have nothing to do then
+        """Note that all ops dispatched so far have retired, and that more are to follow.
+
+        A submission in a child then reports its failure: no stream uses its arrays any more.
+        """
 
     def expire(self, timeout: float, device: str) -> None:
         """End with the deadline's error; called by the event loop's timer."""
@@ -189,17 +213,18 @@ class BatchSubmission(Submission):
         The ops. Emptied once the last one is launched, so that their operands can be freed.
     outputs : list of tuple of AccelRef
         Per op the refs it makes, handed out while recording.
-    sound : int
-        Ops from the first on that are launched even if the future has ended: those before the op
-        that failed.
-    sent : int
-        Ops from the first on that were given to a lane.
-    places : list of tuple
-        For each group of them: the lane, the first sequence number there, the index of the first
-        op, and their number.
+    committed : int
+        How many ops, from the first on, are launched even if the future has ended: those before the
+        op that failed.
+    dispatched : int
+        How many ops, from the first on, were given to a lane.
+    chunks : list of Chunk
+        Where the dispatched ops are.
+    libraries : tuple of str
+        The ops' libraries.
     """
 
-    __slots__ = ("kinds", "libraries", "ops", "outputs", "places", "plans", "sent", "sound")
+    __slots__ = ("chunks", "committed", "dispatched", "kinds", "libraries", "ops", "outputs", "plans")
 
     libraries: Sequence[str]
     kinds: Sequence[str]
@@ -222,30 +247,30 @@ class BatchSubmission(Submission):
             for ref in refs:
                 if ref.durable:
                     self.writes.append((index, ref.buffer, ref.nbytes))
-        self.sound = self.sent = 0
-        self.places: list[tuple[Timeline, int, int, int]] = []
+        self.committed = self.dispatched = 0
+        self.chunks: list[Chunk] = []
         self.libraries = tuple(map(_library_of, ops))
         self.kinds = tuple(map(_kind_of, ops))
 
     @property
-    def work(self) -> Hashable:
+    def duration_key(self) -> Hashable:
         """The last op's kind, and the number of ops to the nearest power of two."""
         return self.kinds[-1], len(self.kinds).bit_length()
 
     @property
     def may_have_run(self) -> bool:
         """Whether some of it was launched, or will be although the future has ended."""
-        return self.launched > 0 or self.sound > 0
+        return self.launched > 0 or self.committed > 0
 
     def is_dropped(self, index: int) -> bool:
-        """Whether op ``index`` is not to be launched any more."""
-        return index >= self.sound and self.future.done()
+        """See :meth:`Submission.is_dropped`."""
+        return index >= self.committed and self.future.done()
 
     def reject_from(self, index: int, error: AccelError) -> None:
         """See :meth:`Submission.reject_from`."""
-        self.void(index)
-        if not self.future.done():
-            self.sound = index
+        self.free_results_from(index)
+        if not self.future.done():  # a batch that was cancelled before launches nothing more
+            self.committed = index
         self.reject(error)
 
     def release_operands(self) -> None:
@@ -253,14 +278,14 @@ class BatchSubmission(Submission):
         self.ops = ()
         self.plans = ()
 
-    def void(self, index: int) -> None:
-        """See :meth:`Submission.void`."""
+    def free_results_from(self, index: int) -> None:
+        """See :meth:`Submission.free_results_from`."""
         for refs in self.outputs[index:]:
             for ref in refs:
                 if not ref.is_freed:
                     ref.is_freed = True
                     ref.owner.dropped.append(ref.buffer)
 
-    def void_unsound(self) -> None:
-        """See :meth:`Submission.void_unsound`."""
-        self.void(self.sound)
+    def free_unlaunched_results(self) -> None:
+        """See :meth:`Submission.free_unlaunched_results`."""
+        self.free_results_from(self.committed)

@@ -15,7 +15,8 @@ class Workload:
     pending : int
         Callers that wait for a submission of theirs.
     in_hand : int
-        Submissions that have left the queue and wait for a context, or for room on the device.
+        Submissions that have left the queue and wait for a context, or for room on the device; and
+        callers that wait for a context before they send.
     retired : int
         Ops that have ended.
     device_seconds : float
@@ -29,12 +30,12 @@ class Workload:
         self.device_seconds = 0.0
         self._idle: asyncio.Future[None] | None = None
 
-    def settled(self) -> None:
-        """Wake :meth:`change`: something has ended."""
+    def wake(self) -> None:
+        """Wake :meth:`wait_changed`, because something has ended."""
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    async def change(self) -> None:
-        """Wait, while the device closes, until something has ended."""
+    async def wait_changed(self) -> None:
+        """Wait until an op or a caller has ended; called by one task, while the device closes."""
         self._idle = asyncio.get_running_loop().create_future()
         await self._idle

@@ -94,7 +94,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             raise
         self._owner.on_published(remote)
         core.refs.sharing = remote.sharing
-        core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
+        core.on_context_ready(began, host="process", pid=link.pid, promoted=promoted)
 
     async def _begin_in_child(self, copy_off_loop: _CopyOffLoop) -> tuple[RemoteContext, Link, str | None]:
         """Begin the generation in a spare child, or in a new one if no spare can.
@@ -152,7 +152,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             watchdog.begin_step(core.options.limits.busy_timeout)
             await remote.bind()
             # Open eager libraries, which the service needs at once.
-            for registration in [library for library in core.own.values() if library.is_eager and not library.is_leaving]:
+            for registration in [library for library in core.registrations.values() if library.is_eager and not library.is_leaving]:
                 watchdog.begin_step(core.options.limits.busy_timeout)
                 await remote.open_ahead(registration)
             watchdog.end_step()
@@ -199,7 +199,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     def _pickled_libraries(self) -> dict[str, bytes]:
         """Return the registered libraries that can be pickled. The child refuses ops of others."""
         found = {}
-        for name, registration in self._core.own.items():
+        for name, registration in self._core.registrations.items():
             try:
                 found[name] = pickled_library(registration)
             except UnsupportedError as error:

@@ -56,19 +56,19 @@ class _ReportedSubmission:
             self.future.cancel()
             self._answers.report_success(self.number, self.observed)
         elif not self.outstanding:
-            self.over()
+            self.on_drained()
         self.release_operands()
 
     def reject(self, error: AccelError) -> None:
-        """Report the failure, or leave that to :meth:`over` while ops are in a stream."""
+        """Report the failure, or leave that to :meth:`on_drained` while ops are in a stream."""
         if not self.future.done():
             self.future.cancel()
             self._failed = error  # type: ignore[misc]  # as above
             if not self.outstanding or error.is_fault:
-                self.over()
+                self.on_drained()
         self.release_operands()
 
-    def over(self) -> None:
+    def on_drained(self) -> None:
         """Report a failure once no op is in a stream any more."""
         error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:

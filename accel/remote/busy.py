@@ -52,26 +52,26 @@ class AnnouncedCalls(OffloadedCalls):
         The loop of the child.
     busy
         Reports each call that may load or compile.
-    own
+    registered
         Names of the registered libraries, all of whose calls are made here. Only the first call of
         each of their kernels counts as loading.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:
-        super().__init__(own)
+    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, registered: Container[str]) -> None:
+        super().__init__(registered)
         self._loop = loop
         self._busy = busy
         self._loaded: set[Callable[..., None]] = set()
 
-    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """See :meth:`OffloadedCalls.run`."""
+    def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
+        """See :meth:`OffloadedCalls.call_kernel`."""
         if kernel in self._loaded:
-            super().run(kernel, lane, op, *operands)
+            super().call_kernel(kernel, lane, op, *operands)
             return
         self._loop.call_soon_threadsafe(self._busy.__enter__)
         try:
-            super().run(kernel, lane, op, *operands)
-            if op.library in self._own:
+            super().call_kernel(kernel, lane, op, *operands)
+            if op.library in self._registered:
                 self._loaded.add(kernel)
         finally:
             self._loop.call_soon_threadsafe(self._busy.__exit__)

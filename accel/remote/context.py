@@ -78,18 +78,18 @@ class RemoteContext(RequestContext):
         array = host_array_of(submission.op) if isinstance(submission, OpSubmission) else None
         return array is not None and not self._arrays.has_place(array)
 
-    def batch_now(self, submission: BatchSubmission) -> bool:
+    def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
         """Send a batch if it has no arrays, fits into a message, and there is room for it.
 
         Else return ``False``: :meth:`dispatch` sends the rest.
         """
         ops, limit = submission.ops, self.core.options.max_in_flight
-        if submission.sent or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
+        if submission.dispatched or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
             return False
         if any(host_array_of(op) is not None for op in ops):
             return False
         self.send_batch(submission, ops, {})
-        return submission.sent == len(submission.outputs)
+        return submission.dispatched == len(submission.outputs)
 
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission; see :meth:`accel.engine.context.Context.dispatch`."""
@@ -107,10 +107,10 @@ class RemoteContext(RequestContext):
 
     async def open(self, library: str) -> None:
         """Have the child make and open a registered library. Raises if it cannot."""
-        registration = self.core.own[library]
+        registration = self.core.registrations[library]
         # While the child opens a library it handles no other message, such as the unregistration of
         # an earlier one of this name.
-        await self.until(lambda: not any(isinstance(other, Unregistration) and other.library == library for other in self.submissions))
+        await self.wait_until(lambda: not any(isinstance(other, Unregistration) and other.library == library for other in self.submissions))
         try:
             await self.ask(Kind.REGISTER, pickled_library(registration))
         except asyncio.CancelledError:
@@ -120,7 +120,7 @@ class RemoteContext(RequestContext):
             with contextlib.suppress(AccelError):  # the child has ended
                 self._send_unregistration(unwanted)
             raise
-        self.own[library] = True
+        self.registered[library] = True
 
     async def open_ahead(self, registration: Registration) -> None:
         """Have the child open an eager library before the generation is ready; log if it cannot."""
@@ -132,14 +132,14 @@ class RemoteContext(RequestContext):
             self.check_alive()
             logger.warning("library_not_opened", device=self.core.name, generation=self.generation, library=name, error=error)
         else:
-            self.own[name] = True
+            self.registered[name] = True
 
     def _send_unregistration(self, submission: Unregistration) -> None:
         """Have the child close a registered library, after the ops that were sent before."""
         self.check_alive()
         name = submission.library
-        submission.registration = self.core.withdraw_own(name)
-        self.own.pop(name, None)
+        submission.registration = self.core.withdraw_registration(name)
+        self.registered.pop(name, None)
         number = next(self._numbers)
         self.send_request(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
@@ -160,7 +160,7 @@ class RemoteContext(RequestContext):
     async def drop_unregistered(self) -> None:
         """Have a promoted spare close the libraries that were unregistered since it opened them."""
         libraries = self._link.libraries
-        for name in [name for name, registration in libraries.items() if self.core.own.get(name) is not registration]:
+        for name in [name for name, registration in libraries.items() if self.core.registrations.get(name) is not registration]:
             del libraries[name]
             await self.ask(Kind.UNREGISTER, name.encode())
         libraries.clear()  # or their memory would be kept after they are unregistered

@@ -61,7 +61,7 @@ class ForkserverActor(HelperProcessActor):
             if slot.client is None:
                 await self._start()
             # Without spares the serving child imports them, and the forkserver need not.
-            for registration in tuple(core.own.values()) if core.options.standby != "none" else ():
+            for registration in tuple(core.registrations.values()) if core.options.standby != "none" else ():
                 if slot.client is not None and registration not in self._imported:
                     self._imported.add(registration)
                     preload = Preload(backend_name(core), registration=registration)

@@ -67,7 +67,7 @@ class HelperProcessActor(Actor[None, None]):
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
         """Return the lists of listeners to join while this runs, each with the function to add."""
-        return [(self._core.lifecycle.listeners, self._request_check), (self._core.own_listeners, self._request_check)]
+        return [(self._core.lifecycle.listeners, self._request_check), (self._core.registration_listeners, self._request_check)]
 
     async def started(self, context: ActorContext) -> None:
         """Check the process now, and again whenever something has changed."""

@@ -42,7 +42,7 @@ class ModelStandbyActor(StandbyActor):
         self._logged: weakref.WeakSet[Registration] = weakref.WeakSet()
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
-        return [*super()._subscriptions(), (self._core.own_listeners, self._on_registrations)]
+        return [*super()._subscriptions(), (self._core.registration_listeners, self._on_registrations)]
 
     def _on_prepared(self, link: Link) -> None:
         self._prepared = link
@@ -71,7 +71,7 @@ class ModelStandbyActor(StandbyActor):
 
         What is registered may change during each step, so every call compares anew.
         """
-        own = self._core.own
+        own = self._core.registrations
         # Close libraries that are registered no more.
         for name, registration in link.libraries.items():
             if own.get(name) is not registration:

@@ -87,7 +87,7 @@ class RequestContext(ContextBase):
         self._faults = core.options.faults
         self._freed: list[int] = []  # buffers that the next message frees
         self._has_durable = False  # whether there was a durable buffer
-        self.own: dict[str, bool] = {}
+        self.registered: dict[str, bool] = {}
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
         link.watchdog.watch(self._pending, self._questions)
         self._durable = DurableReports(core.durable)
@@ -107,7 +107,7 @@ class RequestContext(ContextBase):
         arrays
             The shared memory for their arrays, by the index of the op.
         """
-        start, room = submission.sent, MAX_MESSAGE - _HEAD
+        start, room = submission.dispatched, MAX_MESSAGE - _HEAD
         ids: list[list[int]] = []
         wires: list[WireOp] = []
         refused: AccelError | None = None
@@ -150,12 +150,12 @@ class RequestContext(ContextBase):
         actions = None if self._faults is None else [self.action(kind) for kind in submission.kinds[start:end]]
         request = PendingRequest(submission, start, len(wires), tuple(arrays.values()), to_copy_back)
         self._send_ops(request, ids, wires, actions)
-        submission.sent = end
+        submission.dispatched = end
 
     async def send_graph(self, submission: GraphSubmission) -> None:
         """Send the ops of a graph, which the child captures. A long one is encoded in turns."""
         program, turn = submission.program, Turn()
-        created = {ref.buffer for ref in program.made}
+        created = {ref.buffer for ref in program.owned_refs}
         wires: list[WireOp] = []
         for op, plan in zip(program.ops, program.plans, strict=True):
             self._check_operands(plan, created)
@@ -165,7 +165,7 @@ class RequestContext(ContextBase):
         if submission.is_settled:
             return
         self._buffer_nbytes[program.handle.buffer] = 0
-        self._buffer_nbytes.update((ref.buffer, ref.nbytes) for ref in program.made)
+        self._buffer_nbytes.update((ref.buffer, ref.nbytes) for ref in program.owned_refs)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
         data = pack(number, ids, wires, handle=program.handle.buffer)
         if len(data) > MAX_MESSAGE:
@@ -184,7 +184,7 @@ class RequestContext(ContextBase):
             made = submission.outputs[index]
         else:
             assert isinstance(submission, OpSubmission), "there are two kinds"
-            made = submission.made or ()
+            made = submission.result_refs or ()
             if plan.creates and not made:
                 made = core.refs.make(plan.creates, self.generation)
             submission.result = result_of(submission.op, plan.writes + made, core.loop)
@@ -212,7 +212,7 @@ class RequestContext(ContextBase):
         """Count an op whose array moves in chunks as launched, before its first chunk is sent."""
         submission.launched += 1
         submission.outstanding += 1
-        self.sent(submission, 1, 1)
+        self.on_dispatched(submission, 1, 1)
 
     def send_chunk(
         self, submission: Submission, ops: Sequence[KernelOp], ids: list[list[int]], shared: SharedArray, action: bytes | str | None
@@ -232,11 +232,11 @@ class RequestContext(ContextBase):
 
     async def wait_answered(self, submission: Submission) -> None:
         """Wait until the child has answered all messages of a submission."""
-        await self.until(lambda: all(request.submission is not submission for request in self._pending.values()))
+        await self.wait_until(lambda: all(request.submission is not submission for request in self._pending.values()))
 
     async def wait_done(self, request: PendingRequest) -> None:
         """Wait until the child has answered a chunk, and what it returned was copied back."""
-        await self.until(lambda: request.is_done)
+        await self.wait_until(lambda: request.is_done)
 
     async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
         """Send a question, which takes no place in the order of ops, and return its answer."""
@@ -258,13 +258,13 @@ class RequestContext(ContextBase):
     def send_request(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:
         """Send a request, and count its ops as launched: they may be on the device now."""
         if self.fault is not None:  # the child does not answer; this request may have waited
-            raise self.poisoned(self.fault)
+            raise self.poisoned_error(self.fault)
         submission, count = request.submission, request.count
         self._tell(kind, data, now=not self.in_flight or not number % _BURST)
         self._pending[number] = request
         submission.launched += count
         submission.outstanding += count
-        self.sent(submission, count, count)
+        self.on_dispatched(submission, count, count)
 
     def action(self, kind: str) -> bytes | str | None:
         """Return what the fault plan does to an op, for the child."""
@@ -279,9 +279,9 @@ class RequestContext(ContextBase):
 
     # -- memory
 
-    def apply_frees(self, most: int | None = None) -> None:
-        """Have the child free the buffers of dropped refs, of ``most`` at most."""
-        self._collect_dropped(most)
+    def apply_frees(self, max_count: int | None = None) -> None:
+        """Have the child free the buffers of dropped refs, of ``max_count`` at most."""
+        self._collect_dropped(max_count)
         freed, self._freed = self._freed, []
         if freed and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
@@ -389,21 +389,21 @@ class RequestContext(ContextBase):
             close_all(request.arrays)
         request.is_done = True
         if request.count:
-            self.over(request.submission, request.count)
+            self.retire_ops(request.submission, request.count)
         else:
             self.wake()
 
-    def over(self, submission: Submission, count: int) -> None:
+    def retire_ops(self, submission: Submission, count: int) -> None:
         """Retire ops of a submission."""
         if self.in_flight == count and self._link.is_busy:
             self._link.end_busy()
         if self.fault is None:
-            is_sent = not isinstance(submission, BatchSubmission) or submission.sent == len(submission.outputs)
+            is_sent = not isinstance(submission, BatchSubmission) or submission.dispatched == len(submission.outputs)
             self.retire(submission, count, count, is_last=is_sent and submission.outstanding == count)
 
-    def stall(self) -> str:
+    def stall_reason(self) -> str:
         """Return why the child seems to make no progress, or ``""``."""
-        return super().stall() or self._link.watchdog.silence()
+        return super().stall_reason() or self._link.watchdog.silence()
 
     def busy_seconds(self) -> float:
         """See :meth:`ContextBase.busy_seconds`."""
@@ -422,7 +422,7 @@ class RequestContext(ContextBase):
         """Fail questions and submissions in flight: the child does not answer any more."""
         for question in self._questions.values():
             if not question.done():
-                question.set_exception(self.poisoned(error))
+                question.set_exception(self.poisoned_error(error))
         self._questions.clear()
         super().fail_all(error)
 

@@ -148,7 +148,7 @@ class Server:
         core, self._has_begun = self._core, True
         core.memory_back.until = time.monotonic() + begin.oom_patience
         self._durable_reporter.begin_generation(begin.generation, begin.most_slabs)
-        core.own.update((name, pickle.loads(data)) for name, data in begin.libraries.items())
+        core.registrations.update((name, pickle.loads(data)) for name, data in begin.libraries.items())
         if core.lifecycle.generation:
             self._answers.begin_generation()
         else:
@@ -163,7 +163,7 @@ class Server:
         restart = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=restart)
         self.context.opening = self._busy
-        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.own)
+        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.registered)
 
     def on_published(self, context: Context | None) -> None:
         """See :class:`accel.engine.in_flight.ContextOwner`."""
@@ -240,7 +240,7 @@ class Server:
     def _dispatch_now(self, submission: RemoteOp | RemoteBatch) -> bool:
         """Dispatch ops if they need not wait; return whether they were."""
         context = self.context
-        return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.batch_now(submission)
+        return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.dispatch_batch_now(submission)
 
     def _decode_submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
         """Return the submission of a BATCH message.
@@ -260,7 +260,7 @@ class Server:
         submission: RemoteOp | RemoteBatch
         if len(wires) == 1:
             submission = RemoteOp(decoded.ops[0], decoded.plans[0], future, generation)
-            submission.made = decoded.made[0]
+            submission.result_refs = decoded.made[0]
         else:
             submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.made, future, generation)
             submission.refused = decoded.refused
@@ -351,13 +351,13 @@ class Server:
         """
         number, registration = _number_of(data), pickle.loads(data[8:])
         name = registration.name
-        is_new = name not in self._core.own
-        self._core.own[name] = registration
+        is_new = name not in self._core.registrations
+        self._core.registrations[name] = registration
         try:
             await self.context.libraries.open(name)
         except Exception as error:
             if is_new:
-                self._core.own.pop(name, None)
+                self._core.registrations.pop(name, None)
             self._refuse(number, error)
         else:
             self._answers.report_success(number)

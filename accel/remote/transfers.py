@@ -79,7 +79,7 @@ class ArrayTransfers:
         """Send the ops of a batch that are not sent yet, one message after the other."""
         context, ops = self._context, submission.ops
         limit = context.core.options.max_in_flight
-        while (start := submission.sent) < len(ops):
+        while (start := submission.dispatched) < len(ops):
             arrays: dict[int, SharedArray] = {}
             try:
                 # Copy the next arrays while the child still runs the message before.
@@ -87,7 +87,7 @@ class ArrayTransfers:
                 await context.wait_answered(submission)
                 await context.wait_for_room(min(end - start, limit))
                 if submission.is_settled:
-                    submission.void(max(start, submission.sound))
+                    submission.free_results_from(max(start, submission.committed))
                     break
                 if end > start:
                     context.send_batch(submission, ops[start:end], arrays)
@@ -98,7 +98,7 @@ class ArrayTransfers:
             finally:
                 # Arrays that were copied and not sent, because of an error or a full message.
                 for index, shared in arrays.items():
-                    if index >= submission.sent:
+                    if index >= submission.dispatched:
                         shared.close()
 
     async def _copy_in_next(self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]) -> int:
@@ -197,7 +197,7 @@ class ArrayTransfers:
             self._pinned.arena.free(piece)
             return
         if isinstance(submission, BatchSubmission):
-            submission.sent += 1
+            submission.dispatched += 1
         whole = (*plan.reads, *plan.writes, *made)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
@@ -228,7 +228,7 @@ class ArrayTransfers:
             failed = failed.clone(op=op.kind, device=context.core.name, generation=context.generation)
             failed.op_index = index if isinstance(submission, BatchSubmission) else None
             submission.reject_from(index, failed)
-        context.over(submission, 1)
+        context.retire_ops(submission, 1)
         self._pinned.trim()
 
     async def _wait_next_room(self, nbytes: int, submission: Submission) -> Block:

@@ -135,7 +135,7 @@ class Watchdog:
 
         Between the two the loop has read what had arrived, if this process was held up.
         """
-        self._clock.advance()
+        self._clock.count()
         reasons = [self._check_step(), self._check_silence(), *(self._check_oldest(*watched) for watched in self._oldest)]
         reason = next(filter(None, reasons), "")
         if reason and reason == self._suspected:
@@ -148,7 +148,7 @@ class Watchdog:
     def _check_oldest(self, oldest: OldestInFlight, limit: float, what: str) -> str:
         """Return ``what`` if the oldest request was not answered within ``limit`` seconds, or ``""``."""
         now = self._clock.seconds
-        return what if not oldest.look(now) and oldest.seconds(now) >= limit else ""
+        return what if not oldest.update(now) and oldest.age(now) >= limit else ""
 
     def _check_step(self) -> str:
         """Return that the step in progress takes too long, or ``""``.

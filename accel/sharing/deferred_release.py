@@ -69,7 +69,7 @@ class DeferredRelease:
             self._closing.left += [block.memory for block in blocks]
             return
         self._sent = blocks
-        lane = context.lanes.transfers["put"]
+        lane = context.lanes.transfer_lanes["put"]
         last = OpSubmission(_LAST_USE, _NO_PLAN, context.core.loop.create_future(), context.generation)
         last.future.add_done_callback(self._on_last_use)
         seq = lane.issue()
@@ -80,7 +80,7 @@ class DeferredRelease:
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.is_offloaded = False
         last.outstanding = 1
-        context.sent(last, 1, 1)
+        context.on_dispatched(last, 1, 1)
         lane.send(last)
 
     def _on_last_use(self, future: asyncio.Future[Any]) -> None:

@@ -58,7 +58,7 @@ class OutsideLane(StreamClock):
         if call not in self._later:
             self._later.append(call)
 
-    def go_on(self) -> None:
+    def on_captures_ended(self) -> None:
         """Wake what waits: the captures are over."""
         self._wake()
         calls, self._later = self._later, []

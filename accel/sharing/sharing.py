@@ -227,12 +227,12 @@ class Sharing:
         events = self._context.events
         for lane, _ in pending:
             assert isinstance(lane, StreamClock), "the timelines of a context are its lanes"
-            event = events.take()
+            event = events.acquire()
             try:
                 if not lane.stream.record(event):
                     follow(event)
             finally:
-                events.give(event)
+                events.release(event)
         return bool(pending)
 
     def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
@@ -250,11 +250,11 @@ class Sharing:
         if lane.is_held:
             lane.later(self._watch)
             return
-        event = context.events.take()
+        event = context.events.acquire()
         try:
             is_over = lane.stream.record(event)
         except AccelError:  # the next use of the memory raises it
-            context.events.give(event)
+            context.events.release(event)
             return
         mark = LaneMark(context, lane, lane.enqueued, event, "outside")
         if is_over:

@@ -116,8 +116,8 @@ async def test_an_attempt_goes_on_when_all_who_wait_are_cancelled() -> None:
 
 async def test_the_end_of_the_last_context_may_be_told_after_the_device_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(FaultPlan().poison_at(1, op="unary"), host="process") as device:
-        given_up, told = device._host.on_given_up, list[BaseException | None]()
-        monkeypatch.setattr(device._host, "on_given_up", told.append)
+        given_up, told = device._host.on_actor_stopped, list[BaseException | None]()
+        monkeypatch.setattr(device._host, "on_actor_stopped", told.append)
         await lose(device, await device.put(np.ones(4)))
         while not told:
             await asyncio.sleep(0)

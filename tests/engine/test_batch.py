@@ -415,13 +415,13 @@ async def test_places_of_arrays_that_are_not_sent_are_given_back() -> None:
 
 async def test_the_time_in_which_a_batch_waits_for_a_rebuild_is_part_of_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts: list[float] = []
-    arm = Sender._arm
+    arm = Sender._arm_deadline
 
     def noted(sender: Sender, submission: Submission, timeout: float) -> None:
         timeouts.append(timeout)
         arm(sender, submission, timeout)
 
-    monkeypatch.setattr(Sender, "_arm", noted)
+    monkeypatch.setattr(Sender, "_arm_deadline", noted)
     async with opened(host="process") as device:
         os.kill(child_pid(device), signal.SIGKILL)
         await until(lambda: device.state is accel.DeviceState.REBUILDING, "rebuilding")

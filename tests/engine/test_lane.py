@@ -26,7 +26,7 @@ PLAN = Plan((), (), ())
 class Failures:
     """Notes which places in line failed, and which were dropped."""
 
-    raised = uses = ()
+    reported = tracked = ()
 
     def __init__(self) -> None:
         self.lost: list[int] = []
@@ -38,7 +38,7 @@ class Failures:
     def on_dropped(self, lane: Any, seq: int) -> None:
         self.gone.append(seq)
 
-    def settle(self, group: Any) -> None:
+    def reject_failed(self, group: Any) -> None:
         pass
 
 
@@ -63,7 +63,7 @@ class Context:
             loop=asyncio.get_running_loop(),
             system=SimpleNamespace(run_blocking=self._run_blocking),
         )
-        self.offloaded = SimpleNamespace(run=None)
+        self.offloaded = SimpleNamespace(call_kernel=None)
 
     async def _run_blocking(self, *arguments: Any) -> Any:
         return self.run_blocking(*arguments)
@@ -181,15 +181,16 @@ async def test_ops_of_a_batch_after_one_that_failed_are_not_enqueued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_begun"), [(ValueError("broken"), True), (accel.LibraryError("-1"), True), (accel.InvalidArgumentError("no"), False)]
+    ("error", "is_kernel_called"),
+    [(ValueError("broken"), True), (accel.LibraryError("-1"), True), (accel.InvalidArgumentError("no"), False)],
 )
-async def test_what_a_kernel_that_raised_may_have_written_is_torn(error: Exception, is_begun: bool) -> None:
+async def test_what_a_kernel_that_raised_may_have_written_is_torn(error: Exception, is_kernel_called: bool) -> None:
     bench = Bench()
     op = bench.op(fails(error))
     assert bench.take(op)
     assert isinstance(op.future.exception(), type(error) if isinstance(error, accel.AccelError) else accel.LibraryError)
-    assert bench.context.failures.lost == [1] * is_begun
-    assert bench.context.failures.gone == [1] * (not is_begun)
+    assert bench.context.failures.lost == [1] * is_kernel_called
+    assert bench.context.failures.gone == [1] * (not is_kernel_called)
 
 
 async def test_an_injected_error_comes_before_the_kernel_and_tears_nothing() -> None:
@@ -208,11 +209,11 @@ async def test_a_wait_that_could_not_be_made_is_owed_to_the_next_op() -> None:
     first = bench.op(dependencies=[(other, 1)])
     assert bench.take(first)
     assert first.future.exception().__cause__ is other.stream.error  # type: ignore[union-attr]
-    assert (bench.calls, bench.lane.owed) == ([], [(other, 1)])
+    assert (bench.calls, bench.lane.pending_waits) == ([], [(other, 1)])
     second = bench.op()
     second.seq, other.stream.error = 2, None
     assert bench.take(second)
-    assert (len(bench.calls), bench.lane.owed, other.completed) == (1, [], 1)
+    assert (len(bench.calls), bench.lane.pending_waits, other.completed) == (1, [], 1)
 
 
 @pytest.mark.parametrize("is_group", [False, True])
@@ -224,7 +225,7 @@ async def test_what_has_to_wait_is_not_enqueued_in_the_call(what: str, is_group:
     if what == "debug":
         bench.context.core.options.debug = True
         bench.context.run_blocking = lambda call, *arguments: call(*arguments)
-        bench.context.offloaded.run = lambda kernel, *arguments: kernel(*arguments)
+        bench.context.offloaded.call_kernel = lambda kernel, *arguments: kernel(*arguments)
     else:
         message.launches[0].dependencies = [(other, 1)]
     assert not bench.take(message)

@@ -181,7 +181,7 @@ async def test_transfers_captures_and_replays_keep_streams_of_their_own() -> Non
         both = [task(graph.replay()) for graph in graphs]
         await in_flight(device, 2)
         lanes = lanes_of(device)
-        own = {lanes.routes[name] for name in ("graph", "capture")} | set(lanes.transfers.values())
+        own = {lanes.routes[name] for name in ("graph", "capture")} | set(lanes.transfer_lanes.values())
         assert len(own) == 4
         assert own.isdisjoint(lanes.pool)
         assert lanes.routes["graph"].issued == 2, "two graphs at once follow each other"
@@ -373,7 +373,7 @@ async def test_a_library_of_the_users_keeps_one_stream_by_default() -> None:
         await in_flight(device, 3)
         await device.get(x)
         assert [each.done() for each in sent] == [False] * 3
-        assert "spread" not in lanes_of(device).spread
+        assert "spread" not in lanes_of(device).pooled_libraries
         plan.release()
         await bounded(asyncio.gather(*sent))
 
@@ -384,12 +384,12 @@ async def test_a_library_that_does_not_open_is_not_spread_and_the_choice_is_chec
 
     async with opened() as device:
         await failure(device.register(Spreading, fails=True), accel.LibraryError)
-        assert "spread" not in lanes_of(device).spread
+        assert "spread" not in lanes_of(device).pooled_libraries
         error = await failure(device.register(Wrong), accel.InvalidArgumentError)
         assert "several_streams" in str(error)
         await device.register(Spreading)
         await device.get(await device.run(Spread(await device.put(X))))
-        assert "spread" in lanes_of(device).spread
+        assert "spread" in lanes_of(device).pooled_libraries
     async with opened(streams=1) as device:
         await device.register(Spreading)
         await device.get(await device.run(Spread(await device.put(X))))
@@ -424,7 +424,7 @@ async def test_a_library_that_captures_shares_its_stream_with_nothing(streams: i
         assert stream is again, "it is kept for the next one"
         lanes = lanes_of(device)
         assert [lane.stream for lane in lanes.all].count(stream) == 1
-        assert stream not in [lane.stream for lane in (*lanes.pool, *lanes.transfers.values())]
+        assert stream not in [lane.stream for lane in (*lanes.pool, *lanes.transfer_lanes.values())]
 
 
 def test_a_library_that_captures_has_one_stream() -> None:

@@ -47,11 +47,11 @@ class Watched:
     def __init__(self) -> None:
         self.failures: list[Failures] = []
         self.pools: list[EventPool] = []
-        self.enlisted = 0
+        self.tracked = 0
 
     def is_quiet(self) -> bool:
         """Return whether nothing is kept of any op."""
-        idle = not any(each.uses or each.is_tracking or each._statuses or each._dropped for each in self.failures)
+        idle = not any(each.tracked or each.is_tracking or each._statuses or each._dropped for each in self.failures)
         return idle and all(len(pool._free) == len(set(map(id, pool._all))) == len(pool._all) for pool in self.pools)
 
 
@@ -70,13 +70,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
     seeing(Failures, found.failures)
     seeing(EventPool, found.pools)
-    enlist = Failures.enlist
+    track = Failures.track
 
     def counted(*arguments: Any) -> None:
-        found.enlisted += 1
-        enlist(*arguments)
+        found.tracked += 1
+        track(*arguments)
 
-    monkeypatch.setattr(Failures, "enlist", counted)
+    monkeypatch.setattr(Failures, "track", counted)
     return found
 
 
@@ -99,21 +99,21 @@ async def test_what_ops_do_to_memory_is_tracked_only_while_a_status_is_pending(w
             await bounded(asyncio.gather(*(device.elementwise.unary("neg", x, out=x) for _ in range(20))))
 
         await several()
-        assert watched.enlisted == 0
+        assert watched.tracked == 0
         family = device.family(ConformanceOps)
         good, bad = await put_info(device, 0), await put_info(device, 5)
         out = await device.zeros(100)
         pair = asyncio.gather(family.guarded(x, good), family.guarded(x, bad, out=out), return_exceptions=True)
         await several()
         assert isinstance((await bounded(pair))[1], accel.LinAlgError)
-        assert watched.enlisted > 0
+        assert watched.tracked > 0
         await device.zeros(100, "float32")
         assert [each.is_tracking for each in watched.failures] == [True], "out is unsound"
         await device.copy(x, out)
         await until(watched.is_quiet, "quiet")
-        before = watched.enlisted
+        before = watched.tracked
         await several()
-        assert watched.enlisted == before
+        assert watched.tracked == before
 
 
 async def test_dropped_and_refused_ops_give_back_what_their_status_needs(watched: Watched) -> None:

@@ -229,7 +229,7 @@ async def test_loop_goes_on_while_large_work_runs() -> None:
     async with opened() as device:
         a = await device.zeros(8)
         # Large by its estimate, so that it runs beside the loop; it ends when this test, on the loop, says so.
-        device._host.context.lanes.transfers["get"].stream.submit(lambda: gate.wait(10), 1.0)
+        device._host.context.lanes.transfer_lanes["get"].stream.submit(lambda: gate.wait(10), 1.0)
         work = task(device.get(a))
         await turns()
         assert not work.done()

@@ -44,9 +44,9 @@ def clock(*, is_passed: bool = False) -> Any:
 
 def test_a_pool_closes_every_event_it_made() -> None:
     events = pool()
-    kept, given = events.take(), events.take()
-    events.give(given)
-    assert events.take() is given
+    kept, given = events.acquire(), events.acquire()
+    events.release(given)
+    assert events.acquire() is given
     events.close()
     assert (kept.is_closed, given.is_closed) == (True, True)  # type: ignore[attr-defined]
 

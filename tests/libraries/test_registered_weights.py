@@ -238,7 +238,7 @@ async def test_a_cancelled_registration_gives_its_memory_back(host: Any, rng: np
     weights, journal = Weights(rng), tmp_path / "journal"
     async with opened(host=host) as device:
         registering = task(device.register(Affine, str(journal), await weights.put(device), way="slow"))
-        await until(lambda: "affine" in device._core.own)
+        await until(lambda: "affine" in device._core.registrations)
         for _ in range(20):
             await asyncio.sleep(0)
         await cancelled(registering)

@@ -273,12 +273,12 @@ async def test_a_mark_that_cannot_be_recorded_takes_no_event_from_the_pool(monke
         gc.collect()
         context: Any = device._host.context
         sharing = context.core.refs.sharing
-        events = [context.events.take() for _ in range(3)]
+        events = [context.events.acquire() for _ in range(3)]
         for event in events:
-            context.events.give(event)
+            context.events.release(event)
         monkeypatch.setattr(sharing._lane.stream, "record", fail, raising=False)
         sharing._watch()
-        lane = context.lanes.transfers["put"]
+        lane = context.lanes.transfer_lanes["put"]
         with pytest.raises(accel.DriverError):
             lane.wait_for(sharing._lane, sharing._outside.now())
-        assert [context.events.take() for _ in range(3)] == events[::-1]
+        assert [context.events.acquire() for _ in range(3)] == events[::-1]

@@ -1,4 +1,4 @@
-"""A registered library of the user's own in one context."""
+"""A user's library that is registered with a device, as it is open in one context."""
 
 from __future__ import annotations
 
@@ -18,41 +18,43 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan, Spec
     from accel.ref import AccelRef
 
-__all__ = ["OwnLibrary"]
+__all__ = ["RegisteredLibrary"]
 
 logger = get_logger()
 
 
-class OwnLibrary:
-    """A registered library in one context: the instance, with its kernels as others are called.
+class RegisteredLibrary:
+    """A registered library in one context: the instance, and its methods as kernels.
 
     Parameters
     ----------
     name
         What it is registered as.
-    library
-        The instance.
+    instance
+        The instance of the user's class.
     description
-        Of the device.
+        Describes the device.
 
     Attributes
     ----------
     part : BackendPart
-        The kernels, as those of a family.
+        The kernels, in the form in which a family has them.
     is_leaving : bool
         Whether the library was unregistered: it takes no more ops.
     """
 
-    def __init__(self, name: str, library: KernelLibrary, description: DeviceDescription) -> None:
+    def __init__(self, name: str, instance: KernelLibrary, description: DeviceDescription) -> None:
         self.name = name
-        self.library = library
-        library.description = self._description = description
+        self.instance = instance
+        instance.description = self._description = description
         self.is_leaving = False
-        self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
-        kernels = {op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()}
-        self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches)
+        # Its lane and that of a batch may call it from two threads; it need not be thread-safe.
+        self._lock = threading.Lock()
+        kernels = {op.kind: self._adapt(getattr(instance, name)) for op, name in kernels_of(type(instance)).items()}
+        self.part = BackendPart(kernels, may_block=instance.blocking, launches=instance.launches)
 
     def _adapt(self, method: Callable[..., object]) -> Kernel:
+        """Return the kernel that calls a method of the instance with operands for addresses."""
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
         def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -71,6 +73,6 @@ class OwnLibrary:
         What it raises is logged: the rest of the context is given back all the same.
         """
         try:
-            self.library.close()
+            self.instance.close()
         except Exception as error:
             logger.warning("library_not_closed", library=self.name, error=error)
