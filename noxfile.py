@@ -52,7 +52,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def pages(session: nox.Session) -> None:
-    """Drive the web page of an example in Chromium, which is installed first where ``apt-get`` may."""
+    """Drive the status page, and the page of an example, in Chromium, which is installed first where ``apt-get`` may."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         as_root = () if os.geteuid() == 0 else ("sudo", "-n")
         if shutil.which("apt-get") is None or (as_root and shutil.which("sudo") is None):
@@ -62,7 +62,7 @@ def pages(session: nox.Session) -> None:
         session.run(*as_root, "apt-get", "update", "-qq", external=True)
         command = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "chromium", "chromium-driver")
         session.run(*as_root, "env", "DEBIAN_FRONTEND=noninteractive", *command, external=True, silent=True)
-    install(session, extras="cpu,web", groups=("pages", "search"))
+    install(session, extras="cpu,web,metrics", groups=("pages", "search"))
     session.run("pytest", "-m", "page", *(session.posargs or ("tests/pages",)), env=CHILDREN)
 
 
@@ -120,7 +120,9 @@ def package(session: nox.Session) -> None:
         names = packed.namelist()
     if {name.partition("/")[0] for name in names} != {"accel", "accel_cuda", f"accel_actors-{version}.dist-info"}:
         session.error("the wheel has more, or less, than the two packages")
-    if not {"accel/py.typed", "accel/cli/digits.npz", "accel_cuda/families/kernels/reduce.cu"} <= set(names):
+    if not {"accel/py.typed", "accel/cli/digits.npz", "accel/integrations/page.html", "accel_cuda/families/kernels/reduce.cu"} <= set(
+        names
+    ):
         session.error("the wheel lacks what is no Python")
     with tarfile.open(sdist) as source:
         folders = {name.split("/")[1] for name in source.getnames()}

@@ -43,6 +43,15 @@ class Browser:
         await self._post(f"element/{found}/clear")
         await self._post(f"element/{found}/value", text=text)
 
+    async def press(self, key: str) -> None:
+        """Press a key, in whatever has the focus."""
+        both = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
+        await self._post("actions", actions=[{"type": "key", "id": "keys", "actions": both}])
+
+    async def emulate(self, command: str, parameters: dict[str, Any]) -> None:
+        """Change the screen, or what the user prefers, by a command of Chromium's own protocol."""
+        await self._post("goog/cdp/execute", cmd=command, params=parameters)
+
     async def text(self, selector: str) -> str:
         return str(await self.run(f"return document.querySelector({selector!r}).innerText"))
 

@@ -56,7 +56,10 @@ async def on_fastapi(open_service: Any, route: dict[str, Any], **options: Any) -
     app = FastAPI(lifespan=with_fastapi.lifespan(setup, device="cpu", **options))
     with_fastapi.install(app, metrics="/metrics")
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE) as client:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE) as client,
+    ):
 
         async def send(method: str, path: str, content: Any = None) -> tuple[int, bytes, Mapping[str, str]]:
             answer = await client.request(method, path, content=content, headers={"Content-Type": "application/json"})

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import os
 import signal
 import socket
 import sys
@@ -43,7 +44,7 @@ _MODEL_OPTIONS = ("max_items", "max_delay", "max_pending")
 _DEVICE_OPTIONS = {"device_host": "host", "standby": "standby", "spares": "spares", "on_lost": "on_lost"}
 """Name -> the option of :func:`accel.integrations.fastapi.lifespan`."""
 _LOAD_OPTIONS = ("weights", "input", "buckets")
-_OPTIONS = (*_LOAD_OPTIONS, *_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "timeout", "body_limit", "fault_at")
+_OPTIONS = (*_LOAD_OPTIONS, *_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "timeout", "body_limit", "admin_token", "fault_at")
 """What an application cannot be told."""
 
 
@@ -91,6 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-pending", type=_count, metavar="N", help="items that may wait; more are refused with 429 (default: 16 batches)"
     )
+    _add_clients(parser)
+    parser.add_argument("--log-format", choices=FORMATS, help="of the lines on standard error (default: console)")
+    parser.add_argument("--log-level", choices=LEVELS, help="the least that is logged (default: info)")
+    parser.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
+    parser.add_argument(
+        "--fault-at", type=_count, metavar="N", help="poison the context at the N-th op from when it serves, to watch it survive"
+    )
+
+
+def _add_clients(parser: argparse.ArgumentParser) -> None:
+    """Declare what clients may have, and see."""
     parser.add_argument("--timeout", type=_timeout, metavar="S", help="seconds for an answer of a model (default: 30)")
     parser.add_argument("--body-limit", type=_count, metavar="N", help="the most bytes of a request (default: 1 MiB)")
     parser.add_argument(
@@ -102,11 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-timeout", type=_timeout, metavar="S", help="seconds in which the head of a request must arrive (default: 10)"
     )
-    parser.add_argument("--log-format", choices=FORMATS, help="of the lines on standard error (default: console)")
-    parser.add_argument("--log-level", choices=LEVELS, help="the least that is logged (default: info)")
-    parser.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
     parser.add_argument(
-        "--fault-at", type=_count, metavar="N", help="poison the context at the N-th op from when it serves, to watch it survive"
+        "--admin-token",
+        metavar="TOKEN",
+        help="what a client must present to see the page and the metrics, which else are answered to this machine alone "
+        "(default: ACCEL_ADMIN_TOKEN of the environment, which a list of processes does not show)",
     )
 
 
@@ -335,6 +347,7 @@ async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place
         _load_options(arguments),
         timeout=arguments.timeout or 30.0,
         body_limit=arguments.body_limit or 1 << 20,
+        admin_token=os.environ.get("ACCEL_ADMIN_TOKEN") if arguments.admin_token is None else arguments.admin_token,
         faults=faults,
         **own,
     )

@@ -16,6 +16,7 @@ from accel.patterns import ModelService
 
 # After the integration, whose ImportError says what to install.
 from fastapi import Body, FastAPI, Request, Response  # isort: skip
+from fastapi.responses import RedirectResponse  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["make_app"]
 
 
+_PAGE = "/accel"
 _BODY_TIMEOUT = 30.0
 """Seconds in which a body must arrive, as for :func:`add_model`."""
 
@@ -38,6 +40,7 @@ def make_app(
     *,
     timeout: float,
     body_limit: int,
+    admin_token: str | None = None,
     **options: Any,
 ) -> FastAPI:
     """Return the application.
@@ -56,6 +59,8 @@ def make_app(
         Seconds for an answer of a model.
     body_limit
         The most bytes of a body.
+    admin_token
+        Of :func:`accel.integrations.fastapi.install`.
     **options
         Of :func:`accel.integrations.fastapi.lifespan`.
     """
@@ -79,16 +84,18 @@ def make_app(
         from prometheus_client import REGISTRY
 
         metrics = {"metrics": "/metrics", "metrics_registry": REGISTRY}  # it has the metrics of the process
-    install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, **metrics)
+    install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, page=_PAGE, admin_token=admin_token, **metrics)
     _add_index(app, [f"/{target.name}" for target in targets], has_metrics=bool(metrics))
     return app
 
 
 def _add_index(app: FastAPI, paths: Sequence[str], *, has_metrics: bool) -> None:
-    """Answer ``/`` with a line for people: what is served, on what, and what else is there."""
-    more = ["/docs", "/healthz", "/readyz", *(["/metrics"] if has_metrics else [])]
+    """Answer ``/`` to a browser with the page, else with a line for people: what is served, on what, and what else is there."""
+    more = ["/docs", _PAGE, "/healthz", "/readyz", *(["/metrics"] if has_metrics else [])]
 
     async def index(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(_PAGE.removeprefix("/"))  # relative, for a proxy with a prefix
         info = get_device(request).info()
         where = f"on {info.name}, {info.state.value}, generation {info.generation}"
         return Response(f"accel {__version__} serves POST {', '.join(paths)} {where}; see {', '.join(more)}\n", media_type="text/plain")

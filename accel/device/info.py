@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel.engine.lifecycle import DeviceState
 from accel.storage.pinned import PinnedInfo
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "snapshot"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "account", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,11 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         standby=host.children.standby,
         spare=_spare(host.children.spare_pid),
     )
+
+
+def account(info: DeviceInfo, health: DeviceHealth) -> dict[str, Any]:
+    """Return what both say as JSON can hold it, without the reason, which is an error's text."""
+    return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled}
 
 
 def _spare(pid: int | None) -> SpareInfo | None:

@@ -13,6 +13,7 @@ from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
+from accel.device.info import account
 from accel.device.quarantine import set_quarantine_options
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -104,6 +105,31 @@ class System(ActorSystem):
     def devices(self) -> tuple[Device, ...]:
         """The devices opened so far and not closed, in that order."""
         return tuple(device for device in self._devices if device.state.value != "closed")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the devices and the actors as JSON can hold them.
+
+        Never waits, and sends nothing to a device.
+
+        Returns
+        -------
+        dict
+            ``"name"`` and ``"state"`` of the system. ``"devices"``: the fields of
+            :class:`DeviceInfo` for each, with ``"ready"`` and ``"stalled"`` of its health.
+            ``"actors"``: the fields of :meth:`tree`. It names no file and no address, and nothing
+            that errors say.
+
+        Raises
+        ------
+        ClosedError
+            This is not the system's loop.
+        """
+        return {
+            "name": self.name,
+            "state": self.state,
+            "devices": [account(device.info(), device.health()) for device in self.devices],
+            "actors": dataclasses.asdict(self.tree()),
+        }
 
     async def open_device(
         self,

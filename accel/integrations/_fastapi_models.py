@@ -18,7 +18,7 @@ from accel.integrations._models import ModelRoute, check_json
 from accel.patterns import ModelService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from accel.dtype import DType
     from accel.integrations.metrics import Metrics
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accel.models.outputs import Dim
     from accel.models.tensor_spec import Sizes
 
-__all__ = ["add_model", "show_mounted"]
+__all__ = ["add_model", "served", "show_mounted"]
 
 
 Served: TypeAlias = "dict[str, tuple[ModelRoute, ModelService]]"
@@ -130,6 +130,14 @@ def add_model(
         route.show(metrics, service)
     if before is None:
         _add_routes(app, path, route, served, partial(BodyMiddleware, limit=body_limit, timeout=body_timeout))
+
+
+def served(app: FastAPI) -> Iterator[tuple[str, ModelService]]:
+    """Yield name and service of each model of an application, and of those that are mounted in it."""
+    yield from ((route.name, service) for route, service in getattr(app.state, "accel_models", {}).values())
+    for mount in app.routes:
+        if isinstance(mount, Mount) and isinstance(mount.app, FastAPI):
+            yield from served(mount.app)
 
 
 def show_mounted(app: FastAPI, metrics: Metrics) -> None:

@@ -31,8 +31,8 @@ _LASTING = 60.0
 """Seconds after which a reopened device counts as healthy: the next attempt is immediate again."""
 
 
-def check_unused(**options: object) -> None:
-    """Raise if an option of metrics is given where there are none.
+def check_unused(route: str, **options: object) -> None:
+    """Raise if an option of a route is given where there is none.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check_unused(**options: object) -> None:
     """
     for name, value in options.items():
         if value is not None:
-            raise InvalidArgumentError(f"{name} is given, and metrics is None", remedy='Give a path for them: metrics="/metrics".')
+            raise InvalidArgumentError(f"{name} is given, and {route} is None", remedy=f'Give a path: {route}="/{route}".')
 
 
 @contextlib.asynccontextmanager

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError
+from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.integrations._page import EVENTS, STREAM_HEADERS, Page
 from accel.values import check_choice
 
 try:
@@ -54,6 +56,8 @@ DEVICE: web.AppKey[Device] = web.AppKey("accel_device", Device)
 
 METRICS: web.AppKey[Metrics] = web.AppKey("accel_metrics")
 """``app[METRICS]`` are the metrics, where :func:`install` was given a path for them."""
+
+_PAGE: web.AppKey[Page] = web.AppKey("accel_page", Page)
 
 _MODELS: web.AppKey[list[tuple[ModelRoute, web.AppKey[ModelService]]]] = web.AppKey("accel_models")
 
@@ -129,6 +133,8 @@ def install(
     metrics: str | None = None,
     metrics_registry: CollectorRegistry | None = None,
     metrics_labels: Mapping[str, str] | None = None,
+    page: str | None = None,
+    admin_token: str | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
     close_timeout: float = 10.0,
@@ -153,6 +159,11 @@ def install(
         A registry of prometheus_client whose metrics are served with them: ``prometheus_client.REGISTRY`` has those of the application and of the process.
     metrics_labels
         Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
+    page
+        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only.
+    admin_token
+        What a client must present to see the metrics and the page: as a bearer token, or as the password of any user. ``None``: they are answered to this
+        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
@@ -163,7 +174,7 @@ def install(
     ------
     InvalidArgumentError
         ``body_limit`` is not an int of at least 1, ``body_timeout`` no number of seconds, or ``metrics_registry`` or ``metrics_labels`` is none, or
-        given without ``metrics``.
+        given without ``metrics``, or ``admin_token`` is not text of at least 16 printable ASCII characters, or given without ``metrics`` and ``page``.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -179,10 +190,15 @@ def install(
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.router.add_get(path, _health_route(answer))
+    admin = Admin(admin_token)
     if metrics is not None:
-        _add_metrics(app, metrics, metrics_registry, metrics_labels)
+        _add_metrics(app, metrics, admin, metrics_registry, metrics_labels)
     else:
-        check_unused(metrics_registry=metrics_registry, metrics_labels=metrics_labels)
+        check_unused("metrics", metrics_registry=metrics_registry, metrics_labels=metrics_labels)
+    if page is not None:
+        _add_page(app, page, admin)
+    elif metrics is None:
+        check_unused("page", admin_token=admin_token)
 
 
 def add_model(
@@ -264,7 +280,9 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def _add_metrics(app: web.Application, path: str, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
+def _add_metrics(
+    app: web.Application, path: str, admin: Admin, registry: CollectorRegistry | None, labels: Mapping[str, str] | None
+) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
     shown = app[METRICS] = Metrics(lambda: app.get(DEVICE), registry=registry, labels=labels)
@@ -278,7 +296,55 @@ def _add_metrics(app: web.Application, path: str, registry: CollectorRegistry | 
         body, content_type = shown.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
-    app.router.add_get(path, route)
+    app.router.add_get(path, _guarded(admin, route))
+
+
+def _add_page(app: web.Application, path: str, admin: Admin) -> None:
+    page = app[_PAGE] = Page(lambda: _served(app))
+
+    async def open_page(app: web.Application) -> None:
+        page.open(app[SYSTEM])
+
+    async def close_page(app: web.Application) -> None:
+        page.close()
+
+    async def shown(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=page.html, content_type="text/html", charset="utf-8", headers=page.headers)
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        refusal = page.refusal()
+        if refusal is not None:
+            return _response(refusal)
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        await response.prepare(request)
+        async with contextlib.aclosing(page.stream(request.headers.get("Last-Event-ID", ""))) as stream:
+            with contextlib.suppress(ConnectionError):  # the viewer has left
+                async for message in stream:
+                    await response.write(message)
+        return response
+
+    app.on_startup.append(open_page)
+    app.on_shutdown.append(close_page)
+    for at, route in ((path, shown), (path.rstrip("/") + EVENTS, events)):
+        app.router.add_get(at, _guarded(admin, route))
+
+
+def _guarded(admin: Admin, route: Handler) -> Handler:
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        peer = None if request.transport is None else request.transport.get_extra_info("peername")
+        refusal = admin.refusal(peer[0] if isinstance(peer, tuple) else None, request.headers)
+        return await route(request) if refusal is None else _response(refusal)
+
+    return guarded
+
+
+def _served(app: web.Application) -> Iterator[tuple[str, ModelService]]:
+    """Yield name and service of each model of an application, and of its sub-applications."""
+    yield from ((route.name, app[service]) for route, service in app.get(_MODELS, ()) if service in app)
+    for resource in app.router.resources():
+        part = resource.get_info().get("app")
+        if part is not None:
+            yield from _served(part)
 
 
 def _show_parts(app: web.Application, metrics: Metrics) -> None:

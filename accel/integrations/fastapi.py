@@ -24,27 +24,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
+from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
 from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.integrations._page import EVENTS, STREAM_HEADERS, Page
 from accel.values import check_choice
 
 try:
     from fastapi import Depends, FastAPI, Request, Response
     from fastapi.exception_handlers import request_validation_exception_handler
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import JSONResponse, StreamingResponse
     from starlette.requests import ClientDisconnect, HTTPConnection
 
     from accel.integrations._fastapi_bodies import BodyMiddleware, on_invalid
     from accel.integrations._fastapi_disconnect import cancel_on_disconnect
-    from accel.integrations._fastapi_models import add_model, show_mounted
+    from accel.integrations._fastapi_models import add_model, served, show_mounted
 except ImportError as missing:
     message = "accel.integrations.fastapi needs FastAPI. In a checkout, run: pip install '.[web]'"
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from prometheus_client import CollectorRegistry
@@ -130,6 +132,9 @@ def lifespan(
                 raise _no_context_manager(setup)
             state = await stack.enter_async_context(manager)
             app.state.accel = AccelState(system, opened_device, state)
+            page = getattr(app.state, "accel_page", None)
+            if page is not None:
+                page.open(system)
             metrics = getattr(app.state, "accel_metrics", None)
             if metrics is not None:
                 show_mounted(app, metrics)
@@ -184,6 +189,8 @@ def install(
     metrics: str | None = None,
     metrics_registry: CollectorRegistry | None = None,
     metrics_labels: Mapping[str, str] | None = None,
+    page: str | None = None,
+    admin_token: str | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
 ) -> None:
@@ -204,6 +211,11 @@ def install(
         A registry of prometheus_client whose metrics are served with them: ``prometheus_client.REGISTRY`` has those of the application and of the process.
     metrics_labels
         Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
+    page
+        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only.
+    admin_token
+        What a client must present to see the metrics and the page: as a bearer token, or as the password of any user. ``None``: they are answered to this
+        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
     body_timeout
@@ -213,7 +225,7 @@ def install(
     ------
     InvalidArgumentError
         ``body_limit`` is not an int of at least 1, ``body_timeout`` no number of seconds, or ``metrics_registry`` or ``metrics_labels`` is none, or
-        given without ``metrics``.
+        given without ``metrics``, or ``admin_token`` is not text of at least 16 printable ASCII characters, or given without ``metrics`` and ``page``.
     ImportError
         ``metrics`` is given, and prometheus_client is not installed.
 
@@ -233,13 +245,18 @@ def install(
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.add_api_route(path, _health_route(answer), methods=["GET", "HEAD"], include_in_schema=False)
+    admin = Admin(admin_token)
     if metrics is not None:
-        _add_metrics(app, metrics, metrics_registry, metrics_labels)
+        _add_metrics(app, metrics, admin, metrics_registry, metrics_labels)
     else:
-        check_unused(metrics_registry=metrics_registry, metrics_labels=metrics_labels)
+        check_unused("metrics", metrics_registry=metrics_registry, metrics_labels=metrics_labels)
+    if page is not None:
+        _add_page(app, page, admin)
+    elif metrics is None:
+        check_unused("page", admin_token=admin_token)
 
 
-def _add_metrics(app: FastAPI, path: str, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
+def _add_metrics(app: FastAPI, path: str, admin: Admin, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
     def device() -> Device | None:
@@ -252,7 +269,31 @@ def _add_metrics(app: FastAPI, path: str, registry: CollectorRegistry | None, la
         body, content_type = shown.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
-    app.add_route(path, route, ["GET"], include_in_schema=False)
+    app.add_route(path, _guarded(admin, route), ["GET"], include_in_schema=False)
+
+
+def _add_page(app: FastAPI, path: str, admin: Admin) -> None:
+    page = app.state.accel_page = Page(lambda: served(app))
+
+    async def shown(request: Request) -> Response:
+        return Response(page.html, media_type="text/html", headers=page.headers)
+
+    async def events(request: Request) -> Response:
+        refusal = page.refusal()
+        if refusal is not None:
+            return _response(refusal)
+        return StreamingResponse(page.stream(request.headers.get("last-event-id", "")), headers=STREAM_HEADERS)
+
+    for at, route in ((path, shown), (path.rstrip("/") + EVENTS, events)):
+        app.add_route(at, _guarded(admin, route), ["GET"], include_in_schema=False)
+
+
+def _guarded(admin: Admin, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def guarded(request: Request) -> Response:
+        refusal = admin.refusal(request.client and request.client.host, request.headers)
+        return await route(request) if refusal is None else _response(refusal)
+
+    return guarded
 
 
 def _health_route(answer: Callable[[Device], Answer]) -> Callable[[HTTPConnection], Any]:

@@ -155,7 +155,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
-        self.service = Service(self._name(), str(getattr(device, "name", "")), getattr(device, "probes", None) or Probes())
+        self.service = Service(self._name(), str(getattr(device, "name", "")), getattr(device, "probes", None) or Probes(), self.statistics)
         self._isolation = None
         if quarantine is not None:
             made = QuarantineHandler(device, quarantine)

@@ -178,14 +178,17 @@ class Service:
         Name of its device; empty without one.
     probes : Probes
         Those of the device's system; without a device its own.
+    statistics : callable
+        Returns its counters: see :class:`~accel.patterns.BatcherStatistics`.
     """
 
-    __slots__ = ("device", "name", "probes")
+    __slots__ = ("__weakref__", "device", "name", "probes", "statistics")
 
-    def __init__(self, name: str, device: str, probes: Probes) -> None:
+    def __init__(self, name: str, device: str, probes: Probes, statistics: Callable[[], Any]) -> None:
         self.name = name
         self.device = device
         self.probes = probes
+        self.statistics = statistics
 
 
 class ServedRequest(Protocol):

@@ -142,7 +142,7 @@ async def fastapi_client(limit: int | None, seen: list[int], timeout: float | No
     app.add_api_route("/length", length, methods=["POST"])
     app.add_api_route("/in-a-middleware", length, methods=["POST"])
     transport = httpx.ASGITransport(app)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
         async def post(path: str, content: Any, **headers: str) -> int:
             return (await client.post(path, content=content, headers=headers)).status_code

@@ -146,7 +146,7 @@ async def test_any_batcher_can_be_shown_and_each_application_has_its_own_metrics
         await bounded(app.state.accel.state.submit(1))
         texts = []
         for each in (app, other):
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://localhost") as client:
                 texts.append((await client.get("/m")).content)
         assert Scrape(texts[0])("accel_requests_total", outcome="answered", device="cpu:0", model="double") == 1
         assert Scrape(texts[1]).families.keys() == {"accel_request_duration_seconds"}
@@ -216,7 +216,7 @@ async def test_models_of_a_mounted_application_are_in_the_metrics_of_the_whole_o
     for round_ in (1, 2):  # entered again, it has other services
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             for path in ("/a/m", "/b/m"):
                 assert (await client.post(path, json={"x": row(rng)})).status_code == 200

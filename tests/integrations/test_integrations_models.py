@@ -349,7 +349,7 @@ async def test_an_application_that_starts_again_serves_its_new_service(rng: np.r
     for _ in range(2):
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             x = rows(rng, 1)[0]
             answer = await client.post("/m", json={"x": x.tolist()})

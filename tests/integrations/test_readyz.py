@@ -198,7 +198,7 @@ async def test_readyz_says_so_and_healthz_does_not() -> None:
         x = await device.put(np.ones(4))
         await device.elementwise.unary("neg", x)
         hanging = asyncio.ensure_future(device.elementwise.unary("neg", x))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             while (answer := await client.get("/readyz")).status_code == 200:
                 await asyncio.sleep(0.01)
             assert answer.status_code == 503

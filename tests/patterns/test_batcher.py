@@ -132,7 +132,7 @@ async def test_the_time_an_item_takes_is_a_moving_average(monkeypatch: pytest.Mo
 
     loop = asyncio.get_running_loop()
     runner = BatchRunner(handler, None, Counters())
-    service = Service("doubles", "", Probes())
+    service = Service("doubles", "", Probes(), dict)
     expected = 1e-3
     monkeypatch.setattr("accel.patterns.runner.time.perf_counter", lambda: seconds)
     for _ in range(3):

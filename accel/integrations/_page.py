@@ -1,0 +1,226 @@
+"""The page that shows a service while it runs: one HTML file, and a stream of server-sent events for it. All integrations take it from here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+import signal
+import time
+from collections import deque
+from dataclasses import asdict
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from accel import __version__
+from accel.errors import HostDiedError
+from accel.integrations._answers import Answer, unopened_answer
+from accel.telemetry import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+
+    from accel.device import System
+    from accel.errors import AccelError
+    from accel.patterns import DynamicBatcher
+    from accel.telemetry import ServedRequest, Service
+
+__all__ = ["EVENTS", "STREAM_HEADERS", "Page"]
+
+EVENTS: Final = "/events"
+"""Path of the stream, below the page's."""
+
+STREAM_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+"""The last one tells nginx to hand on each message as it comes."""
+
+_FULL: Final = Answer(503, {"detail": "There are as many viewers as may be."}, {"Cache-Control": "no-store", "Retry-After": "10"})
+
+_PERIOD: Final = 1.0
+_MESSAGES: Final = 5
+"""Messages of a stream; then the browser asks for the next one. A server that ends waits for streams, and tells an ASGI application nothing of it."""
+
+_VIEWERS: Final = 16
+_KEPT_EVENTS: Final = 512
+_KEPT_REQUESTS: Final = 1024
+_RECENT: Final = 10.0
+"""Seconds over which latencies are taken."""
+
+
+class Recent(Probe):
+    """What happened in the last minutes: faults and states, and the latencies of the last requests.
+
+    Attributes
+    ----------
+    events : deque of dict
+        As JSON can hold them. ``number`` counts from 1; the oldest are dropped.
+    latencies : mapping
+        Service -> when each of its last requests ended, and after how many seconds.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
+        self.latencies: WeakKeyDictionary[Service, deque[tuple[float, float]]] = WeakKeyDictionary()
+        self._number = 0
+        self._faulted_at: dict[str, float] = {}
+
+    def state_changed(self, device: str, state: str, generation: int) -> None:
+        seconds = None
+        if state == "ready" and device in self._faulted_at:
+            seconds = round(time.perf_counter() - self._faulted_at.pop(device), 4)
+        self._add(kind="state", device=device, generation=generation, state=state, seconds=seconds)
+
+    def fault(self, device: str, generation: int, error: AccelError) -> None:
+        self._faulted_at.setdefault(device, time.perf_counter())
+        # Never the error's text: it may name files, addresses and what a client sent.
+        self._add(
+            kind="fault",
+            device=device,
+            generation=generation,
+            error=type(error).__name__,
+            scope=error.scope.name.lower(),
+            code=_code(error),
+            op=error.op,
+        )
+
+    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            return  # its client left: how long that took says nothing of the service
+        now = time.perf_counter()
+        self._of(request.service).append((now, now - request.begun_at))
+
+    def request_begun(self, request: ServedRequest) -> None:
+        self._of(request.service)
+
+    def _of(self, service: Service) -> deque[tuple[float, float]]:
+        found = self.latencies.get(service)
+        if found is None:
+            found = self.latencies[service] = deque(maxlen=_KEPT_REQUESTS)
+        return found
+
+    def _add(self, **event: Any) -> None:
+        self._number += 1
+        self.events.append({"number": self._number, "time": round(time.time(), 3), **event})
+
+
+class Page:
+    """What the routes of the page answer.
+
+    Parameters
+    ----------
+    names
+        Returns name and service of each model that the application serves.
+    """
+
+    def __init__(self, names: Callable[[], Iterable[tuple[str, DynamicBatcher[Any, Any]]]]) -> None:
+        self._names = names
+        self._system: System | None = None
+        self._viewers = 0
+        self._began = time.monotonic()
+        self._closing = asyncio.Event()
+        self._id = secrets.token_hex(4)
+        self._recent = Recent()
+        html = resources.files("accel.integrations").joinpath("page.html").read_text(encoding="utf-8")
+        self.html = html.encode()
+        self.headers: Mapping[str, str] = {
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": _policy(html),
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+    def open(self, system: System) -> None:
+        """Show a system from now on."""
+        self._system = system
+        system.probes.add(self._recent)
+        for device in system.devices:
+            self._recent.state_changed(device.name, device.state.value, device.generation)
+
+    def close(self) -> None:
+        """End the streams."""
+        self._closing.set()
+
+    def refusal(self) -> Answer | None:
+        """Return the answer to a viewer that gets no stream, else ``None``."""
+        if self._system is None:
+            return unopened_answer("This application has opened no device: give it its lifespan.")
+        return _FULL if self._viewers >= _VIEWERS else None
+
+    async def stream(self, last_id: str) -> AsyncGenerator[bytes]:
+        """Yield the messages of a stream.
+
+        Parameters
+        ----------
+        last_id
+            Of the last message that the viewer has: the header ``Last-Event-ID``.
+        """
+        run, _, number = last_id.partition(".")
+        seen = int(number) if run == self._id and number.isascii() and number.isdecimal() and len(number) < 16 else 0
+        self._viewers += 1
+        try:
+            yield b"retry: 250\n\n"
+            for _ in range(_MESSAGES):
+                events = [event for event in self._recent.events if event["number"] > seen]
+                message = json.dumps({**self._account(), "all": not seen, "events": events}, separators=(",", ":"))
+                seen = events[-1]["number"] if events else seen
+                yield f"id: {self._id}.{seen}\ndata: {message}\n\n".encode()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PERIOD):
+                        await self._closing.wait()
+                        return
+        finally:
+            self._viewers -= 1
+
+    def _account(self) -> dict[str, Any]:
+        system = self._system
+        assert system is not None, "a stream has a system"
+        now = {"version": __version__, "time": round(time.time(), 3), "uptime": round(time.monotonic() - self._began)}
+        return {**now, **system.snapshot(), "services": list(self._services())}
+
+    def _services(self) -> Iterator[dict[str, Any]]:
+        """Yield what is known of each service that lives: those with a name of the application, then the others."""
+        named = {batcher.service: name for name, batcher in self._names()}
+        for service in dict.fromkeys((*named, *self._recent.latencies)):
+            latencies = self._recent.latencies.get(service, ())
+            yield {
+                "name": named.get(service, service.name),
+                "device": service.device,
+                "latency": _quantiles([seconds for ended, seconds in latencies if ended > time.perf_counter() - _RECENT]),
+                **asdict(service.statistics()),
+            }
+
+
+def _code(error: AccelError) -> str | None:
+    """Return the driver's code, or how the process ended."""
+    if not isinstance(error, HostDiedError):
+        return None if error.code is None else str(error.code)
+    if error.hung:
+        return "hung"
+    if error.signal is None:
+        return f"exit code {error.exit_code}"
+    return next((known.name for known in signal.Signals if known == error.signal), f"signal {error.signal}")
+
+
+def _quantiles(seconds: list[float]) -> dict[str, float]:
+    """Return how many there are, and which of them half and 99 % are not above."""
+    seconds.sort()
+    return {"count": len(seconds), **{f"p{part}": round(seconds[(len(seconds) - 1) * part // 100], 5) for part in (50, 99) if seconds}}
+
+
+def _policy(html: str) -> str:
+    """Return the policy for a browser: its own script, style and host, and no frame around it."""
+    digests = {
+        kind: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            for text in re.findall(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL)
+        )
+        for kind in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {digests['script']}; style-src {digests['style']}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from aiohttp import web
+from fastapi import FastAPI
+
+import accel
+from accel.integrations import _page
+from accel.integrations import aiohttp as with_aiohttp
+from accel.integrations import fastapi as with_fastapi
+from accel.testing import FaultPlan
+
+TOKEN = "a-token-of-16-or-more"
+SECRET = "/srv/secret/weights.bin at 0xdeadbeef"
+
+
+class Doubler:
+    """A model."""
+
+    def open(self, weights: Any, description: Any, stream: Any) -> None:
+        pass
+
+    def run(self, inputs: Any) -> Any:
+        return {"y": 2 * np.asarray(inputs["x"])}
+
+
+async def load(device: accel.Device) -> accel.Model:
+    inputs = {"x": accel.TensorSpec(("batch", 3), "float32")}
+    return await device.load_model("tests.integrations.test_page:Doubler", inputs=inputs, buckets={"batch": (1, 4)})
+
+
+@contextlib.asynccontextmanager
+async def on_fastapi(faults: FaultPlan, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    @contextlib.asynccontextmanager
+    async def setup(device: accel.Device) -> AsyncIterator[None]:
+        async with accel.serve(await load(device), overload="reject") as service:
+            with_fastapi.add_model(app, "/double", service)
+            yield
+
+    app = FastAPI(lifespan=with_fastapi.lifespan(setup, device="cpu", faults=faults))
+    with_fastapi.install(app, page="/accel", **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not serving.done()
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:  # it outlives the server
+        try:
+            yield session
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@contextlib.asynccontextmanager
+async def on_aiohttp(faults: FaultPlan, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    key: web.AppKey[accel.ModelService] = web.AppKey("service")
+
+    async def opened(app: web.Application) -> AsyncIterator[None]:
+        async with accel.serve(await load(app[with_aiohttp.DEVICE]), overload="reject") as app[key]:
+            yield
+
+    app = web.Application()
+    with_aiohttp.install(app, "cpu", page="/accel", faults=faults, **options)
+    app.cleanup_ctx.append(opened)
+    with_aiohttp.add_model(app, "/double", key)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+        try:
+            yield session
+        finally:
+            await runner.cleanup()
+
+
+Serve = Callable[..., AbstractAsyncContextManager[aiohttp.ClientSession]]
+
+
+@pytest.fixture(params=[on_fastapi, on_aiohttp], ids=["fastapi", "aiohttp"])
+def serve(request: pytest.FixtureRequest) -> Serve:
+    found: Serve = request.param
+    return found
+
+
+async def messages(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return id and data of the next messages of a stream."""
+    found, number = [], ""
+    async for line in answer.content:
+        if line.startswith(b"id: "):
+            number = line[4:].strip().decode()
+        if line.startswith(b"data: "):
+            found.append((number, json.loads(line[6:])))
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_the_page_is_one_file_for_this_machine(serve: Serve) -> None:
+    async with serve(FaultPlan()) as session:
+        async with session.get("/accel") as answer:
+            html = await answer.text()
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert policy.count("'sha256-") == 2
+        assert not re.findall(r"(?:src|href)=\"(?!data:)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", html), "it needs nothing else"
+        for path in ("/accel", "/accel/events"):
+            async with session.get(path, headers={"Host": "accel.example"}) as answer:
+                assert answer.status == 403
+                assert "admin_token" in await answer.text()
+            async with session.post(path) as answer:
+                assert answer.status == 405
+
+
+async def test_a_stream_tells_of_devices_services_actors_and_faults(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "_PERIOD", 0.05)
+    faults = FaultPlan()
+    async with serve(faults) as session:
+        async with session.post("/double", json={"x": [1, 2, 3]}) as answer:
+            assert await answer.json() == {"y": [2, 4, 6]}
+        async with session.get("/accel/events") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+            ((number, first),) = await messages(answer, 1)
+        assert first["all"]
+        assert [device["state"] for device in first["devices"]] == ["ready"]
+        (service,) = first["services"]
+        assert (service["name"], service["device"], service["answered"], service["latency"]["count"]) == ("double", "cpu:0", 1, 1)
+        assert first["actors"]["children"]
+        assert [(event["kind"], event["state"], event["generation"]) for event in first["events"]] == [("state", "ready", 1)]
+
+        faults.poison_at(faults.count + 1, accel.DriverError(SECRET, code=700, scope=accel.FaultScope.CONTEXT))
+        async with session.post("/double", json={"x": [31337, 2, 3]}) as answer:
+            assert answer.status == 200
+        async with session.get("/accel/events", headers={"Last-Event-ID": number}) as answer:
+            later = await answer.text()
+        said = [json.loads(line[6:]) for line in later.splitlines() if line.startswith("data: ")]
+        assert len(said) == 5, "a stream ends, so that a server that ends need not wait"
+        events = [event for message in said for event in message["events"] if event["device"] == "cpu:0"]
+        assert [event.get("state", event.get("error")) for event in events] == ["DriverError", "rebuilding", "ready"]
+        assert not any(message["all"] for message in said)
+        assert (events[0]["code"], events[0]["scope"], events[2]["generation"]) == ("700", "context", 2)
+        assert 0 < events[2]["seconds"] < 10
+        assert said[-1]["services"][0]["answered"] == 2
+        for unsaid in ("secret", "deadbeef", "31337", "test_page", ".py"):
+            assert unsaid not in later
+
+
+@pytest.mark.parametrize("last", ["", "nonsense", "0.1", "x." + "9" * 5000, ".", "²"])
+async def test_a_viewer_from_elsewhere_gets_all_events(last: str) -> None:
+    page = _page.Page(lambda: ())
+    assert page.refusal() is not None
+    async with accel.System() as system:
+        page.open(system)
+        await system.open_device("cpu")
+        stream = page.stream(last)
+        assert await anext(stream) == b"retry: 250\n\n"
+        message = (await anext(stream)).decode().partition("data: ")[2]
+        await stream.aclose()
+    assert json.loads(message)["all"]
+    assert [event["state"] for event in json.loads(message)["events"]] == ["ready"]
+
+
+async def test_viewers_are_bounded_and_leave(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "_VIEWERS", 2)
+    async with serve(FaultPlan()) as session:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                await messages(await stack.enter_async_context(session.get("/accel/events")), 1)
+            async with session.get("/accel/events") as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+        while True:  # those who have left are seen to
+            async with session.get("/accel/events") as answer:
+                if answer.status == 200:
+                    break
+            await asyncio.sleep(0.01)
+
+
+async def test_a_token_guards_page_and_metrics(serve: Serve) -> None:
+    async with serve(FaultPlan(), metrics="/metrics", admin_token=TOKEN) as session:
+        for path in ("/accel", "/accel/events", "/metrics"):
+            async with session.get(path) as answer:
+                assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, 'Basic realm="accel", charset="UTF-8"')
+            async with session.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+                assert answer.status == 200
+
+
+async def test_metrics_without_a_token_are_for_this_machine(serve: Serve) -> None:
+    async with serve(FaultPlan(), metrics="/metrics") as session:
+        async with session.get("/metrics") as answer:
+            assert answer.status == 200
+        async with session.get("/metrics", headers={"X-Forwarded-For": "127.0.0.1"}) as answer:
+            assert answer.status == 403
+
+
+async def test_a_server_that_ends_does_not_wait_for_viewers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "_MESSAGES", 3)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(8):
+        session = await stack.enter_async_context(serve(FaultPlan()))
+        answer = await session.get("/accel/events")
+        await messages(answer, 1)
+
+
+@pytest.mark.parametrize("install", [with_fastapi.install, with_aiohttp.install])
+def test_a_token_for_nothing_is_refused(install: Callable[..., None]) -> None:
+    app = FastAPI() if install is with_fastapi.install else web.Application()
+    with pytest.raises(accel.InvalidArgumentError, match="admin_token is given, and page is None"):
+        install(app, admin_token=TOKEN)
+    with pytest.raises(accel.InvalidArgumentError, match="admin_token is not text"):
+        install(app, page="/accel", admin_token="short")
+
+
+async def test_without_its_lifespan_an_application_says_so() -> None:
+    app = FastAPI()
+    with_fastapi.install(app, page="/accel")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.get("/accel/events")
+    assert answer.status_code == 503
+    assert "lifespan" in answer.json()["hint"]
