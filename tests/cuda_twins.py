@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "products", "triangle"]
+__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "triangle"]
 
 NAMES = Numbers()
 DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
@@ -314,12 +314,3 @@ def product(*arguments: Any) -> None:
         if k and alpha:
             total = total + wide.type(alpha) * (applied(ta, a, m, k, lda).astype(wide) @ applied(tb, b, k, n, ldb).astype(wide))
         out[...] = total
-
-
-def products(
-    ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: float, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int, beta: float,
-    c: int, ldc: int, step_c: int, count: int, dtype: Any, allow_tf32: bool = False,
-) -> None:  # fmt: skip
-    for i in range(count):
-        at = [address + i * step * dtype.itemsize for address, step in ((a, step_a), (b, step_b), (c, step_c))]
-        product(ta, tb, m, n, k, alpha, at[0], lda, at[1], ldb, beta, at[2], ldc, dtype)

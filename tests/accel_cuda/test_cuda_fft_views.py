@@ -150,3 +150,10 @@ def test_what_is_rehearsed_is_enough_wherever_memory_begins(kind: str, rng: np.r
 def _layouts(op: Any) -> list[Layout]:
     shape = op.x.shape if op.kind == "rfft" else op.spec().shape
     return [each.layout for each in passes(op.kind, shape, op.axes, op.lengths()[-1], False)]
+
+
+def test_adjacent_axes_are_one_call() -> None:
+    assert len(passes("fft", (8, 16, 32), (0, 1, 2), 32, False)) == 1
+    assert len(passes("rfft", (8, 16, 32), (1, 2), 32, False)) == 1
+    assert passes("fft", (8, 16, 32), (0,), 8, False)[0].layout.stride == 16 * 32
+    assert passes("fft", (1, 1), (0, 1), 1, False) == ()

@@ -229,47 +229,6 @@ async def test_dropout_drops_what_the_cpu_does(device: accel.Device, cpu: accel.
             close(got, right, ERRORS[dtype], f"{size} {offset} {skipped}")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-async def test_attention(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
-    """The 16-bit forms with heads of 64 are for cuDNN, which may refuse them; all others are for the backend's own kernels."""
-    error = {"float16": 1e-2, "bfloat16": 6e-2, "float32": 2e-5}[dtype]
-    of_device: Any = device.dnn
-    of_cpu: Any = cpu.dnn
-    for q_shape, k_shape, options in (
-        ((2, 4, 128, 64), (2, 4, 128, 64), {}),
-        ((2, 8, 200, 64), (2, 2, 333, 64), {"causal": "bottom_right"}),
-        ((1, 4, 150, 64), (1, 4, 150, 64), {"causal": True, "window": 40}),
-        ((2, 3, 37, 33), (2, 1, 41, 33), {"causal": True, "scale": 0.1}),
-        ((1, 2, 70, 20), (1, 2, 50, 20), {"causal": "bottom_right"}),
-    ):
-        q, k, v, grad = (random(rng, shape, dtype) for shape in (q_shape, k_shape, k_shape, q_shape))
-        wider = [await cpu.put(each.astype(np.float64)) for each in (grad, q, k, v)]
-        made = await of_cpu.attention_with_stats(*wider[1:], **options)
-        grads = await of_cpu.attention_grad(*wider, *made, **options)
-        for skipped in (0, 1):
-            refs = [await unaligned(device, each, skipped) for each in (grad, q, k, v)]
-            got = await of_device.attention_with_stats(*refs[1:], **options)
-            of = await of_device.attention_grad(*refs, *got, **options)
-            stats, right = await device.get(got[1]), await cpu.get(made[1])
-            np.testing.assert_array_equal(np.isfinite(stats), np.isfinite(right))
-            close(stats[np.isfinite(right)], right[np.isfinite(right)], error, f"{options} {skipped} stats")
-            for name, one, other in zip(("out", "q", "k", "v"), (got[0], *of), (made[0], *grads), strict=True):
-                close(await device.get(one), await cpu.get(other), error, f"{q_shape} {k_shape} {options} {skipped} {name}")
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
-    whole, grad = random(rng, (2, 150, 3, 4, 64), dtype), random(rng, (2, 4, 150, 64), dtype)
-    views = (await device.put(whole)).transpose((2, 0, 3, 1, 4))
-    arrays = [await device.put(np.ascontiguousarray(each)) for each in whole.transpose(2, 0, 3, 1, 4)]
-    ref, dnn, made = await device.put(grad), device.dnn, []
-    for q, k, v in ((views[0], views[1], views[2]), arrays):
-        attended, stats = await dnn.attention_with_stats(q, k, v, causal=True)
-        made.append([attended, stats, *await dnn.attention_grad(ref, q, k, v, attended, stats, causal=True)])
-    for one, other in zip(*made, strict=True):
-        close(await device.get(one), wide(await device.get(other)), 2e-2 if dtype == "bfloat16" else 1e-5, dtype)
-
-
 def test_the_training_example_learns_through_a_fault() -> None:
     done = run_example("train_digits.py")
     assert done.returncode == 0, done

@@ -75,15 +75,6 @@ async def test_results_are_right_in_new_and_in_given_buffers(device: accel.Devic
         assert np.array_equal(await device.get(x), a), "the input was written"
 
 
-async def test_views_are_taken(device: accel.Device, rng: np.random.Generator) -> None:
-    a = numbers(rng, 4096)
-    x, out = await device.put(a), await poisoned(device, (4096,))
-    await device.run(Scale(x[1024:2048], 2.0, out=out[3072:]))
-    got = await device.get(out)
-    assert np.array_equal(got[3072:], a[1024:2048] * 2)
-    assert np.isnan(got[:3072]).all()
-
-
 async def test_others_wait_for_a_slow_kernel_and_it_for_them(device: accel.Device, rng: np.random.Generator) -> None:
     a = numbers(rng, 1 << 16)
     x, y, z = await device.put(a), await poisoned(device, a.shape), await poisoned(device, a.shape)
@@ -97,15 +88,6 @@ async def test_others_wait_for_a_slow_kernel_and_it_for_them(device: accel.Devic
     got = [await device.get(ref) for ref in (x, y, z)]
     for found, expected in zip(got, (np.abs(a * 3), -a * 6, -a * 3), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-async def test_a_get_waits_for_a_slow_kernel(device: accel.Device, rng: np.random.Generator) -> None:
-    a = numbers(rng, 1000)
-    x, y = await device.put(a), await poisoned(device, a.shape)
-    slow = asyncio.ensure_future(device.run(Scale(x, 2.0, SLOW, y)))
-    await asyncio.sleep(0)
-    assert np.array_equal(await device.get(y), a * 2)
-    await slow
 
 
 async def test_batches_mix_libraries(device: accel.Device, rng: np.random.Generator) -> None:
@@ -161,13 +143,6 @@ async def test_cancelling_frees_nothing_too_early(device: accel.Device, rng: np.
     await until(lambda: device.info().memory.used <= used, "not all memory came back")
 
 
-async def test_deadlines_detach(device: accel.Device) -> None:
-    x = await device.zeros(1000)
-    await failure(device.run(Scale(x, 2.0, SLOW), timeout=0.001), accel.DeadlineExceededError)
-    assert (await device.get(await device.run(Scale(x)))).sum() == 0
-    await until(lambda: not device.info().in_flight, "it did not end")
-
-
 async def test_a_launch_that_the_driver_refuses_costs_its_op_only(rng: np.random.Generator) -> None:
     class TooLarge(ByNvrtc):
         def enqueue(self, op: Scale, stream: Any, x: accel.Operand, out: accel.Operand) -> None:
@@ -183,18 +158,6 @@ async def test_a_launch_that_the_driver_refuses_costs_its_op_only(rng: np.random
         await failure(device.run(Scale(x, -1.0)), accel.LibraryError)
         assert np.array_equal(await device.get(await device.run(Scale(x))), a * 2)
         assert device.generation == 1
-
-
-async def test_on_the_loops_thread(rng: np.random.Generator) -> None:
-    class Quick(ByNvrtc):
-        blocking = False
-
-    a = numbers(rng, 1000)
-    async with opened(Quick) as device:
-        x = await device.put(a)
-        for _ in range(10):
-            x = await device.run(Scale(x, 2.0))
-        assert np.array_equal(await device.get(x), a * 1024)
 
 
 @pytest.mark.skipif(not installed("torch"), reason="torch is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import secrets
 from collections import deque
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from accel import DType, InvalidArgumentError, SparseRef, UnsupportedError, ops
+from accel import DType, InvalidArgumentError, SparseRef, ops
 from accel.ref import AccelRef
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families import sparse_plans
@@ -28,7 +27,6 @@ class FakeSparse(FakeLibrary):
 
     def __init__(self) -> None:
         super().__init__(CUSPARSE.module, CUSPARSE.error)
-        self.attributes: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         answered = super().__getattr__(name)
@@ -37,8 +35,6 @@ class FakeSparse(FakeLibrary):
 
         def call(*arguments: Any) -> int:
             answered(*arguments)
-            if name == "sp_mat_set_attribute":
-                self.attributes.append(ctypes.c_int32.from_address(arguments[2]).value)
             if "buffer_size" in name:
                 return 1000
             self.handles += name.startswith("create_") or name.endswith("create_descr")
@@ -142,63 +138,6 @@ def test_without_elements_nothing_is_asked_of_the_library(fake: FakeSparse, cont
     assert not library.may_block(lane, plain)
     run(library, lane, ops.Tocsc(empty), (0, 0, INDPTR), (0, 0, OUT))
     assert fake.called == []
-
-
-def test_a_triangular_system_is_analysed_each_time(fake: FakeSparse, context: Any, lane: Any) -> None:
-    library = SparseLibrary(context)
-    op = ops.SpsolveTriangular(matrix("csc", (4, 4)), ref(4, 3))
-    for _ in range(2):
-        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
-    assert lane.launched == [("sparse_diagonal_f32_4", 1, 256, DATA, SAFE, MARKS, STATUS + 16, 4)] * 2
-    assert [each[1] for each in fake.calls("sp_sm_analysis")] == [1, 1], "csr of the transpose, whose transpose is solved"
-    steps = ("analysis", "solve", "destroy_descr")
-    assert [name[6:] for name in fake.names() if name.startswith("sp_sm_") and name[6:] in steps] == ["destroy_descr", *steps, *steps]
-    assert fake.calls("sp_sm_analysis")[0][-1] == WORK
-    assert fake.names().count("create_csr") == 1
-    assert fake.attributes == [1, 0], "lower csc is upper csr, whose diagonal is read"
-    run(
-        library,
-        lane,
-        ops.SpsolveTriangular(matrix("csr", (4, 4)), ref(4), unit_diagonal=True),
-        (DATA, INDICES, INDPTR, X),
-        (OUT,),
-    )
-    assert fake.attributes[2:] == [0, 1]
-    assert len(lane.launched) == 2, "no diagonal is looked at"
-    unchecked = ops.SpsolveTriangular(matrix("csr", (4, 4)), ref(4), check=False)
-    run(library, lane, unchecked, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
-    assert lane.launched[2:] == [("sparse_diagonal_f32_4", 1, 256, DATA, SAFE, MARKS, OUT + 512, 4)], "the info is a result"
-    refused = ops.SpsolveTriangular(matrix("csc", (4, 4), dtype=DType.COMPLEX64), ref(4, dtype=DType.COMPLEX64), transpose_a="c")
-    with pytest.raises(UnsupportedError, match="conjugate"):
-        run(library, lane, refused, (DATA, INDICES, INDPTR, X), (OUT,))
-
-
-def blocks(nnz: int = 2, dtype: DType = DType.FLOAT32, columns: int = 3) -> SparseRef:
-    return SparseRef("bsr", ref(nnz, 2, columns, dtype=dtype), ref(nnz, dtype=DType.INT32), ref(4, dtype=DType.INT32), (6, 4 * columns))
-
-
-def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: Any, lane: Any) -> None:
-    library, op = SparseLibrary(context), ops.Spmv(blocks(columns=2), ref(8))
-    library.prepare(lane.stream)
-    assert library.may_block(lane, op)
-    for _ in range(2):
-        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
-    assert not library.may_block(lane, op)
-    made = fake.calls("create_bsr")
-    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 2, MARKS, SAFE, DATA]] * 2
-    assert lane.checks[0] == ("sparse_check_4", 1, 256, INDICES, INDPTR, SAFE, MARKS, STATUS, 2, 4, 3, 4, 0, 0), "in blocks"
-    assert {each[-1] for each in made} == {2}, "rows of a block are one after the other"
-    assert len(fake.calls("sp_mv_buffer_size")) == 1
-    assert len({call[3] for call in fake.calls("sp_mv")}) == 2
-    run(library, lane, ops.Spmm(blocks(columns=2), ref(8, 5)), (DATA, INDICES, INDPTR, X), (OUT,))
-    assert [call[1:3] for call in fake.calls("sp_mm")] == [[0, 0]]
-    library.close()
-    destroyed = [call[0] for call in fake.calls("destroy_sp_mat")]
-    assert len(destroyed) == len(set(destroyed)) == len(fake.calls("create_bsr"))
-    with pytest.raises(UnsupportedError, match="transpose"):
-        run(library, lane, ops.Spmv(blocks(columns=2), ref(6), transpose_a=True), (DATA, INDICES, INDPTR, X), (OUT,))
-    with pytest.raises(UnsupportedError, match="not square"):
-        run(library, lane, ops.Spmv(blocks(), ref(12)), (DATA, INDICES, INDPTR, X), (OUT,))
 
 
 def test_elements_that_can_have_no_index_are_refused(fake: FakeSparse, context: Any, lane: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from accel.backend import Injection
 from accel.cli.bench import cases
 from accel.cli.bench.cases import CASES, LAUNCH_CASES, OURS, RAW, await_empty
 from accel.cli.bench.command import suite_of
-from accel.cli.bench.measure import Samples
 from accel.cli.bench.report import Report
 from accel.cli.bench.suite import Bench, Suite
 from accel.cli.main import main
@@ -27,12 +25,9 @@ from accel.registry import load_backend
 from accel_cuda import CudaBackend
 from accel_cuda.families.kernels.bench import EmptyKernel
 from benchmarks import run as program
-from benchmarks.cases import mixed as any_mixed
 from benchmarks.cases.suite import suite_of as all_cases_of
 from benchmarks.cuda_cases import copies, empty, families, family_lines, latency, lengths, mixed, process, products
-from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD, Rig
-from benchmarks.cuda_cases.waits import Wait, as_awaitable
-from benchmarks.measures import points_of
+from benchmarks.cuda_cases.rig import CUPY, TORCH_QUERY, TORCH_THREAD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -197,22 +192,29 @@ async def test_an_empty_kernel_is_measured_beside_all_others(run: Any, budgets: 
     assert subjects(bench) >= {OURS} | others
 
 
+@pytest.mark.parametrize(
+    ("runs", "budgets"),
+    [
+        ([latency.batch], {"P3"}),
+        ([latency.graph], {"P3-graph"}),
+        ([latency.jittered], {"P4", "P4-cpu"}),
+        ([mixed.mixed], MIXED),
+        ([lengths.kernel_lengths], set()),
+        ([copies.copies, copies.copies_of_all_sizes], {"P7", "P7-put", "P7-get"}),
+        ([products.products, products.products_of_all_sizes], {"P8", "P8-one"}),
+    ],
+)
+async def test_cases_answer_their_budgets(runs: list[Any], budgets: set[str], bench: Bench) -> None:
+    bench.seed = 7  # with which each block of `mixed` has a smallest product
+    for run in runs:
+        await run(FakeRig(), bench)
+    assert set(bench.report.ratios) == budgets
+    assert bench.report.rows
+
+
 async def test_a_backend_without_an_empty_kernel_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="the backend cpu has no empty kernel"):
         await await_empty(Bench(Report({})))
-
-
-async def test_recoveries_are_held_cold_and_with_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = Samples()
-    samples.add(0.1)
-
-    async def recovery(bench: Bench, standby: str, rounds: int) -> Samples:
-        return samples
-
-    monkeypatch.setattr(cases, "recovery", recovery)
-    bench = Bench(Report({}))
-    await cases.hold_recoveries(bench)
-    assert {name: ratio.value for name, ratio in bench.report.ratios.items()} == {"P10": 0.1, "P10-standby": 0.1}
 
 
 async def test_what_is_not_installed_is_left_out(bench: Bench) -> None:
@@ -221,61 +223,6 @@ async def test_what_is_not_installed_is_left_out(bench: Bench) -> None:
     with pytest.raises(UnsupportedError, match="pip install cupy-cuda13x torch"):
         await empty.from_tasks(FakeRig(others=False), bench)  # type: ignore[arg-type]
     assert set(bench.report.ratios) == {"P1"}
-
-
-class FakeModule:
-    """As much of ``torch`` as a sum of rows takes. Nothing can be captured."""
-
-    float32 = np.float32
-
-    def __init__(self) -> None:
-        self.waits = 0
-        self.cuda = SimpleNamespace(CUDAGraph=self.refuse, synchronize=self.wait)
-        self.from_numpy = lambda array: SimpleNamespace(to=lambda device: array)
-
-    def wait(self) -> None:
-        self.waits += 1
-        time.sleep(1e-5)
-
-    def refuse(self) -> None:
-        raise RuntimeError("no graphs")
-
-    def randn(self, shape: tuple[int, ...], device: str) -> Any:
-        return SimpleNamespace(to=lambda kind: np.zeros(shape, kind))
-
-
-def line_of(what: str, sizes: tuple[tuple[int, ...], ...], ours: Callable[..., Any]) -> Any:
-    return family_lines.Line("reduce", what, sizes, lambda *size: ((size, "float32"),), ours, lambda t, x: x.sum(1))  # type: ignore[arg-type]
-
-
-async def test_ops_of_families_are_told_by_what_each_takes_of_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(device: Any, x: Any) -> Any:
-        raise UnsupportedError("it is not there")
-
-    sizes = ((1, 2), (3, 4), (5, 6))
-    lines: tuple[Any, ...] = (line_of("sums", sizes, lambda d, x: d.reduce("sum", x, axis=1)), line_of("nothing", sizes, refused))
-    lines = (*lines, lines[0]._replace(what="waits", operands=lambda *size: (np.ones(size, np.float32),), is_awaited=True))
-    monkeypatch.setattr(families, "LINES", lines)
-    torch = FakeModule()
-    rig: Any = SimpleNamespace(torch=lambda bench: SimpleNamespace(torch=torch))
-    await families.families(rig, bench)
-    rows = {(row.case, row.subject) for row in bench.report.rows}
-    names = {f"reduce sums {size}, {what}" for size in ("1x2", "3x4", "5x6") for what in ("device", "awaited")}
-    names |= {name.replace("sums", "waits") for name in names}
-    assert rows == {(name, subject) for name in names for subject in (OURS, families.TORCH)}
-    assert set(bench.report.ratios["P17"].details["large"]) == {"reduce sums 5x6", "reduce waits 5x6"}
-    assert torch.waits
-    assert set(bench.report.skipped) == {"reduce nothing 1x2"}
-    monkeypatch.setattr(families, "LINES", (line_of("wrong", sizes, lambda d, x: d.reduce("sum", x, axis=7)), *lines[:1]))
-    torch.randn = lambda shape, device: None  # type: ignore[method-assign]
-    with pytest.raises(UnsupportedError, match="P17 has no twin"):
-        await families.families(rig, bench)
-    assert set(bench.report.failures) == {f"reduce wrong {size}" for size in ("1x2", "3x4", "5x6")}
-    assert "PyTorch, reduce sums 1x2" in bench.report.skipped
-    monkeypatch.setattr(families, "_PATIENCE", -1.0)
-    with pytest.raises(UnsupportedError, match="P17 has no twin"):
-        await families.families(FakeRig(others=False), bench)  # type: ignore[arg-type]
-    assert "reduce sums 3x4" in bench.report.skipped
 
 
 async def test_every_line_of_the_families_runs() -> None:
@@ -293,172 +240,6 @@ async def test_every_line_of_the_families_runs() -> None:
                 batched: Any = line.ours(batch, *refs)
             for one, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (made, batched)), strict=True):
                 np.testing.assert_array_equal(await device.get(one), await device.get(other), line.what)
-
-
-async def test_batches_are_rated_by_their_kernels(bench: Bench) -> None:
-    await latency.batch(FakeRig(), bench)  # type: ignore[arg-type]
-    ratio = bench.report.ratios["P3"]
-    rates = {row.subject: row.ops_per_s for row in bench.report.rows}
-    assert ratio.value == pytest.approx(rates["batch()"] / rates["64 raw launches + synchronize"], abs=2e-3)
-
-
-async def test_a_replay_is_told_by_what_it_adds(bench: Bench) -> None:
-    await latency.graph(FakeRig(), bench)  # type: ignore[arg-type]
-    medians = {row.subject: row.p50_us for row in bench.report.rows}
-    added = medians["graph.replay()"] - medians["raw graph launch + synchronize"]
-    assert bench.report.ratios["P3-graph"].value == pytest.approx(added, abs=2e-3)
-
-
-async def test_the_better_of_two_is_the_twin_of_many_tasks(bench: Bench) -> None:
-    await empty.from_tasks(FakeRig(), bench)  # type: ignore[arg-type]
-    ratio = bench.report.ratios["P2"]
-    rates = ratio.details["ops_per_s"]
-    assert ratio.value == pytest.approx(rates[OURS] / max(rates[CUPY], rates[TORCH_QUERY]), rel=1e-2, abs=1e-3)
-
-
-async def test_jittered_kernels_are_told_by_what_is_added(bench: Bench) -> None:
-    await latency.jittered(FakeRig(), bench)  # type: ignore[arg-type]
-    ratios = bench.report.ratios
-    assert set(ratios) == {"P4", "P4-cpu"}
-    assert 0 < ratios["P4"].value < 50_000, "the kernel's own time is not in it"
-    assert set(ratios["P4-cpu"].details["cpu_percent"]) == {OURS, TORCH_QUERY}
-    assert ratios["P4-cpu"].value == pytest.approx(ratios["P4-cpu"].details["cpu_percent"][OURS], abs=0.06)
-    assert subjects(bench) == {OURS, TORCH_QUERY}
-
-
-async def test_kernels_of_all_tasks_run_at_once_and_each_takes_off_its_own_length() -> None:
-    running = 0
-    seen: list[tuple[int, int]] = []
-
-    async def spin(nanoseconds: int) -> None:
-        nonlocal running
-        running += 1
-        await asyncio.sleep(0)
-        seen.append((nanoseconds, running))
-        await asyncio.sleep(0)
-        running -= 1
-
-    samples = Samples()
-    lengths_in_seconds = np.array([[1, 2], [5, 7]])
-    await latency._Jittered([spin, spin], lengths_in_seconds * 10**9)(samples)
-    assert {at_once for _, at_once in seen} == {2}
-    assert sorted(length for length, _ in seen) == [10**9, 2 * 10**9, 5 * 10**9, 7 * 10**9]
-    assert sorted(round(added) for added in samples.times) == [-7, -5, -2, -1]
-
-
-async def test_the_mix_is_judged_by_the_worst_host_and_number_of_tasks(bench: Bench) -> None:
-    bench.seed = 7  # with which each block has a smallest product
-    await mixed.mixed(FakeRig(), bench)  # type: ignore[arg-type]
-    ratios = bench.report.ratios
-    assert set(ratios) == MIXED
-    for name, ratio in ratios.items():
-        each = ratio.details["ratios"]
-        assert set(each) == {f"{host}, {tasks} tasks" for host in (any_mixed.INLINE, any_mixed.PROCESS) for tasks in (8, 64)}
-        assert ratio.value == (min if name == "P14" else max)(each.values())
-    rows = {(row.case, row.subject): row for row in bench.report.rows}
-    for tasks in (8, 64):
-        case = f"products of 8 to 32 from {tasks} tasks that pause"
-        ours, twin = rows[case, any_mixed.INLINE], rows[case, mixed.TORCH_POOL]
-        name = f"{any_mixed.INLINE}, {tasks} tasks"
-        assert ratios["P14-p50"].details["ratios"][name] == pytest.approx(ours.p50_us / twin.p50_us, rel=1e-2, abs=1e-3)
-        assert ratios["P14-p99"].details["ratios"][name] == pytest.approx(ours.p99_us / twin.p99_us, rel=1e-2, abs=1e-3)
-        assert ratios["P14"].details["ratios"][name] == pytest.approx(ours.ops_per_s / twin.ops_per_s, rel=1e-2, abs=1e-3)
-        ours, twin = rows[f"{case}, those of 8", any_mixed.INLINE], rows[f"{case}, those of 8", mixed.TORCH_POOL]
-        assert ratios["P14-small"].details["ratios"][name] == pytest.approx(ours.p50_us / twin.p50_us, rel=1e-2, abs=1e-3)
-        assert (case, mixed.TORCH_ONE) in rows
-    with pytest.raises(UnsupportedError, match="pip install torch"):
-        await mixed.mixed(FakeRig(others=False), bench)  # type: ignore[arg-type]
-
-
-async def test_blocks_of_one_seed_draw_the_same_products_and_pauses() -> None:
-    asked: dict[str, list[int]] = {"one": [], "other": []}
-
-    def product(name: str) -> Any:
-        async def run(n: int) -> None:
-            asked[name].append(n)
-
-        return run
-
-    blocks = {name: any_mixed.Block(product(name), (8, 16, 32), 3, 0.02, seed=7) for name in asked}
-    rounds = [block.draws(0) for block in blocks.values()]
-    assert rounds[0] == rounds[1]
-    assert blocks["one"].draws(1) != rounds[0]
-    sizes, pauses = zip(*rounds[0], strict=True)
-    assert set(sizes) == {8, 16, 32}
-    assert 0.3e-3 < sum(pauses) / len(pauses) < 0.7e-3
-    firsts = [blocks["one"].draws(task)[0][0] for task in range(3)]
-    samples = Samples()
-    for block in blocks.values():
-        await block.warm_up()
-        assert block.small.ops == 0
-        await block(samples)
-        assert 0 < block.small.ops < samples.ops
-        assert 0 <= block.percent <= 100
-    assert asked["one"][:3] == asked["other"][:3] == firsts
-    assert any_mixed.Block(product("one"), (8, 16, 32), 3, 0.02, seed=8).draws(0) != rounds[0]
-
-
-async def test_a_wait_adds_nothing_of_the_kernel_and_counts_its_wall() -> None:
-    samples = Samples()
-    wait = Wait(as_awaitable(lambda: time.sleep(0.005)), 0.005, 4)
-    await wait.warm_up(1)
-    await wait(samples)
-    assert samples.ops == 4
-    assert min(samples.times) >= 0
-    assert samples.seconds >= 0.02
-    assert samples.rate <= 200
-    assert 0 <= wait.percent < 100
-
-
-async def test_every_length_gives_every_line_a_point(bench: Bench) -> None:
-    await lengths.kernel_lengths(FakeRig(), bench)  # type: ignore[arg-type]
-    found = {(point.line, point.kernel_us) for point in points_of(bench.report)}
-    lines = {f"{OURS}, {name}" for name in ("adaptive", "polled", "host_fn", "sync")} | {RAW, CUPY, TORCH_QUERY, TORCH_THREAD}
-    assert found == {(line, length) for line in lines for length in (0, 100, 1000)}
-    assert len(bench.report.rows) == len(found)
-
-
-async def test_copies_are_judged_by_the_worst(bench: Bench) -> None:
-    await copies.copies(FakeRig(), bench)  # type: ignore[arg-type]
-    ratios = bench.report.ratios
-    assert set(ratios) == {"P7", "P7-put", "P7-get"}
-    pinned = ratios["P7"].details["copies"]
-    assert set(pinned) == {f"pinned {way} {size}" for way in ("put", "get") for size in ("4 KiB", "8 KiB")}
-    assert ratios["P7"].value == min(each["ratio"] for each in pinned.values())
-    assert set(ratios["P7-put"].details["copies"]) == {"pageable put 4 KiB", "pageable put 8 KiB"}
-    before = len(bench.report.rows)
-    await copies.copies_of_all_sizes(FakeRig(), bench)  # type: ignore[arg-type]
-    assert len(bench.report.rows) == before + 12
-
-
-async def test_products_are_judged_by_the_worst_dtype(bench: Bench) -> None:
-    await products.products(FakeRig(), bench)  # type: ignore[arg-type]
-    ratios = bench.report.ratios
-    assert ratios["P8"].value == pytest.approx(min(each["ratio"] for each in ratios["P8"].details["dtypes"].values()), abs=1e-3)
-    alone = ratios["P8-one"].details["dtypes"]
-    assert ratios["P8-one"].value == max(each["accel"] for each in alone.values())
-    assert all(set(each) == {"accel", "raw cuBLAS, event.query each turn"} for each in alone.values())
-    await products.products_of_all_sizes(FakeRig(), bench)  # type: ignore[arg-type]
-    assert {row.case for row in bench.report.rows} >= {"gemm 8 float32", "gemm 32 float16", "gemm 64 float16, one"}
-
-
-@pytest.mark.parametrize(("module", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
-def test_what_cannot_be_imported_is_said_once(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    bench, rig = Bench(Report({}), spec="cuda:0"), Rig()
-    closed: list[int] = []
-    rig._raw = SimpleNamespace(enter=lambda: None, close=lambda: closed.append(1))  # type: ignore[assignment]
-    frozen = gc.get_freeze_count()
-    find = rig.cupy if module == "cupy" else rig.torch
-    assert find(bench) is None
-    assert list(bench.report.skipped) == [name]
-    assert gc.get_freeze_count() > frozen
-    bench.report.skipped.clear()
-    assert find(bench) is None
-    assert bench.report.skipped == {}
-    rig.close()
-    assert closed == [1]
-    assert gc.get_freeze_count() == 0
 
 
 class InlineSystem(System):

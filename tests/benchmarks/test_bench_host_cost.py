@@ -20,7 +20,6 @@ from benchmarks.cuda_cases.rig import TORCH_QUERY
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from accel.cli.bench.measure import Samples
 
 BUDGETS = {"P38", "P38-batch", "P38-products", "P38-dnn", "P38-matmul", "P38-mixed"}
 SMALL: dict[str, tuple[Any, ...]] = {
@@ -98,16 +97,6 @@ async def test_the_cost_of_each_op_is_told_beside_pytorchs(bench: Bench, small_o
     assert {("await add", OURS), ("await add", TORCH_QUERY), ("conv2d in a batch of 8", OURS)} <= rows
     with pytest.raises(UnsupportedError, match="pip install torch"):
         await host_cost.host_cost(rig(None), bench)
-
-
-async def test_a_ratio_is_the_median_of_three_passes(bench: Bench) -> None:
-    seconds = iter([0.1, 0.1, 6.0, 2.0, 3.0, 1.0, 1.0, 2.0])  # ours and theirs: a round that does not count, and three that do
-
-    async def meter(samples: Samples) -> None:
-        samples.add(next(seconds))
-
-    cost = host_cost._HostCost(bench, None, None, {}, {})  # type: ignore[arg-type]
-    assert await cost._median_ratio("case", {"a": meter, "b": meter}, lambda samples: samples.median) == 3.0
 
 
 async def test_both_compute_the_same(small_ops: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import tarfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import hardware
-from benchmarks.hardware_record import read_junit, read_lines, render
+from benchmarks.hardware_record import read_junit, read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,19 +20,17 @@ def part(name: str, code: str, limit: float = 20.0) -> hardware.Part:
 
 
 def test_parts_that_need_no_gpu_run_and_are_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert hardware.main(["--backend", "cpu", "--parts", "doctor,examples,bench", "--out", str(tmp_path)]) == 0, capsys.readouterr()
+    assert hardware.main(["--backend", "cpu", "--parts", "doctor,bench", "--out", str(tmp_path)]) == 0, capsys.readouterr()
     found = json.loads((tmp_path / "record.json").read_text())
-    assert list(found["parts"]) == ["doctor", "bench", "examples"]
+    assert list(found["parts"]) == ["doctor", "bench"]
     assert {entry["state"] for entry in found["parts"].values()} == {"ok"}
     assert found["parts"]["bench"]["data"]["ratios"]["P12"]["value"] > 0
-    text = (tmp_path / "record.md").read_text()
-    assert "| P12 |" in text
-    assert "in a graph, with other inputs: True" in text
+    assert "| P12 |" in (tmp_path / "record.md").read_text()
 
 
 def test_a_part_that_fails_or_takes_too_long_does_not_end_the_record(tmp_path: Path) -> None:
     sleeps = "import time\ntry: print('begun', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
-    parts = (part("one", "print(1)"), part("two", sleeps, 5.0), part("three", "raise SystemExit(3)"))
+    parts = (part("one", "print(1)"), part("two", sleeps, 3.0), part("three", "raise SystemExit(3)"))
     found = hardware.record(parts, tmp_path, 100.0, "cpu")
     assert [entry["state"] for entry in found["parts"].values()] == ["ok", "out of time", "failed"]
     assert found["parts"]["two"]["data"] == ["begun", "interrupted"]
@@ -76,51 +74,3 @@ def test_what_is_fetched_can_be_a_few_files(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"record.md", "record.json", "latency.png", "parts.tar.gz"}
     with tarfile.open(tmp_path / "parts.tar.gz") as archive:
         assert set(archive.getnames()) == {"drawn.txt", "drawn.err", "two.txt", "two.err"}
-
-
-def test_results_of_tests_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "tests.xml"
-    path.write_text(
-        '<testsuites><testsuite><testcase classname="tests.gpu.test_a" name="fine"><system-out>seed 7 ms\nfft 3 us\nnothing</system-out></testcase>'
-        '<testcase classname="tests.gpu.test_a" name="bad"><failure message="assert 1 == 2&#10;more">x</failure></testcase>'
-        '<testcase classname="tests.gpu.test_a" name="worse"><error message="no">x</error></testcase>'
-        '<testcase classname="tests.gpu.test_b" name="left"><skipped message="torch is not installed"/></testcase></testsuite></testsuites>'
-    )
-    assert read_junit(path) == {
-        "passed": 1,
-        "failed": [["test_a::bad", "assert 1 == 2"], ["test_a::worse", "no"]],
-        "skipped": [["test_b::left", "torch is not installed"]],
-        "printed": ["fft 3 us"],
-    }
-
-
-def test_a_record_shows_what_was_missed_and_what_was_left_out() -> None:
-    ratio = {"value": 3.5, "must": 3.0, "goal": 1.8, "unit": "x", "better": "lower", "ok": False, "raw_us": 8.0}
-    bench = {
-        "machine": {"driver": "580"},
-        "rows": [{"case": "await", "subject": "raw", "p50_us": 8.0, "p99_us": 9.0, "ops_per_s": 1e5}],
-        "ratios": {"P1-uvloop": ratio, "P5": {**ratio, "value": 0.0, "must": 0.5, "goal": 0.0, "ok": True, "unit": "%"}},
-        "skipped": {"tasks": "CuPy is not installed"},
-        "failures": {"copy": "TimeoutError: "},
-    }
-    kernels = [
-        {"unit": "GB/s", "where": "sum int8 (3, 4) axis 1", "value": 1.0, "of_copy": 0.4},
-        {"unit": "GB/s", "where": "sum int8 (3, 9) axis 1", "value": 2.0, "of_copy": 0.9},
-        {"unit": "TFLOP/s", "where": "attention float16", "value": 300.0, "torch_TFLOP/s": 400.123},
-    ]
-    tests = {"passed": 9, "failed": [["test_a::bad", "a | b"]], "skipped": [], "printed": []}
-    parts: dict[str, Any] = {"tests": tests, "bench": bench, "kernels": kernels}
-    entries = {name: {"what": name, "command": f"run {name}", "state": "ok", "seconds": 1.0, "data": data} for name, data in parts.items()}
-    text = render({"began": "now", "backend": "cuda", "commit": "abc", "seconds": 3.0, "parts": entries})
-    for line in (
-        "| driver | 580 |",
-        "| `run tests` | ok | 1.0 s | 9 passed, 1 failed, 0 skipped |",
-        "| test_a::bad | a \\| b |",
-        '| P1-uvloop | await an empty kernel, against raw launch + synchronize | 3.5 x | <= 3 | <= 1.8 | **missed** | {"raw_us": 8.0} |',
-        "skipped: tasks: CuPy is not installed",
-        "failures: copy: TimeoutError: ",
-        "| sum int8 axis 1 | 2 | 0.40 | 0.90 |",
-        "| attention float16 | 300.0 TFLOP/s | torch_TFLOP/s 400.1 |",
-    ):
-        assert line in text.splitlines(), f"{line}\nis not in\n{text}"
-    assert "| goal |" in next(line for line in text.splitlines() if line.startswith("| P5 "))

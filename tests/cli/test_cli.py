@@ -74,10 +74,6 @@ def test_version_and_help_return_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out and command.summary in out for name, command in COMMANDS.items())
 
 
-def test_the_commands_are_those_of_the_contract() -> None:
-    assert set(COMMANDS) == {"doctor", "devices", "demo", "bench", "serve"}
-
-
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["--nonsense"], ["devices", "--nonsense"]])
 def test_wrong_arguments_return_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
@@ -414,24 +410,9 @@ def test_progress_on_a_terminal_is_a_bar_without_a_thread(monkeypatch: pytest.Mo
     assert "1/2" in out.getvalue()
 
 
-@pytest.mark.usefixtures("without_rich")
-def test_progress_on_a_terminal_without_rich_is_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = Terminal()
-    monkeypatch.setattr(sys, "stderr", out)
-    with console.progress(1) as shown:
-        shown.begin("one")
-        shown.end()
-    assert out.getvalue() == "[1/1] one\n"
-
-
 def test_quiet_log_takes_its_handler_back() -> None:
     logger = logging.getLogger("accel")
     before = list(logger.handlers)
     with console.quiet_log():
         assert len(logger.handlers) == len(before) + 1
     assert logger.handlers == before
-
-
-def test_version_of_is_none_for_what_is_not_installed() -> None:
-    assert extras.version_of("numpy")
-    assert extras.version_of("accel-no-such-distribution") is None

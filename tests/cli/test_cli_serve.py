@@ -409,21 +409,6 @@ async def test_what_cannot_be_served_is_said_in_a_line(words: list[str], text: s
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["{app}:nothing"], "made a int, which cannot be served"),
-        (["--max-items", "3", "{app}:service"], "without max_items"),
-        (["--max-items", "3", "{app}:double"], "without max_items"),
-        (["--max-items", "9", "{app}:model"], "the largest batch of"),
-        (["--spares", "2", "{app}:model"], "spares is 2 with standby='none'"),
-    ],
-)
-async def test_what_turns_out_not_to_be_servable_is_raised(words: list[str], text: str, app: str) -> None:
-    with pytest.raises(accel.InvalidArgumentError, match=text):
-        await bounded(serve.run(arguments("--device", "cpu", "--port", "0", *(word.format(app=app) for word in words))))
-
-
 async def test_errors_of_what_is_served_are_its_own(app: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LookupError, match="no weights"):
         await bounded(serve.run(arguments("--device", "cpu", "--port", "0", f"{app}:broken")))

@@ -62,13 +62,6 @@ async def test_the_model_is_right_often_enough_and_agrees_with_numpy(device: acc
     assert one == [labels[0]]
 
 
-async def test_the_model_loads_its_digits_by_itself_and_refuses_other_shapes() -> None:
-    async with accel.System() as system:
-        model = await Model.load(await system.open_device("cpu"), features=16)
-        with pytest.raises(accel.InvalidArgumentError, match="64"):
-            await model.predict(np.zeros((2, 8, 8), np.float32))
-
-
 async def test_the_model_puts_its_weights_again_after_a_rebuild(digits: Digits) -> None:
     plan = FaultPlan()
     async with accel.System() as system:
@@ -152,15 +145,6 @@ async def test_a_plain_service_that_does_not_start_is_said(digits: Digits, monke
         with pytest.raises(accel.HostDiedError, match="did not start"):
             async with plain.plain_service(model, Tally("plain")):
                 raise AssertionError
-
-
-def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--host", "auto", "--no-fault", "--seed", "3", "--json", "-"]) == 0
-    printed = capsys.readouterr()
-    report = DemoReport(**json.loads(printed.out))
-    assert (report.retried, report.fault_at_request, report.fault_to_answer_ms) == (0, None, None)
-    assert (report.generation_before, report.generation_after) == (1, 1)
-    assert "accuracy" in printed.err
 
 
 def test_a_wrong_answer_fails_the_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,13 +45,3 @@ def test_no_page_and_no_message_names_a_distribution_that_no_index_has() -> None
     for path in [*pages, *(ROOT / "accel").rglob("*.py"), *(ROOT / "accel_cuda").rglob("*.py")]:
         if path.suffix in (".md", ".py"):
             assert not re.search(r"pip install [^`\n]*accel-actors", path.read_text()), path
-
-
-def test_the_readme_has_the_variant_for_a_python_that_refuses_to_install() -> None:
-    text = (ROOT / "README.md").read_text()
-    first = text.index("python3 -m pip install -q nox && python3 -m nox -s demo")
-    second = text.index("python3 -m pip install -q nox && python3 -m nox -s tests")
-    variant = text.index("python3 -m venv .venv && . .venv/bin/activate")
-    assert first < second < variant < text.index("## Twenty lines"), "beside the commands that it is for"
-    assert "externally-managed-environment" in text
-    assert "PEP 668" in text

@@ -169,7 +169,7 @@ async def test_two_tasks_share_a_graph(graphs: Graphs, device: accel.Device, rng
     assert len(xp.recordings._structures) >= 1
 
 
-async def test_large_expressions_are_not_recorded(device: accel.Device, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_expressions_are_not_recorded(graphs: Graphs, device: accel.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "_MOST_BYTES", 1000)
     x = await device.xp.asarray(np.ones(1000))
     for _ in range(5):
@@ -220,7 +220,7 @@ async def test_devices_that_count_ops_record_nothing(options: Any, graphs: Graph
         assert graphs.calls == 0
 
 
-async def test_a_result_that_is_an_operand_is_not_recorded(device: accel.Device, graphs: Graphs) -> None:
+async def test_a_result_that_is_an_operand_is_not_recorded(graphs: Graphs, device: accel.Device) -> None:
     x = await device.xp.asarray(np.arange(6.0))
     for _ in range(6):
         y = await device.xp.reshape(x, (2, 3))

@@ -123,10 +123,6 @@ def test_a_full_mailbox_of_an_actor_without_a_device_is_429() -> None:
     assert (answer.status, answer.body["generation"]) == (429, None)
 
 
-def test_the_devices_generation_stands_in_for_one_that_the_error_lacks() -> None:
-    assert error_answer(accel.LibraryError("x"), device(generation=9)).body["generation"] == 9
-
-
 def test_what_the_client_is_not_told_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "accel"):
         error_answer(accel.LibraryError(SECRET), device())

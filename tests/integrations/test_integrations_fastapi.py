@@ -106,13 +106,6 @@ async def test_a_setup_that_fails_closes_the_device_and_is_told() -> None:
     assert opened[0].state is accel.DeviceState.CLOSED
 
 
-async def test_wrong_options_are_told_at_the_start() -> None:
-    app = FastAPI(lifespan=lifespan(device="cpu", overload="perhaps"))
-    with pytest.raises(accel.InvalidArgumentError):
-        async with client_of(app):
-            raise AssertionError("unreachable")
-
-
 async def test_a_handler_that_is_not_async_uses_the_portal() -> None:
     app = FastAPI(lifespan=lifespan(device="cpu"))
     install(app)
@@ -129,19 +122,6 @@ async def test_a_handler_that_is_not_async_uses_the_portal() -> None:
         values = np.random.default_rng(SEED).standard_normal(20).tolist()
         answers = await asyncio.gather(*(client.get(f"/double/{value}") for value in values))
     assert [answer.json() for answer in answers] == [2 * value for value in values], SEED
-
-
-async def test_an_error_in_a_handler_that_is_not_async_is_answered_the_same_way() -> None:
-    app = FastAPI(lifespan=lifespan(device="cpu"))
-    install(app)
-
-    @app.get("/")
-    def fail() -> None:
-        raise accel.DeadlineExceededError("late")
-
-    async with client_of(app) as client:
-        answer = await client.get("/")
-    assert (answer.status_code, answer.json()["error"], answer.json()["generation"]) == (504, "DeadlineExceededError", 1)
 
 
 async def test_without_the_lifespan_the_error_says_what_to_do() -> None:

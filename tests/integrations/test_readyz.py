@@ -109,8 +109,8 @@ async def test_the_first_op_of_a_kind_and_ops_that_go_on_are_no_stall() -> None:
 
 
 async def test_an_array_that_moves_in_many_parts_is_no_stall() -> None:
-    async with opened(host=accel.ProcessHost(stall_after=0.2), pinned_limit=256 << 10) as device:
-        array = np.zeros(96 << 20, np.uint8)
+    async with opened(host=accel.ProcessHost(stall_after=0.1), pinned_limit=256 << 10) as device:
+        array = np.zeros(64 << 20, np.uint8)
         await device.get(await device.put(array[:8]))  # puts and gets are known, and short
         loop = asyncio.get_running_loop()
 
@@ -123,7 +123,7 @@ async def test_an_array_that_moves_in_many_parts_is_no_stall() -> None:
 
         ref, put = await watched(device.put(array))
         _, get = await watched(device.get(ref))
-        assert max(put, get) > 0.3, "it takes longer than what is a stall"
+        assert max(put, get) > 0.15, "it takes longer than what is a stall"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -148,11 +148,11 @@ class Sleeper(accel.KernelLibrary):
 
 
 async def test_what_usually_takes_long_is_allowed_more() -> None:
-    async with opened(host=accel.InlineHost(stall_after=0.3)) as device:
+    async with opened(host=accel.InlineHost(stall_after=0.15)) as device:
         await device.register(Sleeper)
         await device.run(Sleep(0.0))
         unready: list[float] = []
-        for seconds in (0.6, 0.6, 0.6, 1.5):
+        for seconds in (0.3, 0.3, 0.3, 0.75):
             slow = asyncio.ensure_future(device.run(Sleep(seconds)))
             while not slow.done():
                 await asyncio.sleep(0.01)
@@ -160,9 +160,9 @@ async def test_what_usually_takes_long_is_allowed_more() -> None:
                     unready.append(seconds)
                     break
             await slow
-        assert unready[0] == 0.6, "they were short until then"
-        assert unready[-1] == 1.5
-        assert unready.count(0.6) < 3, "they usually take this long"
+        assert unready[0] == 0.3, "they were short until then"
+        assert unready[-1] == 0.75
+        assert unready.count(0.3) < 3, "they usually take this long"
 
 
 async def test_a_child_that_does_not_answer_is_seen_after_one_interval() -> None:
@@ -216,8 +216,3 @@ async def test_readyz_says_so_and_healthz_does_not() -> None:
 def test_an_option_out_of_its_range_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError, match=next(iter(options))):
         accel.ProcessHost(**options)
-
-
-def test_an_inline_device_has_no_heart_to_listen_to() -> None:
-    with pytest.raises(TypeError, match="heartbeat"):
-        accel.InlineHost(heartbeat_interval=0.5)  # type: ignore[call-arg]
