@@ -39,7 +39,7 @@ def give_up(device: accel.Device) -> None:
 @pytest.fixture
 async def unkillable(nothing_left: None, no_child_left: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Have signals by descriptor end nobody; the test's children are ended for real afterwards, and seen to be collected."""
-    monkeypatch.setattr(child_module, "_END", 0.3)
+    monkeypatch.setattr(child_module, "_KILL_TIMEOUT", 0.3)
     monkeypatch.setattr(actor, "_CLOSE_TIMEOUT", 0.3)
     before = everything()
     with monkeypatch.context() as patch:
