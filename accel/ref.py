@@ -210,9 +210,9 @@ class AccelRef(NoArray):
     @property
     def is_stale(self) -> bool:
         """Whether using this ref raises :class:`~accel.StaleRefError`."""
-        if self.is_freed or (self.durable and self.owner.durable.has_torn(self)):
+        if self.is_freed or (self.durable and self.owner.durable.is_torn(self)):
             return True
-        return self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self))
+        return self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.is_intact(self))
 
     def check(self) -> None:
         """Raise unless the memory is there.

@@ -95,7 +95,7 @@ def measure_ops() -> None:
     refs = {1: a, 2: b}
     op = ops.Gemm(a, b)
     reader = OpReader(lambda buffer, *_: refs[buffer], lambda place: np.empty(place.shape), {})
-    writer = OpWriter(reader.learn)
+    writer = OpWriter(reader.define)
     data = marshal.dumps(writer.write(op))
     dump = min(timeit.repeat(lambda: marshal.dumps(writer.write(op)), number=10_000, repeat=5)) * 100
     load = min(timeit.repeat(lambda: reader.read(marshal.loads(data)), number=10_000, repeat=5)) * 100

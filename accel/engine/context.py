@@ -117,7 +117,7 @@ class Context(ContextBase):
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.durables = DurableSlabs(core.name, core.system, core.keeper, device, self._release_when_retired)
         self.buffers = Buffers(
-            core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables, self._reclaim_workspaces
+            core.refs, core.system, core.oom_retry, allocator, self.generation, self.check_alive, self.durables, self._reclaim_workspaces
         )
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
@@ -173,7 +173,7 @@ class Context(ContextBase):
         try:
             if plan.creates:
                 made = submission.result_refs or self.core.refs.make(plan.creates, self.generation)
-                if not buffers.place(made, lane):
+                if not buffers.allocate(made, lane):
                     scratch.cancel()
                     return False
                 refs += made
@@ -389,10 +389,10 @@ class Context(ContextBase):
             if op.library not in lane.ready_libraries:
                 await self.provide_workspaces(lane, op.library)
             for plan in submission.plans[index : index + 1]:  # none, if it has ended meanwhile
-                await self.buffers.provide((*await self.scratch.specs((op,), plan), *plan.creates), lane)
+                await self.buffers.ensure_room((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
-        """Give a lane the workspaces of a library; raises as :meth:`Buffers.provide` does."""
+        """Give a lane the workspaces of a library; raises as :meth:`Buffers.ensure_room` does."""
         if lane.needs_workspace(library):
             self.lanes.workspace_libraries.add(library)
         await self.buffers.provide_workspaces(lane, lane.stream, library)
@@ -448,7 +448,7 @@ class Context(ContextBase):
                 return False
             if plan.creates:
                 made = outputs[index]
-                if not buffers.place(made, lane):
+                if not buffers.allocate(made, lane):
                     scratch.cancel()
                     return False
                 refs += made
@@ -497,7 +497,7 @@ class Context(ContextBase):
 
     def _release_held(self) -> None:
         """Release held resources whose uses have ended; check no more when none is left."""
-        if not self.buffers.settle():
+        if not self.buffers.release_unused():
             self.after_retire = None
 
     def apply_frees(self, max_count: int | None = None) -> None:
@@ -532,7 +532,11 @@ class Context(ContextBase):
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of workspaces, in this order. Thread-safe."""
         allocator = self.buffers.allocator
-        return allocator.used - self.buffers.lent, allocator.reserved + self.buffers.leaving_nbytes, self.buffers.lent
+        return (
+            allocator.used - self.buffers.workspace_nbytes,
+            allocator.reserved + self.buffers.closing_nbytes,
+            self.buffers.workspace_nbytes,
+        )
 
     # -- the end
 

@@ -80,7 +80,7 @@ class ContextActor(Actor[Never, None]):
             raise
         # 2. The context, with its durable memory, its lanes, and the libraries of `libraries=`.
         device_context = Context(core, self._owner, device, watcher, self._share, partial(_open_library, context))
-        device_context.durables.ahead.update(slabs)
+        device_context.durables.mapped_ahead.update(slabs)
         try:
             # Before anything frees memory: a free of a buffer that is not bound yet would be lost.
             _bind_durable(device_context, kept_slabs)
@@ -164,7 +164,7 @@ class _Opened(NamedTuple):
 
 def _open(core: DeviceCore, kept_slabs: Iterable[KeptSlab]) -> _Opened:
     """Make the backend's context and its streams, and map the durable memory; blocks."""
-    device = core.memory_back.retry_on_oom(core.backend.open, core.description.index)
+    device = core.oom_retry.retry_on_oom(core.backend.open, core.description.index)
     try:
         streams, raised = make_streams(device, core.options.streams)
         slabs = map_slabs(device, kept_slabs)

@@ -12,7 +12,7 @@ from accel.engine.lifecycle import DeviceState, Lifecycle
 from accel.engine.workload import Workload
 from accel.errors import AccelError, ClosedError, FaultScope
 from accel.storage.disposal import Disposal
-from accel.storage.memory_back import MemoryBack
+from accel.storage.oom_retry import OomRetry
 from accel.storage.pinned import PinnedMemory
 from accel.storage.refs import Refs
 from accel.telemetry.probe import Probes
@@ -67,7 +67,7 @@ class DeviceCore:
         The book; in a child the messages to the parent.
     pinned : PinnedMemory
         Pinned host memory for ``put`` and ``get``.
-    memory_back : MemoryBack
+    oom_retry : OomRetry
         Tries again where memory of the context before is not free yet.
     disposal : Disposal
         Closes descriptors.
@@ -119,7 +119,7 @@ class DeviceCore:
         self.durable = self.refs.durable
         self.keeper = keeper or self.durable
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
-        self.memory_back = MemoryBack()
+        self.oom_retry = OomRetry()
         self.workload = Workload()
         self.registrations: dict[str, Registration] = {}
         self.registration_listeners: list[Callable[[], object]] = []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accel.memory import Dependency, Timeline
     from accel.ops import Plan
     from accel.ref import AccelRef
-    from accel.storage.buffers import Buffers, Held
+    from accel.storage.buffers import Buffers, HeldResource
     from accel.storage.durable_slabs import DurableSlabs
 
 __all__ = ["Failures"]
@@ -319,6 +319,6 @@ class Failures:
         return None, 0
 
 
-def _is_partial(ref: AccelRef, block: Block | Held) -> bool:
+def _is_partial(ref: AccelRef, block: Block | HeldResource) -> bool:
     """Return whether a ref is a view of less than the whole of its buffer."""
     return isinstance(ref, RefView) and ref.nbytes < (block.nbytes if isinstance(block, Block) else ref.base.nbytes)

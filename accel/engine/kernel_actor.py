@@ -204,6 +204,6 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         if not isinstance(result, AccelError):
             return result
         if isinstance(result, OutOfMemoryError):
-            context.buffers.release_idle()
+            context.buffers.close_idle_slabs()
         # A clone: the traceback of the raised error holds this frame, and that holds the result.
         raise result.clone() if result.is_fault else context.fault_of(context.lanes.pool[0].stream, result) or result.clone()

@@ -399,7 +399,7 @@ class Lane(StreamClock):
         context = self._context
         error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
         if isinstance(error, OutOfMemoryError):
-            context.buffers.release_idle()
+            context.buffers.close_idle_slabs()
         if not error.is_fault:
             error = context.fault_of(self.stream, error) or error
         if not error.is_fault:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from accel.engine.submission import BatchSubmission
     from accel.memory import Block, Timeline
     from accel.ops import Plan
-    from accel.storage.buffers import Held
+    from accel.storage.buffers import HeldResource
 
     Streams: TypeAlias = list[tuple[str, AccelStream]]
     """Name of a lane, and its stream."""
@@ -180,7 +180,7 @@ class Lanes:
 
     # -- choosing one
 
-    def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | Held]) -> Lane:
+    def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | HeldResource]) -> Lane:
         """Return the lane of an op, or of a batch, whose libraries are pooled; see the module.
 
         If no lane has the workspaces of all libraries, it is the first.
@@ -223,7 +223,7 @@ class Lanes:
             self._request_workspaces(unready, next(library for library in libraries if library not in unready.ready_libraries))
         return least_busy
 
-    def choose_for_batch(self, batch: BatchSubmission, registered: Collection[str], blocks: Mapping[int, Block | Held]) -> Lane:
+    def choose_for_batch(self, batch: BatchSubmission, registered: Collection[str], blocks: Mapping[int, Block | HeldResource]) -> Lane:
         """Return the lane of a batch, which is one for all of its ops.
 
         Ops of one registered library, and copies for them, go where its other ops do. Batches with

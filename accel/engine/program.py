@@ -254,13 +254,13 @@ class Program:
         """
         found = [context.buffers.blocks.get(ref.buffer) for ref in self.owned_refs]
         shared = context.sharing.as_one([block.usage for block in found if block is not None])
-        special, free = context.buffers.special, context.buffers.allocator.free
+        free_hooks, free = context.buffers.free_hooks, context.buffers.allocator.free
         for ref, block in zip(self.owned_refs, found, strict=True):
             if block is not None:
                 block.usage = shared
                 # Once freed, the block is reused by another buffer, which must not share its usage
                 # with the rest of the program.
-                special[ref.buffer] = partial(_free_with_own_usage, special.get(ref.buffer, free))
+                free_hooks[ref.buffer] = partial(_free_with_own_usage, free_hooks.get(ref.buffer, free))
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
@@ -455,8 +455,8 @@ class GraphSubmission(OpSubmission):
         made = program.owned_refs
         for start in range(0, len(made), EVERY):
             some = made[start : start + EVERY]
-            while not self.is_settled and not buffers.place(some, lane):
-                await buffers.provide([Spec(ref.shape, ref.dtype) for ref in some], lane)
+            while not self.is_settled and not buffers.allocate(some, lane):
+                await buffers.ensure_room([Spec(ref.shape, ref.dtype) for ref in some], lane)
             if turn.is_over:
                 await turn.next()
         if not self.is_settled:

@@ -1,4 +1,4 @@
-"""The blocks of host memory that a child has mapped, through which arrays of its parent move."""
+"""The parent's blocks of host memory in the child: arrays move through them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BLOCK = struct.Struct("<QQ")
 
 
 class MappedBlocks:
-    """Maps blocks, registers them with the device, and unmaps them.
+    """Maps the blocks that the parent sends, registers them with the device, and unmaps them.
 
     Parameters
     ----------
     system
-        Has the threads for what may block.
+        Has the worker threads for what may block.
     busy
         Reports what may block, because ops wait for it.
     """
@@ -45,7 +45,7 @@ class MappedBlocks:
         self._system = system
         self._busy = busy
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
-        self._late: dict[int, tuple[int, int]] = {}  # number -> descriptor, size; not mapped yet
+        self._unmapped: dict[int, tuple[int, int]] = {}  # number -> descriptor, size; not mapped yet
 
     def close_inherited(self) -> None:
         """Unmap all blocks in a fork; see :class:`accel.fork.Inherited`."""
@@ -53,16 +53,16 @@ class MappedBlocks:
         for mapping, _ in blocks.values():
             with contextlib.suppress(BufferError):
                 mapping.close()
-        while self._late:
-            os.close(self._late.popitem()[1][0])
+        while self._unmapped:
+            os.close(self._unmapped.popitem()[1][0])
 
     async def add(self, data: bytes, fd: int, device: object) -> None:
-        """Handle a BLOCK message: have the device register the block, which makes copies faster.
+        """Handle a BLOCK message: map the block and register it with the device, so copies are fast.
 
-        Without that, the first op that needs the block maps it.
+        For a device that registers no memory, the first op that needs the block maps it.
         """
         number, nbytes = _BLOCK.unpack(data)
-        self._late[number] = fd, nbytes
+        self._unmapped[number] = fd, nbytes
         if not isinstance(device, HostRegistrar):
             return
         try:
@@ -76,23 +76,23 @@ class MappedBlocks:
             logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
     def _map(self, number: int) -> mmap.mmap:
-        """Map a block that was announced."""
-        fd, nbytes = self._late[number]
+        """Map a block that has come and is not mapped yet."""
+        fd, nbytes = self._unmapped[number]
         try:
             mapping = mmap.mmap(fd, nbytes)
         except OSError as error:
             text = "host memory of the device's parent cannot be mapped"
             raise shortage(error, text) or LibraryError(f"{text}: {error}", library="os") from error
-        del self._late[number]
+        del self._unmapped[number]
         os.close(fd)
         self._blocks[number] = mapping, None
         return mapping
 
-    async def drop(self, data: bytes) -> None:
+    async def unmap(self, data: bytes) -> None:
         """Handle an UNMAP_BLOCK message: end the registration, then the mapping."""
         number = int.from_bytes(data, "little")
-        if number in self._late:
-            os.close(self._late.pop(number)[0])
+        if number in self._unmapped:
+            os.close(self._unmapped.pop(number)[0])
             return
         mapping, registration = self._blocks.pop(number)
         if registration is not None:
@@ -102,10 +102,10 @@ class MappedBlocks:
             mapping.close()
 
     def array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
-        """Return an array in a block; an empty array has none."""
+        """Return the array at a place in a block; an empty array is in none."""
         if not place.block:
             return np.empty(place.shape, place.dtype.numpy)
-        mapping = self._map(place.block) if place.block in self._late else self._blocks[place.block][0]
+        mapping = self._map(place.block) if place.block in self._unmapped else self._blocks[place.block][0]
         count = math.prod(place.shape) * place.dtype.itemsize
         flat = np.frombuffer(mapping, np.uint8, count, place.offset)
         return flat.view(place.dtype.numpy).reshape(place.shape)

@@ -18,7 +18,9 @@ __all__ = ["AnnouncedCalls", "Busy"]
 
 
 class Busy:
-    """Reports to the parent that something is opened, loaded or compiled: ``with busy:``.
+    """``with busy:`` reports to the parent that something is opened, loaded or compiled.
+
+    The parent allows a busy child more time. Sections nest, and overlap those of other tasks.
 
     Parameters
     ----------
@@ -32,7 +34,7 @@ class Busy:
 
     def __enter__(self) -> None:
         self._count += 1
-        # Each time: the parent counts the child as not busy when nothing is in flight any more.
+        # Also if it is busy already: the parent counts it as not busy once nothing is in flight.
         self._channel.send(Kind.BUSY, b"\1")
         self._channel.flush()  # an import may block the loop
 
@@ -61,7 +63,7 @@ class AnnouncedCalls(OffloadedCalls):
         super().__init__(registered)
         self._loop = loop
         self._busy = busy
-        self._loaded: set[Callable[..., None]] = set()
+        self._loaded: set[Callable[..., None]] = set()  # kernels that have run once
 
     def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
         """See :meth:`OffloadedCalls.call_kernel`."""

@@ -1,4 +1,4 @@
-"""Kernels that users write are compiled in the child; the parent receives their layout."""
+"""The compilation of users' kernels in a child, which sends their layout to the parent."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def layout_of(data: bytes) -> KernelLayout:
 
 
 def _ints(values: object) -> tuple[int, ...]:
+    """Return a list of integers that are not negative; raise if it is something else."""
     if not isinstance(values, list) or not all(isinstance(value, int) and value >= 0 for value in values):
         raise ProtocolError(f"the layout of a kernel has {values!r} where numbers are due")
     return tuple(values)

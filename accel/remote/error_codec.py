@@ -28,7 +28,8 @@ MAX_TEXT = 1 << 13
 MAX_LOG = 1 << 16
 """Characters of a compiler's log."""
 
-_CAUSES = 3
+_MAX_CAUSES = 3
+"""Causes of an error that are sent."""
 _MAX_NAME, _MAX_NAMES = 1 << 8, 1 << 7
 """Characters of a name, such as that of an op, and the number of suspects that are sent."""
 _MAX_INFO = 1 << 12
@@ -56,7 +57,7 @@ def encode_error(error: AccelError) -> bytes:
             # Telling of an error must not raise another.
             with contextlib.suppress(Exception):
                 fields[key] = None if value is None else _FIELDS[key](value)
-    causes = [_cut("\n".join((f"{type(cause).__name__}: {said(cause)}", *_notes(cause))), MAX_TEXT) for cause in _causes(error)]
+    causes = [_truncate("\n".join((f"{type(cause).__name__}: {said(cause)}", *_notes_of(cause))), MAX_TEXT) for cause in _causes_of(error)]
     return json.dumps({"class": name, "fields": fields, "causes": causes}, separators=(",", ":")).encode()
 
 
@@ -73,7 +74,7 @@ def decode_error(data: bytes) -> AccelError:
     try:
         content = json.loads(bytes(data).decode())
         name, fields, causes = content["class"], content["fields"], content["causes"]
-        if not isinstance(name, str) or not isinstance(fields, dict) or not isinstance(causes, list) or len(causes) > _CAUSES:
+        if not isinstance(name, str) or not isinstance(fields, dict) or not isinstance(causes, list) or len(causes) > _MAX_CAUSES:
             raise TypeError("class, fields, causes are a text, an object, a list")  # noqa: TRY301
         error = _CLASSES.get(name, LibraryError)(_FIELDS["message"](fields.get("message") or ""))
         for key, value in fields.items():
@@ -88,24 +89,25 @@ def decode_error(data: bytes) -> AccelError:
     return error
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    for _ in range(_CAUSES):
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the cause of an error, the cause of that, and so on, three at most."""
+    for _ in range(_MAX_CAUSES):
         if error.__cause__ is None:
             return
         error = error.__cause__
         yield error
 
 
-def _notes(error: BaseException) -> list[str]:
+def _notes_of(error: BaseException) -> list[str]:
     """Return the notes of an error, such as where it was raised."""
     notes = getattr(error, "__notes__", None)
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
-# -- checks of values
+# -- checks of values: each returns the value, perhaps cut, or raises TypeError or ValueError
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncate(text: str, limit: int) -> str:
     """Return a text of at most ``limit`` characters. One that was cut once is not cut again."""
     if len(text) <= limit:
         return str(text)
@@ -113,19 +115,22 @@ def _cut(text: str, limit: int) -> str:
     return text[: limit - len(end)] + end
 
 
-def _text(limit: int) -> Callable[[object], str]:
+def _text_check(limit: int) -> Callable[[object], str]:
+    """Return the check of a text, which is cut after ``limit`` characters."""
+
     def check(value: object) -> str:
         if not isinstance(value, str):
             raise TypeError(f"{value!r:.80} is not a text")
-        return _cut(value, limit)
+        return _truncate(value, limit)
 
     return check
 
 
-_name = _text(_MAX_NAME)
+_check_name = _text_check(_MAX_NAME)
 
 
-def _int(value: Any) -> int:
+def _check_int(value: Any) -> int:
+    """Return an integer of at most 64 bits, which may be one of numpy's."""
     if isinstance(value, bool):
         raise TypeError(f"{value!r} is not an integer")
     number = int(operator.index(value))
@@ -134,37 +139,45 @@ def _int(value: Any) -> int:
     return number
 
 
-def _bool(value: object) -> bool:
+def _check_bool(value: object) -> bool:
+    """Return a bool."""
     if type(value) is not bool:
         raise TypeError(f"{value!r:.80} is not a truth value")
     return value
 
 
-def _real(value: object) -> float:
+def _check_real(value: object) -> float:
+    """Return a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise TypeError(f"{value!r:.80} is not a number")
     return float(value)
 
 
-def _code(value: object) -> int | str:
-    return _name(value) if isinstance(value, str) else _int(value)
+def _check_code(value: object) -> int | str:
+    """Return the code of a status: a name or a number."""
+    return _check_name(value) if isinstance(value, str) else _check_int(value)
 
 
-def _json(value: object) -> object:
+def _check_json(value: object) -> object:
+    """Return what JSON can hold; ``None`` if its text is too long."""
     return value if len(json.dumps(value)) <= MAX_TEXT else None
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _check_names(value: object) -> tuple[str, ...]:
+    """Return names, the first 128 of a longer list."""
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{value!r:.80} is not a list")
-    return tuple([_name(name) for name in value[:_MAX_NAMES]])
+    return tuple([_check_name(name) for name in value[:_MAX_NAMES]])
 
 
-def _info(value: object) -> int | tuple[int, ...]:
-    return tuple([_int(number) for number in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _int(value)
+def _check_info(value: object) -> int | tuple[int, ...]:
+    """Return the ``info`` of a matrix, or of a stack of matrices, the first 4,096."""
+    return tuple([_check_int(number) for number in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _check_int(value)
 
 
-def _one_of(*words: str) -> Callable[[object], str]:
+def _choice_check(*words: str) -> Callable[[object], str]:
+    """Return the check of a text that is one of ``words``."""
+
     def check(value: object) -> str:
         if value not in words:
             raise TypeError(f"{value!r:.80} is none of {words}")
@@ -174,34 +187,34 @@ def _one_of(*words: str) -> Callable[[object], str]:
 
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
-    "message": _text(MAX_TEXT),
-    "code": _code,
-    "library": _name,
-    "device": _name,
-    "generation": _int,
+    "message": _text_check(MAX_TEXT),
+    "code": _check_code,
+    "library": _check_name,
+    "device": _check_name,
+    "generation": _check_int,
     "scope": FaultScope,
-    "retryable": _bool,
-    "op": _name,
-    "op_index": _int,
-    "remedy": _text(MAX_TEXT),
-    "executed": _one_of("no", "unknown"),
-    "suspects": _names,
-    "requested": _int,
-    "used": _int,
-    "reserved": _int,
-    "limit": _int,
-    "reason": _one_of("generation", "freed", "torn"),
-    "log": _text(MAX_LOG),
-    "info": _info,
-    "exit_code": _int,
-    "signal": _int,
-    "hung": _bool,
-    "item": _json,
-    "kind": _one_of("fault", "hang"),
-    "remembered": _bool,
-    "output": _name,
-    "argument": _name,
-    "retry_after": _real,
+    "retryable": _check_bool,
+    "op": _check_name,
+    "op_index": _check_int,
+    "remedy": _text_check(MAX_TEXT),
+    "executed": _choice_check("no", "unknown"),
+    "suspects": _check_names,
+    "requested": _check_int,
+    "used": _check_int,
+    "reserved": _check_int,
+    "limit": _check_int,
+    "reason": _choice_check("generation", "freed", "torn"),
+    "log": _text_check(MAX_LOG),
+    "info": _check_info,
+    "exit_code": _check_int,
+    "signal": _check_int,
+    "hung": _check_bool,
+    "item": _check_json,
+    "kind": _choice_check("fault", "hang"),
+    "remembered": _check_bool,
+    "output": _check_name,
+    "argument": _check_name,
+    "retry_after": _check_real,
 }
 """Field -> the check of its values, which cuts long ones. FaultScope travels as a number."""
 

@@ -1,4 +1,4 @@
-"""Faults of a fault plan in a child: the parent counts ops and decides, the child injects."""
+"""Faults of a fault plan in a child: the parent counts ops and decides, and the child injects."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from accel.backend import Injection
     from accel.remote.link import Link
 
-__all__ = ["InjectedFaults", "sent_action"]
+__all__ = ["InjectedFaults", "encode_action"]
 
 
-def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Return an action for the child. The parent itself kills the child, and ends hangs."""
+def encode_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
+    """Return a fault plan's action as a message has it; ``None`` if the child is to do nothing.
+
+    The parent itself kills the child, and waits for the plan to end a hang.
+    """
     if action is None or isinstance(action, AccelError):
         return None if action is None else encode_error(action)
     if action.kind == "poison":
@@ -37,9 +40,10 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
         release, to = action.release, weakref.ref(link)  # a hang may outlive its child by hours
 
         def wait() -> None:
+            """Wait until the plan ends the hang, and tell the child. The body of the thread."""
             release()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_released, to)
+                loop.call_soon_threadsafe(_end_hang, to)
 
         try:
             threading.Thread(target=wait, name="accel-hang", daemon=True).start()
@@ -48,23 +52,24 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
     return action.kind
 
 
-def _released(to: weakref.ref[Link]) -> None:
+def _end_hang(to: weakref.ref[Link]) -> None:
+    """Have the child end its hangs, if it is there still. On the loop."""
     link = to()
     if link is not None:
         link.tell(Kind.END_HANGS)
 
 
 class InjectedFaults:
-    """Injects in the child what the parent's plan has decided: an entry for each op."""
+    """The child's fault plan: what the parent's has decided for each op of a message."""
 
     def __init__(self) -> None:
-        self.queue: deque[Injection | AccelError | None] = deque()
+        self._actions: deque[Injection | AccelError | None] = deque()
 
-    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
-        """Set the entries for the next message; drop those that the last one has left."""
-        self.queue.clear()
-        self.queue.extend(actions)
+    def set_actions(self, actions: Iterable[Injection | AccelError | None]) -> None:
+        """Set the actions for the ops of the next message; drop those that the last one has left."""
+        self._actions.clear()
+        self._actions.extend(actions)
 
     def take(self, kind: str) -> Injection | AccelError | None:
-        """Return what to do to the op in hand."""
-        return self.queue.popleft() if self.queue else None
+        """Return what to do to the next op. The context asks for each op before it launches it."""
+        return self._actions.popleft() if self._actions else None

@@ -1,7 +1,7 @@
 """Ops on the wire, from a parent to its child: plain values, and pickles of the rest.
 
-An op travels as ``(number of its class, values of its fields, marks)``. A mark ``(index, how)``
-says that a value stands for something else. Classes, members of enumerations and compiled kernels
+An op travels as ``(number of its class, values of its fields, marks)``. An entry ``(index, mark)``
+of the marks says that a value stands for something else. Classes, members of enumerations and compiled kernels
 have numbers, which the parent announces before it uses them. Only the child loads what its parent
 has sent; nothing that a child sends is unpickled.
 """
@@ -39,8 +39,8 @@ in shared memory, a recorded graph, or another object, pickled.
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _DTYPES = {member.value: member for member in DType}
-_IMPORTABLE = "Define its class, and what its fields hold, at the top of a module that can be imported."
-_set = object.__setattr__
+_IMPORTABLE_REMEDY = "Define its class, and what its fields hold, at the top of a module that can be imported."
+_set_field = object.__setattr__
 
 
 class OpWriter:
@@ -56,7 +56,8 @@ class OpWriter:
         self._announce = announce
         self._numbers: dict[Hashable, int] = {}
         # Members of enumerations, by id(): not all can be hashed.
-        self._members: dict[int, tuple[int, object]] = {}
+        self._numbered_members: dict[int, tuple[int, object]] = {}
+        # Class -> its number, and the function that returns the values of an op's fields.
         self._classes: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {}
 
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
@@ -78,50 +79,55 @@ class OpWriter:
         cls = type(op)
         try:
             if cls not in self._classes:
-                self._classes[cls] = self._number(cls, cls), _getter(cls)
+                self._classes[cls] = self._number_of(cls, cls), _values_getter(cls)
             number, get = self._classes[cls]
-            return number, *self._encode(list(get(op)), place)
+            return number, *self._encode_values(list(get(op)), place)
         except AccelError as error:
             raise error.clone(op=op.kind) from None
         except Exception as error:  # pickle raises anything, and so does a class of a user's
             raise UnsupportedError(
-                f"{cls.__qualname__} cannot be sent to the device's process: {error}", op=op.kind, remedy=_IMPORTABLE
+                f"{cls.__qualname__} cannot be sent to the device's process: {error}", op=op.kind, remedy=_IMPORTABLE_REMEDY
             ) from error
 
-    def _encode(self, values: list[Any], place: ArenaSlice | None = None) -> tuple[list[Any], list[tuple[int, int]]]:
-        """Replace the values that are not plain, and return all with the marks of the replaced."""
+    def _encode_values(self, values: list[Any], place: ArenaSlice | None = None) -> tuple[list[Any], list[tuple[int, int]]]:
+        """Replace the values that are not plain by what stands for them, in place.
+
+        Return all values, and the marks of those that were replaced. The order of the checks is by
+        how often such a value occurs.
+        """
         marks = []
         for i, value in enumerate(values):
             kind = type(value)
             if kind in _PLAIN:
                 continue
             if kind is AccelRef:
-                values[i], how = (value.buffer, value.shape, value.dtype.value), _REF
-            elif (member := self._members.get(id(value))) is not None:
-                values[i], how = member[0], _NAMED
+                values[i], mark = (value.buffer, value.shape, value.dtype.value), _REF
+            elif (member := self._numbered_members.get(id(value))) is not None:
+                values[i], mark = member[0], _NAMED
             elif isinstance(value, AccelRef):
-                values[i], how = _described(value), _REF
+                values[i], mark = _encode_ref(value), _REF
             elif kind is tuple or kind is Spec:
                 if kind is tuple and _PLAIN.issuperset(map(type, value)):
                     continue
-                values[i], how = self._encode(list(value)), _TUPLE if kind is tuple else _SPEC
+                values[i], mark = self._encode_values(list(value)), _TUPLE if kind is tuple else _SPEC
             elif isinstance(value, np.ndarray) and place is not None:
-                values[i], how = (place.block, place.offset, place.shape, place.dtype.value), _ARRAY
+                values[i], mark = (place.block, place.offset, place.shape, place.dtype.value), _ARRAY
             elif isinstance(value, np.ndarray):
                 # An array without dimensions is a number.
-                values[i], how = _pickled(value[()]) if value.ndim == 0 else _refuse_array(value), _PICKLED
+                values[i], mark = _pickled(value[()]) if value.ndim == 0 else _refuse_array(value), _PICKLED
             elif (key := _key_of(value)) is not None:
-                values[i], how = self._number(key, value), _NAMED
+                values[i], mark = self._number_of(key, value), _NAMED
                 if isinstance(value, enum.Enum):
-                    self._members[id(value)] = values[i], value  # keeps the id from reuse
+                    self._numbered_members[id(value)] = values[i], value  # keeps the id from reuse
             elif isinstance(value, Program):
-                values[i], how = value.handle.buffer, _PROGRAM
+                values[i], mark = value.handle.buffer, _PROGRAM
             else:
-                values[i], how = _pickled(value), _PICKLED
-            marks.append((i, how))
+                values[i], mark = _pickled(value), _PICKLED
+            marks.append((i, mark))
         return values, marks
 
-    def _number(self, key: Hashable, value: object) -> int:
+    def _number_of(self, key: Hashable, value: object) -> int:
+        """Return the number of an object, which is announced the first time."""
         number = self._numbers.get(key)
         if number is None:
             number = len(self._numbers) + 1
@@ -155,11 +161,11 @@ class OpReader:
         self._named: dict[int, Any] = {}
         self._fields: dict[int, tuple[str, ...]] = {}
 
-    def learn(self, number: int, value: object) -> None:
-        """Store the object of a number. ``None``: it cannot be imported in this process."""
+    def define(self, number: int, value: object) -> None:
+        """Store an object that ops name by a number; ``None`` if it cannot be loaded here."""
         self._named[number] = value
         if isinstance(value, type):
-            self._fields[number] = _names(value)
+            self._fields[number] = _field_names(value)
 
     def read(self, wire: WireOp) -> KernelOp:
         """Return the op that :meth:`OpWriter.write` was given.
@@ -175,42 +181,44 @@ class OpReader:
             If the op cannot be loaded in this process.
         """
         number, values, marks = wire
-        self._decode(values, marks)
-        cls = self._find(number)
+        self._decode_values(values, marks)
+        cls = self._named_object(number)
         op: KernelOp = cls.__new__(cls)
         names = self._fields[number]
         for name, value in zip(names, values, strict=False):
-            _set(op, name, value)
+            _set_field(op, name, value)
         if len(values) > len(names):
             vars(op).update(values[-1])
         return op
 
-    def _decode(self, values: list[Any], marks: Sequence[tuple[int, int]]) -> None:
-        for i, how in marks:
+    def _decode_values(self, values: list[Any], marks: Sequence[tuple[int, int]]) -> None:
+        """Replace the values with marks by what they stand for, in place."""
+        for i, mark in marks:
             value = values[i]
-            if how == _REF:
+            if mark == _REF:
                 base = self._ref_of(value[0], value[1], _DTYPES[value[2]])
                 values[i] = base if len(value) == 3 else view_of(base, value[3], value[4], _DTYPES[value[5]], value[6])
-            elif how == _NAMED:
-                values[i] = self._find(value)
-            elif how in (_TUPLE, _SPEC):
-                self._decode(*value)
-                values[i] = tuple(value[0]) if how == _TUPLE else Spec(*value[0])
-            elif how == _ARRAY:
+            elif mark == _NAMED:
+                values[i] = self._named_object(value)
+            elif mark in (_TUPLE, _SPEC):
+                self._decode_values(*value)
+                values[i] = tuple(value[0]) if mark == _TUPLE else Spec(*value[0])
+            elif mark == _ARRAY:
                 values[i] = self._array_of(ArenaSlice(value[0], value[1], value[2], _DTYPES[value[3]]))
-            elif how == _PROGRAM:
+            elif mark == _PROGRAM:
                 values[i] = self._programs[value]
             else:
-                values[i] = _loaded(value)
+                values[i] = _unpickled(value)
 
-    def _find(self, number: int) -> Any:
+    def _named_object(self, number: int) -> Any:
+        """Return the object of a number; raise if it could not be loaded in this process."""
         found = self._named[number]
         if found is None:
-            raise UnsupportedError("the op cannot be loaded in the device's process", remedy=_IMPORTABLE)
+            raise UnsupportedError("the op cannot be loaded in the device's process", remedy=_IMPORTABLE_REMEDY)
         return found
 
 
-def _described(ref: AccelRef) -> tuple[Any, ...]:
+def _encode_ref(ref: AccelRef) -> tuple[Any, ...]:
     """Return a ref's buffer, shape and dtype; of a view, those of its base, then its own layout."""
     if isinstance(ref, RefView):
         base = ref.base
@@ -226,19 +234,19 @@ def _key_of(value: object) -> Hashable | None:
     return (value.key, value.layout, value.parameters) if type(value) is CompiledKernel else None
 
 
-def _names(cls: type) -> tuple[str, ...]:
+def _field_names(cls: type) -> tuple[str, ...]:
     """Return the names of an op's fields, and of slots that are no fields."""
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     slots = [name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()) if name not in KernelOp.__slots__]
     return tuple(dict.fromkeys((*fields, *slots)))
 
 
-def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+def _values_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that returns the values of an op's fields and slots.
 
     A dict of the op's other attributes follows them, if it has some.
     """
-    names = _names(cls)
+    names = _field_names(cls)
     get: Callable[[Any], tuple[Any, ...]] = (
         operator.attrgetter(*names) if len(names) > 1 else lambda op: tuple([getattr(op, name) for name in names])
     )
@@ -253,6 +261,7 @@ def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _refuse_array(array: object) -> NoReturn:
+    """Raise, because an array inside an op would be copied."""
     raise UnsupportedError(
         f"the op holds a {type(array).__name__}, and arrays inside ops are not sent to the device's process",
         remedy="Put the array on the device and give the op the ref.",
@@ -260,6 +269,7 @@ def _refuse_array(array: object) -> NoReturn:
 
 
 def _refuse_ref(ref: object) -> NoReturn:
+    """Raise, because a ref in a pickled object means nothing in another process."""
     raise UnsupportedError(
         f"{ref!r} is neither a field of the op nor in a tuple that is one", remedy="Give each ref a field, or put the refs into a tuple."
     )
@@ -270,22 +280,24 @@ _DISPATCH: Any = ChainMap[Any, Any](_REFUSED, copyreg.dispatch_table)
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses arrays, which it would copy, and refs, which are valid in their own process only."""
+    """Refuses arrays, which would be copied, and refs, which are valid in their own process only."""
 
     dispatch_table = _DISPATCH
 
 
 def _pickled(value: object) -> bytes:
+    """Return an object pickled; a function of a script by its code, as the child cannot import it."""
     file = io.BytesIO()
     _Pickler(file, 5).dump(value)
     data = file.getvalue()
     return by_value(value) if b"__main__" in data else data
 
 
-def _loaded(data: bytes) -> Any:
+def _unpickled(data: bytes) -> Any:
+    """Return an object that :func:`_pickled` was given; raise if it cannot be loaded here."""
     try:
         return pickle.loads(data)
     except Exception as error:
         raise UnsupportedError(
-            f"the op cannot be loaded in the device's process: {type(error).__name__}: {error}", remedy=_IMPORTABLE
+            f"the op cannot be loaded in the device's process: {type(error).__name__}: {error}", remedy=_IMPORTABLE_REMEDY
         ) from error

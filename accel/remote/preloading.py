@@ -45,24 +45,24 @@ def preload(data: bytes) -> str:
     Exception
         What an import raises. Earlier imports stay.
     """
-    wanted: Preload = pickle.loads(data)
-    module, _, name = wanted.backend.partition(":")
+    preload_request: Preload = pickle.loads(data)
+    module, _, name = preload_request.backend.partition(":")
     # Modules of users' libraries import the public names, of which other children need few.
-    public = () if wanted.registration is None else ("accel.device", "structlog")
-    for imported in (*public, *wanted.modules, module):
+    public = () if preload_request.registration is None else ("accel.device", "structlog")
+    for imported in (*public, *preload_request.modules, module):
         importlib.import_module(imported)
     kind = getattr(importlib.import_module(module), name)
     try:
-        if wanted.registration is not None:
-            wanted.registration.preload()
+        if preload_request.registration is not None:
+            preload_request.registration.preload()
         elif isinstance(backend := kind(), PreloadsLibraries):
-            backend.preload(wanted.libraries)
+            backend.preload(preload_request.libraries)
     finally:
-        opened = _opened(tuple(getattr(kind, "device_files", ())))
-    return f"a driver is in use: {opened} is open" if opened else ""
+        driver_file = _open_driver_file(tuple(getattr(kind, "device_files", ())))
+    return f"a driver is in use: {driver_file} is open" if driver_file else ""
 
 
-def _opened(prefixes: tuple[str, ...]) -> str:
+def _open_driver_file(prefixes: tuple[str, ...]) -> str:
     """Return a file of a driver that this process has open, or ``""``: none survives a fork."""
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -20,7 +20,7 @@ from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedAr
 from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableReports
 from accel.remote.error_codec import decode_error
-from accel.remote.injected_faults import sent_action
+from accel.remote.injected_faults import encode_action
 from accel.remote.messages import Failure, Kind, Timed, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, message_too_long
@@ -268,7 +268,7 @@ class RequestContext(ContextBase):
 
     def action(self, kind: str) -> bytes | str | None:
         """Return what the fault plan does to an op, for the child."""
-        return None if self._faults is None else sent_action(self._faults.take(kind), self._link, self.core.loop)
+        return None if self._faults is None else encode_action(self._faults.take(kind), self._link, self.core.loop)
 
     def _check_operands(self, plan: Plan, created: Collection[int] = ()) -> None:
         """Raise unless each operand is live, or ``created`` by an op before in the same message."""

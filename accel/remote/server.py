@@ -146,7 +146,7 @@ class Server:
     async def _begin(self, begin: Begin) -> None:
         """Begin the generation, and report what its context offers."""
         core, self._has_begun = self._core, True
-        core.memory_back.until = time.monotonic() + begin.oom_patience
+        core.oom_retry.deadline = time.monotonic() + begin.oom_patience
         self._durable_reporter.begin_generation(begin.generation, begin.most_slabs)
         core.registrations.update((name, pickle.loads(data)) for name, data in begin.libraries.items())
         if core.lifecycle.generation:
@@ -201,7 +201,7 @@ class Server:
         elif kind == Kind.BLOCK:
             await self._blocks.add(data, fds[0], self.context.device)
         elif kind == Kind.UNMAP_BLOCK:
-            await self._blocks.drop(data)
+            await self._blocks.unmap(data)
         elif kind == Kind.MAP_SLAB:
             await self._map_slab(data, fds[0])
         elif kind == Kind.REGISTER:
@@ -255,7 +255,7 @@ class Server:
             self._refuse(number, decoded.refused if len(wires) > 1 else decoded.refused.clone(op_index=None))
             return None
         if actions:
-            self._injected_faults.begin(self._decode_action(action) for action in actions[: len(decoded.ops)])
+            self._injected_faults.set_actions(self._decode_action(action) for action in actions[: len(decoded.ops)])
         future = self._core.loop.create_future()
         submission: RemoteOp | RemoteBatch
         if len(wires) == 1:
@@ -315,7 +315,7 @@ class Server:
         # An import raises anything. Ops that name the object are refused then.
         with self._busy, contextlib.suppress(BaseException):
             named = pickle.loads(data[8:])
-        self._op_reader.learn(number, named)
+        self._op_reader.define(number, named)
 
     def _new_ref(self, buffer: int, spec: Any) -> AccelRef:
         """Return a ref for a result that an op makes, under the parent's number."""

@@ -1,4 +1,4 @@
-"""Memory of other libraries that a context has used: released once all work on it is over."""
+"""The release of imported and managed memory, once all work on it is over."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until a release that failed is tried again: at first, and at last."""
 
 
-class _LastUse(KernelOp[Any]):
-    """Does nothing, after all uses of some memory."""
+class _Marker(KernelOp[Any]):
+    """An op that does nothing, and depends on all uses of some memory: it ends after them."""
 
     __slots__ = ()
     library = "memory"
@@ -34,11 +34,14 @@ class _LastUse(KernelOp[Any]):
 
 
 _NO_PLAN: Final = Plan((), (), ())
-_LAST_USE: Final = _LastUse()
+_MARKER: Final = _Marker()
 
 
 class DeferredRelease:
-    """Releases blocks that no allocator owns. Everything runs on the loop's thread.
+    """Releases blocks that no allocator owns. Used on the loop's thread only.
+
+    Their uses are on several streams, and other libraries' too. So a marker, an op that writes all
+    of the blocks, is sent: when it has ended, all uses have.
 
     Parameters
     ----------
@@ -49,8 +52,8 @@ class DeferredRelease:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._waiting: list[ExternalBlock] = []
-        self._sent: list[ExternalBlock] = []  # an op that ends after their last uses is in flight
-        self._dependencies: list[Dependency] = []  # of that op
+        self._marked: list[ExternalBlock] = []  # their marker is in flight
+        self._dependencies: list[Dependency] = []  # of the marker
         self._closing: Closing[SlabMemory] = Closing(context.core.system)
         self._retry: asyncio.TimerHandle | None = None
         self._pause = _PAUSE
@@ -58,69 +61,72 @@ class DeferredRelease:
     def release(self, block: ExternalBlock) -> None:
         """Close a block's memory once its uses are over."""
         self._waiting.append(block)
-        if not self._sent and self._retry is None:
-            self._send_last_use()
+        if not self._marked and self._retry is None:
+            self._send_marker()
 
-    def _send_last_use(self) -> None:
-        """Send an op that ends after the uses of all waiting blocks; one is in flight at a time."""
+    def _send_marker(self) -> None:
+        """Send a marker for all waiting blocks, unless there are none; one is in flight at a time.
+
+        After a fault no op ends: the context closes the memory then.
+        """
         context, self._retry = self._context, None
         blocks, self._waiting = self._waiting, []
         if context.fault is not None or not blocks:
             self._closing.left += [block.memory for block in blocks]
             return
-        self._sent = blocks
+        self._marked = blocks
         lane = context.lanes.transfer_lanes["put"]
-        last = OpSubmission(_LAST_USE, _NO_PLAN, context.core.loop.create_future(), context.generation)
-        last.future.add_done_callback(self._on_last_use)
+        last = OpSubmission(_MARKER, _NO_PLAN, context.core.loop.create_future(), context.generation)
+        last.future.add_done_callback(self._on_marker_done)
         seq = lane.issue()
         dependencies = self._dependencies = lane.outstanding(self._dependencies)
         for block in blocks:
             block.usage.write(lane, seq, dependencies)
-        last.bind(context, lane, _nothing, None, 1)
+        last.bind(context, lane, _enqueue_nothing, None, 1)
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.is_offloaded = False
         last.outstanding = 1
         context.on_dispatched(last, 1, 1)
         lane.send(last)
 
-    def _on_last_use(self, future: asyncio.Future[Any]) -> None:
-        """Close the memory: its last uses are over.
+    def _on_marker_done(self, future: asyncio.Future[Any]) -> None:
+        """Close the memory of the blocks whose marker has ended, and send the next marker.
 
-        If the context is dead, all memory is closed with it.
+        If the marker failed, send it again later; after a fault the context closes all memory.
         """
         failed = future.cancelled() or future.exception() is not None
         if self._context.fault is not None:
             return
-        sent, self._sent = self._sent, []
+        blocks, self._marked = self._marked, []
         if failed:
-            self._send_later(sent)
+            self._retry_later(blocks)
             return
         self._dependencies, self._pause = [], _PAUSE
-        self._closing.add([block.memory for block in sent])
-        self._send_last_use()
+        self._closing.add([block.memory for block in blocks])
+        self._send_marker()
 
-    def _send_later(self, sent: list[ExternalBlock]) -> None:
-        """Send the op again after a pause: it could not wait for the work of other libraries.
+    def _retry_later(self, blocks: list[ExternalBlock]) -> None:
+        """Send a marker again after a pause: it could not wait for the work of other libraries.
 
-        The end of the obstacle, such as a capture, is not reported. The new op has the same
-        dependencies, because the recorded use of the first one stands for the uses before it.
+        Nothing reports the end of what was in the way, such as a capture. The new marker has the
+        dependencies of the first one, whose recorded write stands for the uses before it.
         """
-        self._waiting = [*sent, *self._waiting]
-        self._retry = self._context.core.loop.call_later(self._pause, self._send_last_use)
+        self._waiting = [*blocks, *self._waiting]
+        self._retry = self._context.core.loop.call_later(self._pause, self._send_marker)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory in closing is closed. The rest is closed with the context."""
+        """Wait until the memory that is being closed is closed; the context closes the rest."""
         if self._retry is not None:
             self._retry.cancel()
         await self._closing.wait_closed()
 
     def take_all(self) -> list[SlabMemory]:
         """Return the memory that was not closed, for the caller to close."""
-        return [*self._closing.left, *(block.memory for block in (*self._sent, *self._waiting))]
+        return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting))]
 
 
-def _nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def _enqueue_nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue nothing."""

@@ -1,4 +1,4 @@
-"""Memory that was exported to other libraries: tensors over it, and its release after the last."""
+"""Memory exported to other libraries: the tensors over it, and its release after the last one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = get_logger()
 
 
 class Export:
-    """Owned by a consumer's tensor; owns the ref."""
+    """Owned by the tensor of another library, and owner of our ref: both live as long."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -37,9 +37,10 @@ class Exports:
     Attributes
     ----------
     capsules : WeakSet of Export
-        Exports whose end is known: they are dropped with the tensors.
+        The exports that tensors own, as long as these live.
     is_open : bool
-        Whether the memory was lent by an interface without an end, such as CUDA's array interface.
+        Whether the memory was exported by an interface that never tells the end of its use, such as
+        CUDA's array interface.
     """
 
     __slots__ = ("capsules", "is_open")
@@ -54,7 +55,10 @@ class Exports:
 
 
 class Sharers:
-    """The exports of memory with one usage: of one buffer, or of several results of a graph."""
+    """All exports of the buffers that have one usage: one buffer, or the results of a graph.
+
+    Calling it tells whether other libraries may still use the memory: ``is_shared`` of the usage.
+    """
 
     __slots__ = ("_all",)
 
@@ -62,11 +66,11 @@ class Sharers:
         self._all: list[Exports] = []
 
     def add(self, exports: Exports) -> None:
-        """Count the exports of one more buffer."""
+        """Add the exports of one more buffer; forget those that have ended."""
         self._all = [*(known for known in self._all if known is not exports and known.are_live()), exports]
 
     def join(self, other: Sharers) -> None:
-        """Count the exports of another usage."""
+        """Add all exports of another usage."""
         for exports in other._all:
             self.add(exports)
 
@@ -76,7 +80,7 @@ class Sharers:
 
 
 def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
-    """Close memory under tensors of other libraries, each piece after its last tensor and work.
+    """Close memory that tensors of other libraries use, each piece after its last tensor.
 
     Parameters
     ----------
@@ -93,8 +97,10 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
     A tensor is dropped on any thread, also inside the garbage collector, where nothing can be
     waited for: a daemon thread waits for the drops, and ends with the last piece.
     """
-    dropped: SimpleQueue[int] = SimpleQueue()  # its put may interrupt anything, itself included
-    open_pieces: dict[int, tuple[SlabMemory, int]] = {}
+    # Indices of pieces, one for each tensor that was dropped. SimpleQueue.put is reentrant, as code
+    # that runs inside the garbage collector must be.
+    dropped: SimpleQueue[int] = SimpleQueue()
+    open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with the tensors that are left
     watched: list[weakref.ref[Export]] = []
     for index, (memory, exports) in enumerate(kept):
         live = list(exports)
@@ -104,6 +110,7 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
             dropped.put(index)
 
     def wait() -> None:
+        """Close each piece after its last tensor. The body of the thread."""
         while open_pieces:
             index = dropped.get()
             memory, count = open_pieces.pop(index)
@@ -125,4 +132,5 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
 
 
 def _put(queue: SimpleQueue[int], index: int, _: object) -> None:
+    """Report that a tensor over the piece ``index`` was dropped. A weak reference's callback."""
     queue.put(index)

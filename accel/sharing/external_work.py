@@ -1,6 +1,7 @@
-"""The lane that stands for the work of other libraries in the process.
+"""The lane that stands for the work of other libraries in this process.
 
-It cannot be marked while a stream is captured into a graph.
+No mark can be recorded in it while any stream is captured into a graph: that would break the
+capture.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from accel.backend import AccelStream
     from accel.engine.captures import Captures
 
-__all__ = ["OutsideLane"]
+__all__ = ["ExternalLane"]
 
 
-class OutsideLane(StreamClock):
-    """A lane whose numbers are in its stream at once, except during a capture.
+class ExternalLane(StreamClock):
+    """A lane whose numbers are in its stream as soon as they are issued, except during a capture.
 
-    Ops that depend on a number wait until the capture ends.
+    Ops that depend on a number wait until the capture has ended.
 
     Parameters
     ----------
@@ -31,17 +32,17 @@ class OutsideLane(StreamClock):
         Those of the device.
     """
 
-    __slots__ = ("__weakref__", "_captures", "_later", "_number")
+    __slots__ = ("__weakref__", "_calls", "_captures", "_number")
 
     def __init__(self, stream: AccelStream, events: EventPool, captures: Captures) -> None:
         self._captures = captures
-        self._later: list[Callable[[], object]] = []
+        self._calls: list[Callable[[], object]] = []
         super().__init__("outside", stream, events)
         captures.add(self)
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing can be marked now."""
+        """Whether no mark can be recorded now, because a stream is captured."""
         return self._captures.count > 0
 
     @property
@@ -53,14 +54,14 @@ class OutsideLane(StreamClock):
     def enqueued(self, seq: int) -> None:
         self._number = seq
 
-    def later(self, call: Callable[[], object]) -> None:
-        """Call ``call`` once all captures are over."""
-        if call not in self._later:
-            self._later.append(call)
+    def call_after_captures(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called once all captures are over. The same one is called once."""
+        if call not in self._calls:
+            self._calls.append(call)
 
     def on_captures_ended(self) -> None:
-        """Wake what waits: the captures are over."""
+        """Wake waiting ops, and make the calls: the captures are over."""
         self._wake()
-        calls, self._later = self._later, []
+        calls, self._calls = self._calls, []
         for call in calls:
             call()

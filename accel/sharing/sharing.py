@@ -24,7 +24,7 @@ from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease
 from accel.sharing.exports import Export, Exports, Sharers, close_when_dropped
-from accel.sharing.external_work import OutsideLane
+from accel.sharing.external_work import ExternalLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,9 @@ Adopted = TypeVar("Adopted", bound=AccelRef)
 
 
 class Sharing:
-    """Shares the memory of one context. Everything runs on the loop's thread.
+    """Shares the memory of one context with other libraries of this process.
+
+    Used on the loop's thread only.
 
     Parameters
     ----------
@@ -56,13 +58,20 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._exchange: Exchange | None = None
-        self._exports: dict[int, Exports] = {}
-        self._external: dict[int, ExternalBlock] = {}
+        self._exports: dict[int, Exports] = {}  # of exported buffers
+        self._external: dict[int, ExternalBlock] = {}  # of imported and managed buffers
         self._releases: DeferredRelease | None = None  # once there is memory of others to release
 
     # -- opening, at the first use
 
-    def _open(self) -> Exchange:
+    def _open_exchange(self) -> Exchange:
+        """Return what the backend exports and imports memory by, which the first call makes.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend shares no memory.
+        """
         exchange = self._exchange
         if exchange is None:
             context = self._context
@@ -75,8 +84,8 @@ class Sharing:
                     remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
-            self._lane = lane = OutsideLane(exchange.stream, context.events, captures_of(context.core))
-            self._outside = ExternalWork(lane, lane.advance, self._watch)
+            self._lane = lane = ExternalLane(exchange.stream, context.events, captures_of(context.core))
+            self._outside = ExternalWork(lane, lane.advance, self._watch_outside)
         return exchange
 
     # -- exporting
@@ -84,7 +93,7 @@ class Sharing:
     def dlpack_device(self, ref: AccelRef) -> tuple[int, int]:
         """Return DLPack's name of the device; raises ``BufferError`` where there is none."""
         self._context.core.guard()
-        device = self._open().device
+        device = self._open_exchange().device
         if device == (0, 0):
             raise BufferError(f"{ref!r} cannot be shared by DLPack; copy it: array = await device.get(ref)")
         return device
@@ -110,7 +119,7 @@ class Sharing:
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
         address, strides = block.address + ref.offset, ref.strides
         made = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
-        self._lend(ref, block, owner, stream)
+        self._export(ref, block, owner, stream)
         return made
 
     def address(self, ref: AccelRef, stream: int | None) -> tuple[int, object]:
@@ -120,7 +129,7 @@ class Sharing:
         """
         context = self._context
         context.core.guard()
-        if self._open().device == (0, 0):
+        if self._open_exchange().device == (0, 0):
             raise UnsupportedError(
                 f"the memory of {context.core.name} has no address for other libraries",
                 device=context.core.name,
@@ -129,17 +138,17 @@ class Sharing:
         _check_stream(stream)
         block = self._block_of(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
-        self._lend(ref, block, owner, stream)
+        self._export(ref, block, owner, stream)
         return block.address + ref.offset, owner
 
-    def _lend(self, ref: AccelRef, block: Block, owner: Export, stream: int | None) -> None:
-        """Share memory as long as ``owner`` lives.
+    def _export(self, ref: AccelRef, block: Block, owner: Export, stream: int | None) -> None:
+        """Share a buffer's memory as long as ``owner`` lives, which the consumer's tensor owns.
 
-        The other library's stream waits for our work on it.
+        The consumer's stream waits for our work on the memory, unless it is -1.
         """
         if stream != -1:
-            self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
-        self._share(ref, block).capsules.add(owner)
+            self._wait_for_pending(ref, block, partial(self._open_exchange().follow, 1 if stream is None else stream))
+        self._track_exports(ref, block).capsules.add(owner)
 
     def interface(self, ref: AccelRef) -> dict[str, Any]:
         """Return the CUDA array interface.
@@ -147,13 +156,13 @@ class Sharing:
         Raises ``AttributeError`` where memory is not CUDA's, as objects without one do.
         """
         self._context.core.guard()
-        exchange = self._open()
+        exchange = self._open_exchange()
         if not exchange.speaks_cuda or ref.dtype.is_extended:
             why = "not in CUDA memory" if not exchange.speaks_cuda else f"{ref.dtype.value}, which the interface does not know; use DLPack"
             raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
         block = self._block_of(ref)
-        stream = exchange.stream if self._hand_over(ref, block, exchange.stream.wait) else None
-        self._share(ref, block).is_open = True
+        stream = exchange.stream if self._wait_for_pending(ref, block, exchange.stream.wait) else None
+        self._track_exports(ref, block).is_open = True
         return {
             "version": 3,
             "shape": ref.shape,
@@ -177,19 +186,24 @@ class Sharing:
             )
 
     def _block_of(self, ref: AccelRef) -> Block:
+        """Return the block of a valid ref; raise as an op on it would."""
         self._context.check_alive()  # a durable ref outlives the context, its address does not
         self._context.core.refs.check(ref)
         found = self._context.buffers.block(ref)
         assert isinstance(found, Block), "what is held and no memory has no ref that users see"
         return found
 
-    def _share(self, ref: AccelRef, block: Block) -> Exports:
-        """Have ops on the buffer wait for the work of other libraries on it from now on."""
+    def _track_exports(self, ref: AccelRef, block: Block) -> Exports:
+        """Have ops on a buffer wait for the work of other libraries on it, from now on.
+
+        Return its exports, which decide how long: while a tensor lives, and for the work after it.
+        """
         exports = self._exports.get(ref.buffer)
         is_first = exports is None
         if exports is None:
             exports = self._exports[ref.buffer] = Exports()
         if not ref.is_foreign:
+            # Replace the usage of the block by one that knows of the other libraries' work.
             before = block.usage
             known = before.is_shared if isinstance(before, SharedUsage) else None
             if isinstance(known, Sharers):
@@ -201,14 +215,15 @@ class Sharing:
                 for other in self._context.buffers.blocks.values():
                     if other.usage is before:  # the buffers of a graph have one usage
                         other.usage = shared
+            # Undo that when the buffer is freed: the allocator reuses its usage.
             if is_first and not ref.is_managed:
-                self._context.buffers.special[ref.buffer] = partial(
-                    self._unshare, ref.buffer, self._context.buffers.special.get(ref.buffer, self._context.buffers.allocator.free)
+                self._context.buffers.free_hooks[ref.buffer] = partial(
+                    self._free_exported, ref.buffer, self._context.buffers.free_hooks.get(ref.buffer, self._context.buffers.allocator.free)
                 )
         return exports
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return one usage for several buffers, some of which may be exported."""
+        """Return one usage for the buffers of a graph, some of which may be exported."""
         one, sharers = Usage(), Sharers()
         for usage in usages:
             one.merge(usage)
@@ -216,10 +231,10 @@ class Sharing:
                 sharers.join(usage.is_shared)
         return SharedUsage(one, self._outside, sharers) if sharers() else one
 
-    def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
-        """Make a stream wait for what is enqueued on a buffer.
+    def _wait_for_pending(self, ref: AccelRef, block: Block, wait_event: Any) -> bool:
+        """Have a consumer's stream wait for our ops on a buffer that have not ended.
 
-        Return whether there was anything.
+        ``wait_event`` has it wait for one event. Return whether there was such an op.
         """
         pending = block.usage.pending(self._outside.timeline)
         if any(lane.enqueued < seq for lane, seq in pending):
@@ -230,25 +245,28 @@ class Sharing:
             event = events.acquire()
             try:
                 if not lane.stream.record(event):
-                    follow(event)
+                    wait_event(event)
             finally:
                 events.release(event)
         return bool(pending)
 
-    def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
-        """Free a block on which other libraries may have work: its next use waits for that."""
+    def _free_exported(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
+        """Free the block of an exported buffer: the next use of the memory waits for all work on it."""
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.alone()
         free(block)
 
-    def _watch(self) -> None:
-        """Watch for the end of all that other libraries have enqueued by now."""
+    def _watch_outside(self) -> None:
+        """Have the timeline of other libraries learn when all that they have enqueued by now ends.
+
+        After all captures, while a stream is captured.
+        """
         context, lane = self._context, self._lane
         if context.fault is not None:
             return
         if lane.is_held:
-            lane.later(self._watch)
+            lane.call_after_captures(self._watch_outside)
             return
         event = context.events.acquire()
         try:
@@ -268,31 +286,32 @@ class Sharing:
         """Return a ref to another library's array."""
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
-        memory = self._open().take(array)
+        memory = self._open_exchange().take(array)
         block = ExternalBlock(memory, SharedUsage(Usage(), self._outside, lambda: True))
         block.address = memory.address or BASE  # an empty array may be nowhere
-        ref = self._adopt(ForeignRef, block, memory.shape, memory.dtype)
+        ref = self._add_external(ForeignRef, block, memory.shape, memory.dtype)
         ref.alignment = min(block.address & -block.address, _ALIGNMENT)
         return ref
 
     async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
         """Return a ref to new managed memory."""
         context, system = self._context, self._context.core.system
-        create = partial(self._open().create_managed, max(1, Spec(shape, dtype).nbytes))
+        create = partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes))
         memory = await acquire(system, create, lambda made: made.close())
         try:
             context.check_alive()
         except AccelError:
             await system.run_blocking(memory.close)
             raise
-        return self._adopt(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
+        return self._add_external(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
 
-    def _adopt(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
+    def _add_external(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
+        """Add a block that no allocator owns as a buffer, and return its ref."""
         context = self._context
         refs, buffers = context.core.refs, context.buffers
         ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
         buffers.blocks[ref.buffer] = block
-        buffers.special[ref.buffer] = partial(self._release, ref.buffer)
+        buffers.free_hooks[ref.buffer] = partial(self._release, ref.buffer)
         self._external[ref.buffer] = block
         self._releases = self._releases or DeferredRelease(context)
         return ref
@@ -300,7 +319,7 @@ class Sharing:
     # -- releasing
 
     def _release(self, buffer: int, block: Block) -> None:
-        """Close a block that no allocator owns, once its uses are over."""
+        """Free a block that no allocator owns: close its memory once its uses are over."""
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._external[buffer]
@@ -310,17 +329,19 @@ class Sharing:
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory in closing is closed. The rest is closed with the context."""
+        """Wait until the memory that is being closed is closed; the context closes the rest."""
         if self._releases is not None:
             await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
-        """Remove all memory from the context, for the caller to close: slabs and the rest.
+        """Remove all memory from the context, slabs and the rest, and return it for the caller to close.
 
-        Memory under tensors of other libraries is closed once these are dropped.
+        Memory that tensors of other libraries still use is left out: a thread closes it once they
+        are dropped.
         """
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
+        # Find the memory with live tensors, each piece with all of them.
         live: dict[int, tuple[SlabMemory, list[Export]]] = {}
         if fault is None or not fault.is_fault:  # after a fault it cannot be reached any more
             for buffer, exports in self._exports.items():
@@ -332,7 +353,7 @@ class Sharing:
         if kept:
             tensors = sum(len(capsules) for _, capsules in live.values())
             logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
-            close_when_dropped(live.values(), self._open().settle, context.core.name)
+            close_when_dropped(live.values(), self._open_exchange().settle, context.core.name)
         external = [block.memory for block in self._external.values()]
         released = [] if self._releases is None else self._releases.take_all()
         memories = [*context.buffers.allocator.take_all(), *released, *external]
@@ -342,5 +363,6 @@ class Sharing:
 
 
 def _check_stream(stream: object) -> None:
+    """Raise unless ``stream`` is what DLPack allows for a CUDA consumer."""
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
         raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")

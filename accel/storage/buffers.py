@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from accel.memory.usage import Timeline
     from accel.ops.base import Spec
     from accel.ref import AccelRef
-    from accel.storage.memory_back import MemoryBack
+    from accel.storage.oom_retry import OomRetry
     from accel.storage.refs import Refs
 
-__all__ = ["Buffers", "Held"]
+__all__ = ["Buffers", "HeldResource"]
 
 
 class DurableMemory(Protocol):
@@ -38,15 +38,15 @@ class DurableMemory(Protocol):
         """Close what is left. May block."""
 
 
-class Held:
-    """A resource that has a buffer's number and uses, but no memory of the allocator: a graph.
+class HeldResource:
+    """A resource that is freed as a buffer is, but has no memory of the allocator: a graph.
 
     Attributes
     ----------
     address : int
-        For kernels; 0 where there is none.
+        What kernels get as its address; 0 where there is none.
     usage : Usage
-        Its uses.
+        Its uses, after which it may be released.
     """
 
     __slots__ = ("_release", "address", "usage")
@@ -64,7 +64,7 @@ class Held:
 
 
 class Buffers:
-    """Buffers by number, over the context's allocator.
+    """The buffers of one context, by number: allocates, finds and frees them.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ class Buffers:
         The device's refs.
     system
         Runs what blocks.
-    memory_back
-        Asks for slabs.
+    oom_retry
+        Creates slabs, with the patience that the memory of an ended process needs.
     allocator
         Cuts blocks from slabs.
     generation
@@ -81,32 +81,32 @@ class Buffers:
     check_alive
         Raises once the context has faulted.
     durables
-        Notes what outlives the context.
+        The durable part of the memory, which outlives the context.
     reclaim
-        Frees memory that other lanes hold and do not need now, for the lane that it is given;
-        returns whether there was any.
+        Frees memory that lanes other than the given one hold and do not need now; returns whether
+        there was any.
 
     Attributes
     ----------
     blocks : dict of int to Block
         Where each buffer is.
-    lent : int
-        Bytes that lanes have as workspaces.
-    special : dict of int to callable
-        How buffers are freed that are not simply the allocator's; see
-        :class:`~accel.sharing.sharing.Sharing`.
+    workspace_nbytes : int
+        Bytes of the workspaces of all lanes.
+    free_hooks : dict of int to callable
+        Number of a buffer -> what frees its block, instead of the allocator: for durable and shared
+        buffers.
     """
 
     __slots__ = (
-        "_check_alive", "_generation", "_held", "_idle", "_memory_back", "_reclaim", "_refs", "_resting", "_system", "_unused", "_workspaces",
-        "allocator", "blocks", "durables", "lent", "special",
+        "_check_alive", "_closing_resources", "_closing_slabs", "_freed_in_use", "_generation", "_held_count", "_oom_retry", "_reclaim",
+        "_refs", "_system", "_workspaces", "allocator", "blocks", "durables", "free_hooks", "workspace_nbytes",
     )  # fmt: skip
 
     def __init__(
         self,
         refs: Refs,
         system: ActorSystem,
-        memory_back: MemoryBack,
+        oom_retry: OomRetry,
         allocator: Allocator,
         generation: int,
         check_alive: Callable[[], None],
@@ -116,21 +116,21 @@ class Buffers:
         self.durables = durables
         self._refs = refs
         self._system = system
-        self._memory_back = memory_back
+        self._oom_retry = oom_retry
         self._generation = generation
         self._check_alive = check_alive
         self.allocator = allocator
-        self.blocks: dict[int, Block | Held] = {}
-        self.special: dict[int, Callable[[Block], None]] = {}
-        self.lent = 0
+        self.blocks: dict[int, Block | HeldResource] = {}
+        self.free_hooks: dict[int, Callable[[Block], None]] = {}
+        self.workspace_nbytes = 0
         self._reclaim = reclaim
         self._workspaces: dict[Timeline, list[Block]] = {}
-        self._held = 0  # resources in `blocks`
-        self._resting: list[Held] = []  # freed, and still in use
-        self._unused: Closing[Held] = Closing(system)  # freed, and to be released
-        self._idle: Closing[SlabMemory] = Closing(system)  # removed from the allocator
+        self._held_count = 0  # resources in `blocks`
+        self._freed_in_use: list[HeldResource] = []  # freed, with uses that are not over
+        self._closing_resources: Closing[HeldResource] = Closing(system)
+        self._closing_slabs: Closing[SlabMemory] = Closing(system)  # removed from the allocator
 
-    def block(self, ref: AccelRef) -> Block | Held:
+    def block(self, ref: AccelRef) -> Block | HeldResource:
         """Return where a buffer is.
 
         Raises
@@ -148,7 +148,7 @@ class Buffers:
         return self.block(ref).address + ref.offset
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
-        """Hold a resource under the number of ``ref``.
+        """Hold a resource under the number of ``ref``, whose life it shares.
 
         Parameters
         ----------
@@ -159,32 +159,35 @@ class Buffers:
         release
             Releases it; may block, and is called on another thread. Not called after a fault.
         """
-        self.blocks[ref.buffer] = Held(usage, release)
-        self._held += 1
+        self.blocks[ref.buffer] = HeldResource(usage, release)
+        self._held_count += 1
 
-    def place(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:
-        """Allocate memory for buffers that have none; ``False``, for none of them, without room."""
+    def allocate(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:
+        """Allocate memory for new buffers; return ``False``, with none allocated, without room.
+
+        Never waits: :meth:`ensure_room` makes room.
+        """
         for ref in refs:
             block = self.allocator.allocate(ref.nbytes, lane)
             if block is None:
-                self._give_up(refs)
+                self._undo_allocation(refs)
                 return False
             self.blocks[ref.buffer] = block
             if ref.durable:
                 try:
                     self.durables.add_buffer(self, ref, block)
                 except BaseException:
-                    self._give_up(refs)
+                    self._undo_allocation(refs)
                     raise
         return True
 
-    def _give_up(self, refs: Iterable[AccelRef]) -> None:
-        """Free what :meth:`place` has allocated for buffers that it could not place together."""
+    def _undo_allocation(self, refs: Iterable[AccelRef]) -> None:
+        """Free what :meth:`allocate` has allocated for some of the buffers, because it failed."""
         self._refs.dropped.extend([ref.buffer for ref in refs])
         self.apply_frees()
 
-    async def provide(self, specs: Iterable[Spec], lane: Timeline) -> None:
-        """See that :meth:`place` finds room for ``specs``, with another slab if need be.
+    async def ensure_room(self, specs: Iterable[Spec], lane: Timeline) -> None:
+        """Have :meth:`allocate` find room for ``specs`` next: add slabs if need be.
 
         Raises
         ------
@@ -194,10 +197,10 @@ class Buffers:
         held: list[Block] = []
         try:
             for spec in specs:
-                block = await self._grow(spec.nbytes, lane)
+                block = await self._allocate_or_reclaim(spec.nbytes, lane)
                 held.append(block)
         finally:
-            # Nothing else allocates before the op is bound, so what was free once is free then.
+            # Nothing else allocates before the caller does, so the room is still there then.
             for block in held:
                 self.allocator.free(block)
 
@@ -210,11 +213,11 @@ class Buffers:
             If the limit or the device has no room.
         """
         while isinstance(stream, TakesWorkspace) and (nbytes := stream.workspace_wanted(library)):
-            block = await self._grow(nbytes, lane)
+            block = await self._allocate_or_reclaim(nbytes, lane)
             if not stream.workspace_wanted(library):  # it was given meanwhile
                 self.allocator.free(block)
                 break
-            self.lent += block.size
+            self.workspace_nbytes += block.size
             self._workspaces.setdefault(lane, []).append(block)
             stream.use_workspace(block.address, nbytes)
 
@@ -225,23 +228,24 @@ class Buffers:
         """
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:
-            self.lent -= block.size
+            self.workspace_nbytes -= block.size
             self.allocator.free(block)
         return bool(blocks)
 
-    async def _grow(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate, in the end with the memory of the workspaces of idle lanes."""
+    async def _allocate_or_reclaim(self, nbytes: int, lane: Timeline) -> Block:
+        """Allocate a block; as a last resort with memory that idle lanes have as workspaces."""
         while True:
             try:
-                return await self._grow_slabs(nbytes, lane)
+                return await self._allocate_or_grow(nbytes, lane)
             except OutOfMemoryError:
                 if not self._reclaim(lane):
                     raise
 
-    async def _grow_slabs(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate, with another slab if need be, which is created off the loop.
+    async def _allocate_or_grow(self, nbytes: int, lane: Timeline) -> Block:
+        """Allocate a block, if need be from a new slab, which is created off the loop.
 
-        Before that, dropped refs are freed; in the end, idle slabs are closed to make room.
+        Before that, dropped refs are freed. If no slab can be created, idle slabs are closed, and
+        one is requested once more.
         """
         allocator, run_blocking = self.allocator, self._system.run_blocking
         self.apply_frees()
@@ -249,11 +253,11 @@ class Buffers:
         while (block := allocator.allocate(nbytes, lane)) is None:
             request = allocator.request_slab(nbytes, last_resort=last_resort)
             try:
-                slab = await run_blocking(self._memory_back.retry_on_oom, request.create)
+                slab = await run_blocking(self._oom_retry.retry_on_oom, request.create)
                 self._check_alive()
                 allocator.adopt(request, slab)
             except BaseException as error:
-                # Slabs that were removed or created for the request; unmapping may block.
+                # Close slabs that were removed or created for the request; unmapping may block.
                 await run_blocking(close_all, allocator.cancel(request))
                 if not isinstance(error, OutOfMemoryError):
                     raise
@@ -267,8 +271,8 @@ class Buffers:
     def apply_frees(self, most: int | None = None) -> None:
         """Free the memory of dropped refs, of ``most`` at most.
 
-        Its next user waits for streams that still use it. A buffer that is not there is not of this
-        context, or was freed before.
+        The next use of the memory waits for streams that still use it. A buffer that is not there
+        is one of another context, or was freed before.
         """
         dropped = self._refs.dropped
         for _ in range(len(dropped) if most is None else min(most, len(dropped))):
@@ -276,56 +280,58 @@ class Buffers:
             block = self.blocks.pop(buffer, None)
             if block is None:
                 continue
-            if isinstance(block, Held):
-                self._held -= 1
-                self._resting.append(block)
-            elif buffer in self.special:
-                self.special.pop(buffer)(block)
+            if isinstance(block, HeldResource):
+                self._held_count -= 1
+                self._freed_in_use.append(block)
+            elif buffer in self.free_hooks:
+                self.free_hooks.pop(buffer)(block)
             else:
                 self.allocator.free(block)
-        if self._resting:
-            self._sweep()
+        if self._freed_in_use:
+            self._release_ended()
 
-    def release_idle(self) -> None:
-        """Close all slabs that are wholly free and idle: another library found no memory."""
+    def close_idle_slabs(self) -> None:
+        """Close all slabs that are wholly free and idle: a library of the vendor found no memory."""
         self.apply_frees()
-        self._idle.add(self.allocator.trim(everything=True))
+        self._closing_slabs.add(self.allocator.trim(everything=True))
 
     @property
-    def leaving_nbytes(self) -> int:
+    def closing_nbytes(self) -> int:
         """Bytes of slabs that were removed from the allocator and are not closed yet."""
-        return sum(slab.nbytes for slab in self._idle.left)
+        return sum(slab.nbytes for slab in self._closing_slabs.left)
 
-    def settle(self) -> bool:
-        """Apply frees when work has ended, for what is held may rest until then.
+    def release_unused(self) -> bool:
+        """Release what was freed while work used it, now that work has ended.
 
-        Return whether anything still is, or may come to.
+        Return whether this has to be called again when more work has ended: something is held, or
+        waits for the end of its uses.
         """
         self.apply_frees()
         if self.durables.idle:
             self.durables.trim(self)
-        return bool(self._held or self._resting or self.durables.idle)
+        return bool(self._held_count or self._freed_in_use or self.durables.idle)
 
-    def _sweep(self) -> None:
-        """Release resting resources of which all uses are over: on another thread, it may block."""
-        over = [held for held in self._resting if held.usage.is_idle()]
+    def _release_ended(self) -> None:
+        """Release, off the loop, the freed resources whose uses are over by now."""
+        over = [held for held in self._freed_in_use if held.usage.is_idle()]
         if over:
-            self._resting = [held for held in self._resting if held not in over]
-            self._unused.add(over)
+            self._freed_in_use = [held for held in self._freed_in_use if held not in over]
+            self._closing_resources.add(over)
 
     async def aclose(self) -> None:
-        """Wait until what is being released is so."""
-        await self._unused.wait_closed()
-        await self._idle.wait_closed()
+        """Wait until the resources and slabs that are being closed are closed."""
+        await self._closing_resources.wait_closed()
+        await self._closing_slabs.wait_closed()
 
     def close(self, *, abandon: bool) -> None:
-        """Give back what is held and no memory of the allocator's.
+        """Release all resources, and close what was being closed; the slabs are the caller's.
 
-        The streams have ended, or are abandoned. May block.
+        The streams have ended. With ``abandon`` they may not have, and resources are left. May
+        block.
         """
-        kept = [block for block in self.blocks.values() if isinstance(block, Held)]
-        held, self._resting = [*self._unused.left, *self._resting, *kept], []
+        in_blocks = [block for block in self.blocks.values() if isinstance(block, HeldResource)]
+        held, self._freed_in_use = [*self._closing_resources.left, *self._freed_in_use, *in_blocks], []
         if not abandon:
             close_all(held)
-        close_all(self._idle.left)
+        close_all(self._closing_slabs.left)
         self.durables.close()

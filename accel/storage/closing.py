@@ -35,7 +35,8 @@ class Closing(Generic[T]):
     Parameters
     ----------
     system
-        Runs what blocks. Once it has ended, the rest is left for :func:`close_all`.
+        Has the worker threads. Once it has ended, the owner closes what is left by
+        :func:`close_all`.
 
     Attributes
     ----------
@@ -51,7 +52,7 @@ class Closing(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def add(self, resources: Iterable[T]) -> None:
-        """Close resources, after those that are being closed."""
+        """Close resources, after those that are being closed. Returns at once."""
         self.left += resources
         if self.left and (self._task is None or self._task.done()):
             self._task = self._system.loop.create_task(self._close())
@@ -69,7 +70,7 @@ class Closing(Generic[T]):
             del self.left[: len(batch)]
 
     async def wait_closed(self) -> None:
-        """Wait until what is being closed is so. Cancelling ends the wait alone."""
+        """Wait until all that was added is closed. Cancelling ends only the wait."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 

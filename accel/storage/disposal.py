@@ -21,9 +21,9 @@ that lingers may take minutes."""
 
 
 class Disposal:
-    """Closes descriptors off the loop.
+    """Closes descriptors that another process has sent, off the loop.
 
-    What they are of is not known: the last one of a socket with ``SO_LINGER`` blocks its closer
+    What files they are of is not known: closing the last one of a socket with ``SO_LINGER`` blocks
     until all is sent.
 
     Each call has a thread of its own, so that none waits for another, nor for the worker pool of
@@ -38,7 +38,7 @@ class Disposal:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pid = os.getpid()
-        self._unclosed: list[int] = []  # there was no thread for them
+        self._unclosed: list[int] = []  # for which there was no thread
         self._closing: list[list[int]] = []  # one list a thread, which removes what it closes
         self._idle: asyncio.Future[None] | None = None
         close_after_fork(self)
@@ -61,9 +61,9 @@ class Disposal:
             self._unclosed = []
 
     def close_inherited(self) -> None:
-        """See :class:`accel.fork.Inherited`.
+        """Close all in a fork; see :class:`accel.fork.Inherited`.
 
-        The parent has them too, so that closing them here waits for nothing.
+        The parent has them too, so closing them here does not block.
         """
         for descriptors in (self._unclosed, *self._closing):
             _close(descriptors)
@@ -81,17 +81,20 @@ class Disposal:
                 return
 
     def _close(self, descriptors: list[int]) -> None:
+        """Close descriptors on a thread of their own, and report that to the loop."""
         _close(descriptors)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._on_closed, descriptors)
 
     def _on_closed(self, descriptors: list[int]) -> None:
+        """Note that a thread has ended, and wake :meth:`aclose` after the last one."""
         self._closing = [batch for batch in self._closing if batch is not descriptors]
         if not self._closing and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
 
 def _close(descriptors: list[int]) -> None:
+    """Close descriptors, and remove each from the list."""
     while descriptors:
         with contextlib.suppress(OSError):  # an error of its file; it is closed all the same
             os.close(descriptors.pop())

@@ -39,12 +39,12 @@ __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab"]
 
 logger = get_logger()
 
-_REWRITE = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
-_DROP = "Drop it, and make another one: its memory is gone with its contents."
+_REWRITE_REMEDY = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
+_DROP_REMEDY = "Drop it, and make another one: its memory is gone with its contents."
 
 
 class KeptSlab(NamedTuple):
-    """A slab for the next context, and the buffers in it.
+    """A slab that a context is to map, as the book keeps it, and durable buffers in it.
 
     Attributes
     ----------
@@ -62,13 +62,12 @@ class KeptSlab(NamedTuple):
 
 
 class DurableKeeper(Protocol):
-    """Keeps the durable memory of a context: the book, or in a child what tells the parent.
+    """Keeps the durable memory of a context: the book; in a child, what reports to the parent's.
 
     Attributes
     ----------
     most_slabs : int
-        How many slabs there may be at once. Each is a descriptor that this process, and the parent,
-        keep.
+        How many slabs there may be at once. Each takes a descriptor, in the parent too.
     """
 
     most_slabs: int
@@ -86,24 +85,24 @@ class DurableKeeper(Protocol):
         """Forget a buffer."""
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
-        """Note buffers that failed work has written in part, in a context that goes on."""
+        """Mark buffers as torn that a failed op has written in part, in a context that goes on."""
 
 
 class DurableBuffer:
-    """What is known of one durable buffer.
+    """One durable buffer: where it is, and whether its contents are whole.
 
     Attributes
     ----------
     ref : weakref to AccelRef
         Its ref.
     slab : int or None
-        The slab that it is in; ``None`` if no context could have that.
+        The slab that it is in; ``None`` if the slab was lost, as no context could map it.
     offset, nbytes, size : int
-        Where it is there, what it holds, and what is reserved for it.
+        Its offset there, the bytes of its elements, and the bytes reserved for it.
     torn : str
-        Why its contents are not sound; empty if they are.
+        Why its contents are not whole; empty if they are.
     tears : int
-        The number of :attr:`DurableBook.tears` then.
+        What :attr:`DurableBook.tears` was when it was torn.
     """
 
     __slots__ = ("nbytes", "offset", "ref", "size", "slab", "tears", "torn")
@@ -119,7 +118,7 @@ class DurableBuffer:
 
 
 class Seal:
-    """The mark of a buffer that is written no more.
+    """The mark of a buffer that no op may write any more.
 
     Attributes
     ----------
@@ -135,28 +134,32 @@ class _Slab:
 
     Attributes
     ----------
-    file : tuple of int or None
-        Identity of the memory, where it has one.
-    mapped : Event or None
-        Set once this process has unmapped the slab; ``None`` if it is not mapped here.
+    identity : tuple of int or None
+        What tells the memory from others, where it has such a thing: device and inode of a memfd.
+    unmapped : Event or None
+        Set once this process has unmapped the slab; ``None`` if it has not mapped it.
     places : list of (int, int, int)
         Offset, size and number of each buffer in it, in order.
     """
 
-    __slots__ = ("fd", "file", "mapped", "nbytes", "places")
+    __slots__ = ("fd", "identity", "nbytes", "places", "unmapped")
 
-    def __init__(self, fd: int, nbytes: int, mapped: threading.Event | None, file: tuple[int, int] | None = None) -> None:
+    def __init__(self, fd: int, nbytes: int, unmapped: threading.Event | None, identity: tuple[int, int] | None = None) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self.mapped = mapped
-        self.file = file
+        self.unmapped = unmapped
+        self.identity = identity
         self.places: list[tuple[int, int, int]] = []
 
     def add(self, offset: int, size: int, buffer: int) -> bool:
-        """Add a buffer, if it is aligned, within the slab, and overlaps no other one."""
+        """Add a buffer, unless it is not aligned, not within the slab, or overlaps another one.
+
+        Return whether it was added: what a child reports may be wrong.
+        """
         if offset < 0 or offset + size > self.nbytes or size < ALIGNMENT or offset % ALIGNMENT or size % ALIGNMENT:
             return False
         at = bisect.bisect_left(self.places, (offset,))
+        # The buffer before must end by then, and the one behind must begin after it.
         if (at and sum(self.places[at - 1][:2]) > offset) or (at < len(self.places) and self.places[at][0] < offset + size):
             return False
         self.places.insert(at, (offset, size, buffer))
@@ -168,7 +171,7 @@ class _Slab:
 
 
 class _Refs(Protocol):
-    """The part of the device's refs that is used here: see :class:`accel.storage.refs.Refs`."""
+    """The members of the device's refs that are used here; see :class:`accel.storage.refs.Refs`."""
 
     name: str
     live_generation: int
@@ -190,11 +193,11 @@ class DurableBook:
     Attributes
     ----------
     is_offered : bool
-        Whether the device's memory can outlive its contexts; known with the first.
+        Whether the device's memory can outlive its contexts; known once there was one.
     any_torn : bool
-        Whether some buffers are torn: then the operands of each op are looked at.
+        Whether some buffers are torn: only then the operands of each op are checked for it.
     tears : int
-        How often that happened to any of them.
+        How often a buffer was torn.
     used, reserved : int
         Bytes reserved for durable buffers, and of the slabs they are in.
     buffers : dict of int to DurableBuffer
@@ -216,7 +219,7 @@ class DurableBook:
         self.used = self.reserved = 0
         self.buffers: dict[int, DurableBuffer] = {}
         self.sealed: dict[int, Seal] = {}
-        self.most_slabs = _most_slabs()
+        self.most_slabs = _default_most_slabs()
         self._torn: set[int] = set()
         self._slabs: dict[int, _Slab] = {}
         self._numbers = itertools.count(1)
@@ -240,7 +243,7 @@ class DurableBook:
     # -- calls of the present context; see DurableKeeper
 
     def add_slab(self, slab: HeldSlab) -> int:
-        """Keep a duplicate of the slab's descriptor."""
+        """Keep a duplicate of the slab's descriptor; return the slab's new number."""
         self._check_open()
         try:
             fd = os.dup(slab.fd)
@@ -254,32 +257,32 @@ class DurableBook:
         return number
 
     def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
-        """Own the descriptor of a slab that another process made; ``False`` if the book is closed.
+        """Add a slab that a child made, and own its descriptor; ``False`` if the book is closed.
 
         Raises
         ------
         ValueError
-            If there is such a number, or there are too many, or it is not the memory that it is
-            said to be.
+            If the number is taken, there are too many slabs, or the descriptor is of other memory
+            than the child says.
         """
         if self._is_closed:
             return False
         if number in self._slabs or len(self._slabs) >= self.most_slabs:
             raise ValueError(f"slab {number} is there already, or one too many")
-        file = _file_of(fd, nbytes)
-        if file is not None and any(slab.file == file for slab in self._slabs.values()):
+        identity = _memfd_identity(fd, nbytes)
+        if identity is not None and any(slab.identity == identity for slab in self._slabs.values()):
             raise ValueError(f"slab {number} is the memory of another one")
-        self._slabs[number] = _Slab(fd, nbytes, None, file)
+        self._slabs[number] = _Slab(fd, nbytes, None, identity)
         self.reserved += nbytes
         return True
 
     def release_slab(self, number: int) -> None:
-        """Close the descriptor.
+        """Remove a slab, and close its descriptor.
 
         Raises
         ------
         ValueError
-            If there is no such slab, or something lives there.
+            If there is no such slab, or a buffer is in it.
         """
         slab = self._slabs.get(number)
         if self._is_closed:
@@ -289,10 +292,7 @@ class DurableBook:
         self._remove_slab(number)
 
     def on_slab_lost(self, number: int, error: AccelError) -> None:
-        """Close a slab that the next context could not map.
-
-        The contents of its buffers are lost.
-        """
+        """Remove a slab that a new context could not map: its buffers are torn for good."""
         slab = self._remove_slab(number)
         logger.error("durable_slab_lost", device=self._refs.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
         for _, size, buffer in slab.places:
@@ -302,14 +302,15 @@ class DurableBook:
             self._tear(entry, f"the context that followed could not have its memory ({error.message})")
 
     def _remove_slab(self, number: int) -> _Slab:
+        """Remove a slab, and close its descriptor off the loop."""
         slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
         self._disposal.close((slab.fd,))
         return slab
 
-    def on_slab_mapped(self, number: int, mapped: threading.Event) -> None:
-        """Note that a context of this process has mapped a slab again."""
-        self._slabs[number].mapped = mapped
+    def on_slab_mapped(self, number: int, unmapped: threading.Event) -> None:
+        """Note that a new context of this process has mapped a slab, and what tells its end."""
+        self._slabs[number].unmapped = unmapped
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
         """Add a buffer, unless the book is closed.
@@ -317,7 +318,7 @@ class DurableBook:
         Raises
         ------
         ValueError
-            If there can be no such buffer there.
+            If no such buffer can be there.
         """
         if self._is_closed:
             return
@@ -328,7 +329,7 @@ class DurableBook:
         self.used += size
 
     def remove_buffer(self, buffer: int) -> None:
-        """Remove a buffer; one that is not there is not of the book."""
+        """Remove a buffer; do nothing for one that is not durable."""
         entry = self.buffers.pop(buffer, None)
         if entry is None:
             return
@@ -336,12 +337,12 @@ class DurableBook:
             self.used -= entry.size
             self._slabs[entry.slab].remove(entry.offset)
         self.sealed.pop(buffer, None)
-        self._mend(buffer)
+        self._clear_torn(buffer)
 
-    # -- sound and torn
+    # -- torn buffers, whose contents are not whole
 
-    def keeps(self, ref: AccelRef) -> bool:
-        """Return whether the buffer of ``ref`` is sound, now or in the generation that follows."""
+    def is_intact(self, ref: AccelRef) -> bool:
+        """Return whether a buffer is durable and whole: a new generation will have it, too."""
         entry = self.buffers.get(ref.buffer)
         return entry is not None and not entry.torn
 
@@ -355,17 +356,17 @@ class DurableBook:
             reason="torn",
             device=self._refs.name,
             generation=self._refs.live_generation or None,
-            remedy=_DROP if entry.slab is None else _REWRITE,
+            remedy=_DROP_REMEDY if entry.slab is None else _REWRITE_REMEDY,
         )
 
     def may_write(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether an op may have a torn buffer as an operand: it only writes it."""
+        """Return whether an op may use a torn buffer: it writes all of it and does not read it."""
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
         return not ref.is_freed and not plan.updates and all(read.buffer != ref.buffer for read in plan.reads)
 
     def on_fault(self, unfinished: Iterable[int]) -> None:
-        """Tear what was being written when the context faulted."""
+        """Mark the durable ones of ``unfinished`` as torn: their writes had not ended at the fault."""
         found = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
         for entry in found:
             self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
@@ -373,20 +374,21 @@ class DurableBook:
             logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(found))
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
-        """Tear buffers that failed work has written in part: reads of them fail from now on.
+        """Mark buffers as torn that a failed op has written in part: reads fail from now on.
 
-        Buffers that are not there are not of the book.
+        Buffers that are not durable are left out.
         """
         for buffer in buffers:
             entry = self.buffers.get(buffer)
             if entry is not None:
                 self._tear(entry, why)
 
-    def has_torn(self, ref: AccelRef) -> bool:
-        """Return whether the buffer of ``ref`` is torn, although its generation may live."""
+    def is_torn(self, ref: AccelRef) -> bool:
+        """Return whether a buffer is torn, whatever its generation."""
         return ref.buffer in self._torn
 
     def _tear(self, entry: DurableBuffer, why: str) -> None:
+        """Mark a buffer as torn, unless its ref was dropped."""
         ref = entry.ref()
         if ref is not None:
             entry.torn = why
@@ -396,9 +398,9 @@ class DurableBook:
             self.any_torn = True
 
     def on_rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
-        """Make torn buffers sound that a submission without error has wholly written.
+        """Mark torn buffers as whole again that a submission has written all of, without error.
 
-        Those that were torn after it was sent stay so.
+        Those that were torn after it was sent stay torn.
 
         Parameters
         ----------
@@ -409,21 +411,22 @@ class DurableBook:
             entry = self.buffers.get(buffer) if buffer in self._torn else None
             if entry is not None and nbytes == entry.nbytes and entry.tears <= tears:
                 entry.torn = ""
-                self._mend(buffer)
+                self._clear_torn(buffer)
                 ref = entry.ref()
                 if ref is not None:
                     ref.generation = self._refs.live_generation or ref.generation
 
-    def _mend(self, buffer: int) -> None:
+    def _clear_torn(self, buffer: int) -> None:
+        """Remove a buffer from the torn ones."""
         self._torn.discard(buffer)
         self.any_torn = bool(self._torn)
 
-    # -- sealed
+    # -- sealed buffers, which have a checksum
 
     def seal(self, ref: AccelRef) -> Seal:
-        """Refuse ops that write a buffer, from now on.
+        """Refuse ops that write a buffer from now on, and return its seal, for the checksum.
 
-        One that is freed or torn is not sealed.
+        A buffer that was freed or is torn is not sealed: the seal is of no effect.
         """
         seal = self.sealed.get(ref.buffer)
         if seal is None:
@@ -433,7 +436,7 @@ class DurableBook:
         return seal
 
     def unseal(self, ref: AccelRef, seal: Seal) -> None:
-        """Allow writes of a buffer again whose checksum could not be made."""
+        """Allow writes of a buffer again, because its checksum could not be computed."""
         if self.sealed.get(ref.buffer) is seal and seal.checksum is None:
             del self.sealed[ref.buffer]
 
@@ -453,7 +456,7 @@ class DurableBook:
                 )
 
     def on_mismatch(self, ref: AccelRef) -> None:
-        """Tear a sealed buffer that does not hold what its checksum was made of."""
+        """Mark a sealed buffer as torn, because its contents do not have its checksum."""
         logger.error(
             "durable_checksum_differs",
             device=self._refs.name,
@@ -466,29 +469,29 @@ class DurableBook:
     # -- from generation to generation
 
     async def slabs_to_bind(self) -> list[KeptSlab]:
-        """Return the slabs that the next context must bind before its generation begins.
+        """Return the slabs that a new context must map before its generation begins.
 
-        It waits until the context before it can reach none of them any more.
+        Wait first until the context before has unmapped them: nothing of it can write there then.
 
         Raises
         ------
         DriverError
-            If work that was abandoned in this process goes on using the memory.
+            If abandoned work in this process still uses the memory after 30 s.
         """
         self.apply_frees()
         for slab in list(self._slabs.values()):
-            if slab.mapped is not None and not slab.mapped.is_set():
-                if not await self._system.run_blocking(slab.mapped.wait, _UNMAP_TIMEOUT):
+            if slab.unmapped is not None and not slab.unmapped.is_set():
+                if not await self._system.run_blocking(slab.unmapped.wait, _UNMAP_TIMEOUT):
                     raise DriverError(
                         f"work that was abandoned still uses durable memory of {self._refs.name} after {_UNMAP_TIMEOUT:g} s",
                         device=self._refs.name,
                         remedy="Open the device with host='process', where abandoned work ends with its process.",
                     )
-                slab.mapped = None
-        return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks(slab)) for number, slab in self._slabs.items()]
+                slab.unmapped = None
+        return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs that buffers are in, each with those of the buffers that are in it."""
+        """Return the slabs that some buffers are in, each with those of them that are in it."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -499,24 +502,25 @@ class DurableBook:
         ]
 
     def apply_frees(self) -> None:
-        """Free the buffers of refs that were dropped while there is no context."""
+        """Remove the buffers of dropped refs while there is no context to free them, and empty slabs."""
         for buffer in list(self._refs.dropped):
             self.remove_buffer(buffer)
         for number in [number for number, slab in self._slabs.items() if not slab.places]:
             self.release_slab(number)
 
-    def _blocks(self, slab: _Slab) -> tuple[tuple[int, int, int, int], ...]:
+    def _blocks_of(self, slab: _Slab) -> tuple[tuple[int, int, int, int], ...]:
+        """Return the buffers in a slab, as :attr:`KeptSlab.blocks` has them."""
         return tuple([(buffer, offset, self.buffers[buffer].nbytes, size) for offset, size, buffer in slab.places])
 
     def on_generation(self, generation: int) -> None:
-        """Let refs of sound buffers be of the generation that has begun."""
+        """Make the refs of whole buffers refs of the generation that has begun."""
         for entry in self.buffers.values():
             ref = entry.ref()
             if ref is not None and not entry.torn:
                 ref.generation = generation
 
     def close_inherited(self) -> None:
-        """See :class:`accel.fork.Inherited`."""
+        """Close the descriptors in a fork; see :class:`accel.fork.Inherited`."""
         self.close()
 
     def close(self) -> None:
@@ -531,17 +535,18 @@ class DurableBook:
         self._disposal.close([slab.fd for slab in slabs.values()])
 
     def _check_open(self) -> None:
+        """Raise if the device is closed."""
         if self._is_closed:
             raise ClosedError(f"device {self._refs.name} is closed", device=self._refs.name)
 
 
-def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
-    """Return the identity of a memfd; ``None`` for other memory, which has none without mapping it.
+def _memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:
+    """Return device and inode of a memfd; ``None`` for other memory, such as a GPU's.
 
     Raises
     ------
     ValueError
-        If it can be truncated, which would kill a process that has it mapped, or has another size.
+        If it has another size, or can be truncated, which would kill a process that has mapped it.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -557,10 +562,10 @@ _MOST_SLABS = 1 << 14
 """Slabs that are kept at most, where the process may have many descriptors."""
 
 
-def _most_slabs() -> int:
-    """Return how many slabs may be kept.
+def _default_most_slabs() -> int:
+    """Return how many slabs the book keeps at most.
 
-    Half of the descriptors that this process may have are left to the service.
+    They take half of the descriptors that this process may have; the rest is the service's.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(_MOST_SLABS, soft // 2) if soft > 0 else _MOST_SLABS

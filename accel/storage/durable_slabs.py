@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["DurableSlabs", "map_slabs"]
 
 
-def map_slabs(device: object, kept: Iterable[KeptSlab]) -> dict[int, HeldSlab]:
-    """Map slabs of another context, and return them by number. May block.
+def map_slabs(device: object, slabs: Iterable[KeptSlab]) -> dict[int, HeldSlab]:
+    """Map slabs that another context made, and return them by number. May block.
 
     Raises
     ------
     UnsupportedError
         If the backend cannot.
     AccelError
-        What keeps it from mapping one; then none is mapped.
+        If one cannot be mapped; then none is.
     """
     mapped: dict[int, HeldSlab] = {}
     try:
-        for slab in kept:
+        for slab in slabs:
             if not isinstance(device, ImportsSlabs):
                 raise UnsupportedError("this backend maps no slab of another context")  # noqa: TRY301
             mapped[slab.number] = device.import_slab(slab.fd, slab.nbytes)
@@ -51,7 +51,7 @@ def map_slabs(device: object, kept: Iterable[KeptSlab]) -> dict[int, HeldSlab]:
 
 
 class DurableSlabs:
-    """Tells the device's keeper of durable slabs and buffers, and closes slabs that hold nothing.
+    """The durable buffers of one context: tells the device's keeper of them and of their slabs.
 
     Parameters
     ----------
@@ -60,35 +60,35 @@ class DurableSlabs:
     system
         Runs what blocks.
     keeper
-        Told of durable memory.
+        Keeps descriptors of the slabs, over the end of the context.
     device
         The backend's context.
-    wait_for_ends
-        Has :meth:`trim` called whenever work has ended, while a slab is idle.
+    request_trim
+        Has :meth:`trim` called whenever work has ended, while there are idle slabs.
 
     Attributes
     ----------
     buffers : set of int
         Numbers of the durable buffers.
     idle : set of SlabMemory
-        Slabs that had durable buffers, and may be free once the last uses of them are over.
-    ahead : dict
-        Number -> slab of an earlier context, that is mapped and not bound yet.
+        Slabs without durable buffers any more, to be closed once nothing is in them or uses them.
+    mapped_ahead : dict
+        Number -> slab of another context, that is mapped and not bound to this one's allocator yet.
     """
 
-    def __init__(self, name: str, system: ActorSystem, keeper: DurableKeeper, device: object, wait_for_ends: Callable[[], None]) -> None:
-        self._wait_for_ends = wait_for_ends
+    def __init__(self, name: str, system: ActorSystem, keeper: DurableKeeper, device: object, request_trim: Callable[[], None]) -> None:
+        self._request_trim = request_trim
         self._name = name
         self._system = system
         self._keeper = keeper
         self._device = device
         self._numbers: dict[SlabMemory, int] = {}
-        self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
-        self._places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
+        self._buffer_counts: dict[SlabMemory, int] = {}  # how many buffers are in each
+        self._ahead_places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
         self._closing: Closing[SlabMemory] = Closing(system)
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()
-        self.ahead: dict[int, HeldSlab] = {}
+        self.mapped_ahead: dict[int, HeldSlab] = {}
 
     @property
     def is_offered(self) -> bool:
@@ -124,76 +124,79 @@ class DurableSlabs:
                     remedy="Raise `ulimit -n`, half of which they may take, or drop durable buffers, or make fewer and larger ones.",
                 )
             number = self._numbers[slab] = self._keeper.add_slab(slab)
-            self._living[slab] = 0
+            self._buffer_counts[slab] = 0
             self.idle.discard(slab)
         self._keeper.add_buffer(ref, number, block.offset, block.size)
-        self._adopt(buffers, ref.buffer, slab)
+        self._add_entry(buffers, ref.buffer, slab)
 
-    def _adopt(self, buffers: Buffers, buffer: int, slab: SlabMemory) -> None:
+    def _add_entry(self, buffers: Buffers, buffer: int, slab: SlabMemory) -> None:
+        """Count a buffer of a slab, and have :meth:`_free` free it."""
         self.buffers.add(buffer)
-        self._living[slab] += 1
-        buffers.special[buffer] = partial(self._free, buffers, buffer)
+        self._buffer_counts[slab] += 1
+        buffers.free_hooks[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
-        """Free a block.
+        """Free the block of a durable buffer, instead of the allocator.
 
-        A slab without other durable buffers is kept no more, and closed if it holds nothing else.
+        A slab without durable buffers is not kept any more, and closed if nothing else is in it.
         """
         self.buffers.discard(buffer)
         slab = block.slab
         buffers.allocator.free(block)
         self._keeper.remove_buffer(buffer)
-        self._living[slab] -= 1
-        if not self._living[slab]:
-            del self._living[slab]
+        self._buffer_counts[slab] -= 1
+        if not self._buffer_counts[slab]:
+            del self._buffer_counts[slab]
             self._keeper.release_slab(self._numbers.pop(slab))
             self.idle.add(slab)
             self.trim(buffers)
             if self.idle:
-                self._wait_for_ends()
+                self._request_trim()
 
     def trim(self, buffers: Buffers) -> None:
         """Close, off the loop, slabs that had durable buffers and hold nothing any more.
 
-        Those that wait for the end of last uses are left for later.
+        Those with uses that are not over are left for the next call.
         """
         slabs, waiting = buffers.allocator.trim_these(self.idle)
         self.idle = set(waiting)
         self._closing.add(slabs)
 
     async def aclose(self) -> None:
-        """Wait until what is being closed is so."""
+        """Wait until the slabs that are being closed are closed."""
         await self._closing.wait_closed()
 
     def close(self) -> None:
-        """Close what is left. May block."""
-        close_all([*self._closing.left, *self.ahead.values()])
-        self.ahead.clear()
+        """Close the slabs that are being closed, or were mapped and not bound. May block."""
+        close_all([*self._closing.left, *self.mapped_ahead.values()])
+        self.mapped_ahead.clear()
 
     # -- slabs of earlier contexts
 
-    def bind(self, buffers: Buffers, kept: KeptSlab) -> HeldSlab:
-        """Make a slab of an earlier context, which is mapped, this one's: its buffers are where they were.
+    def bind(self, buffers: Buffers, slab_info: KeptSlab) -> HeldSlab:
+        """Add a mapped slab of an earlier context to the allocator, with its durable buffers.
+
+        They are at the same offsets; the rest of the slab is free.
 
         Raises
         ------
         InvalidArgumentError
-            If they cannot be there.
+            If the buffers overlap, or are not within the slab.
         """
-        slab = self.ahead[kept.number]
-        found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in kept.blocks])
-        del self.ahead[kept.number]
-        self._numbers[slab] = kept.number
-        self._living[slab] = 0
-        for (buffer, *_), block in zip(kept.blocks, found, strict=True):
+        slab = self.mapped_ahead[slab_info.number]
+        found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in slab_info.blocks])
+        del self.mapped_ahead[slab_info.number]
+        self._numbers[slab] = slab_info.number
+        self._buffer_counts[slab] = 0
+        for (buffer, *_), block in zip(slab_info.blocks, found, strict=True):
             buffers.blocks[buffer] = block
-            self._adopt(buffers, buffer, slab)
+            self._add_entry(buffers, buffer, slab)
         return slab
 
-    async def map_ahead(self, kept: KeptSlab) -> None:
-        """Map a slab that another context uses, for libraries that read buffers there.
+    async def map_ahead(self, slab_info: KeptSlab) -> None:
+        """Map a slab that another context still uses, so that libraries may read buffers in it.
 
-        :meth:`bind` makes it this context's: until then nothing is cut from it.
+        :meth:`bind` adds it to the allocator later; until then nothing is allocated in it.
 
         Parameters
         ----------
@@ -206,27 +209,28 @@ class DurableSlabs:
         UnsupportedError, AccelError
             As :func:`map_slabs` does.
         """
-        if kept.number not in self.ahead:
-            mapped = await acquire(self._system, partial(map_slabs, self._device, (kept,)), lambda mapped: close_all(mapped.values()))
-            self.ahead.update(mapped)
-        self._forget(kept.number)
-        self._places.update((buffer, (kept.number, offset)) for buffer, offset, _, _ in kept.blocks)
+        if slab_info.number not in self.mapped_ahead:
+            mapped = await acquire(self._system, partial(map_slabs, self._device, (slab_info,)), lambda mapped: close_all(mapped.values()))
+            self.mapped_ahead.update(mapped)
+        self._forget_places(slab_info.number)
+        self._ahead_places.update((buffer, (slab_info.number, offset)) for buffer, offset, _, _ in slab_info.blocks)
 
     async def unmap(self, number: int) -> None:
-        """Unmap a slab that was mapped ahead and is not bound; nothing reads there any more."""
-        slab = self.ahead.pop(number, None)
-        self._forget(number)
+        """Unmap a slab that was mapped ahead and is not bound, and that nothing reads any more."""
+        slab = self.mapped_ahead.pop(number, None)
+        self._forget_places(number)
         if slab is not None:
             await self._system.run_blocking(slab.close)
 
-    def _forget(self, number: int) -> None:
-        self._places = {buffer: place for buffer, place in self._places.items() if place[0] != number}
+    def _forget_places(self, number: int) -> None:
+        """Forget where the buffers of a slab are that was mapped ahead."""
+        self._ahead_places = {buffer: place for buffer, place in self._ahead_places.items() if place[0] != number}
 
     def address(self, buffers: Buffers, buffer: int) -> int | None:
-        """Return where a durable buffer is, bound or mapped ahead. Any thread may ask."""
+        """Return the address of a durable buffer, bound or mapped ahead; or ``None``. Thread-safe."""
         block = buffers.blocks.get(buffer)
         if block is not None:
             return block.address
-        number, offset = self._places.get(buffer, (None, 0))
-        slab = None if number is None else self.ahead.get(number)
+        number, offset = self._ahead_places.get(buffer, (None, 0))
+        slab = None if number is None else self.mapped_ahead.get(number)
         return None if slab is None else slab.address + offset

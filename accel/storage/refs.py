@@ -1,4 +1,4 @@
-"""The refs of one device: their owner, which are valid, and how tokens become refs again."""
+"""The owner of a device's refs: makes them, checks that they are valid, and resolves tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Recording", "Refs"]
 
 
 class Recording(Protocol):
-    """A batch or graph that is being recorded."""
+    """A batch or graph that records ops, whose refs are its own until its block ends."""
 
     what: ClassVar[str]
     """What it is called in errors."""
@@ -60,19 +60,19 @@ class Refs:
     live_generation : int
         Generation whose ordinary refs are valid now; 0 while there is none.
     is_closing : bool
-        Whether no generation will follow.
+        Whether the device is being closed, and no generation follows.
     dropped : deque of int
         Buffers whose last ref was dropped; appended to on any thread.
     next_buffer : callable
         Returns a buffer number that was never used before, in any generation.
     recording : dict
-        Buffer -> batch or graph, for refs of one that is being recorded.
+        Buffer -> the batch or graph that makes it and may still be recording.
     durable : DurableBook
         The buffers that outlive a generation.
     device : Device
         The public face, once there is one.
     sharing : Sharing
-        What shares memory with other libraries, while there is a generation.
+        Shares the memory of the present generation with other libraries.
     """
 
     def __init__(self, name: str, home: Home, system: ActorSystem, disposal: Disposal, numbers: Iterator[int] | None = None) -> None:
@@ -106,10 +106,10 @@ class Refs:
 
     def make(self, specs: Iterable[Spec], generation: int) -> tuple[AccelRef, ...]:
         """Return refs to new buffers, which have no memory yet."""
-        number = self.next_buffer
+        next_buffer = self.next_buffer
         made: tuple[AccelRef, ...] = ()
         for shape, dtype, durable in specs:
-            made += (AccelRef(self, number(), shape, dtype, generation, durable=durable),)
+            made += (AccelRef(self, next_buffer(), shape, dtype, generation, durable=durable),)
         return made
 
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from accel.backend import Injection
-from accel.remote.injected_faults import sent_action
+from accel.remote.injected_faults import encode_action
 from accel.remote.messages import Kind
 from tests.device_support import until
 
@@ -35,7 +35,7 @@ async def test_a_planned_hang_keeps_nothing_of_a_child_that_is_gone() -> None:
             ended.wait()
 
         link: Any = _Link(told)
-        assert sent_action(Injection("hang", release=release), link, asyncio.get_running_loop()) == "hang"
+        assert encode_action(Injection("hang", release=release), link, asyncio.get_running_loop()) == "hang"
         kept = weakref.ref(link)
         if is_gone:
             del link

@@ -98,7 +98,7 @@ class Wire:
     def _announce(self, number: int, named: object) -> None:
         data = pickle.dumps(named)
         self.announced.append(named)
-        self.reader.learn(number, pickle.loads(data))
+        self.reader.define(number, pickle.loads(data))
 
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> bytes:
         return marshal.dumps(self._writer.write(op, place))
@@ -229,7 +229,7 @@ def test_what_cannot_be_loaded_is_an_error_of_the_op(op: KernelOp, monkeypatch: 
     data = wire.write(op)
     monkeypatch.delitem(globals(), "Knows")
     if type(op) is Mine and op.value is None:
-        wire.reader.learn(1, None)
+        wire.reader.define(1, None)
     with pytest.raises(UnsupportedError, match="cannot be loaded"):
         wire.read(data)
 

@@ -161,5 +161,5 @@ async def test_a_block_that_the_device_does_not_take_is_there_all_the_same(
         array = blocks.array(ArenaSlice(1, 4, (2,), accel.DType.UINT8))
         np.testing.assert_array_equal(array, [0, 7])
         del array
-        await blocks.drop((1).to_bytes(8, "little"))
+        await blocks.unmap((1).to_bytes(8, "little"))
     os.close(memory)

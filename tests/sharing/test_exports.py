@@ -277,7 +277,7 @@ async def test_a_mark_that_cannot_be_recorded_takes_no_event_from_the_pool(monke
         for event in events:
             context.events.release(event)
         monkeypatch.setattr(sharing._lane.stream, "record", fail, raising=False)
-        sharing._watch()
+        sharing._watch_outside()
         lane = context.lanes.transfer_lanes["put"]
         with pytest.raises(accel.DriverError):
             lane.wait_for(sharing._lane, sharing._outside.now())

@@ -1,4 +1,4 @@
-"""Repeated requests for device memory: a driver releases it only a while after a process ends."""
+"""Requests for device memory, repeated while there is none: what a process had comes back late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel.errors import OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MemoryBack"]
+__all__ = ["OomRetry"]
 
 T = TypeVar("T")
 
@@ -18,19 +18,20 @@ _PAUSE = 0.02
 """Seconds between two requests."""
 
 
-class MemoryBack:
-    """Repeats requests for device memory until a deadline.
+class OomRetry:
+    """Repeats requests that ran out of device memory, until a deadline.
 
-    The driver does not tell when it has released the memory of a process that ended.
+    A driver releases the memory of a process only a while after its end, and does not tell when. So
+    a generation that follows a child that died has some patience.
 
     Attributes
     ----------
-    until : float
+    deadline : float
         ``time.monotonic()`` after which a request is not repeated.
     """
 
     def __init__(self) -> None:
-        self.until = 0.0
+        self.deadline = 0.0
 
     def retry_on_oom(self, make: Callable[..., T], *arguments: object) -> T:
         """Return what ``make`` returns.
@@ -46,6 +47,6 @@ class MemoryBack:
             try:
                 return make(*arguments)
             except OutOfMemoryError:
-                if time.monotonic() >= self.until:
+                if time.monotonic() >= self.deadline:
                     raise
             time.sleep(_PAUSE)
