@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accel.dtype import DType
+    from accel.telemetry.probe import Probe
 
 __all__ = [
     "AccelBackend",
@@ -33,6 +34,7 @@ __all__ = [
     "Injection",
     "Kernel",
     "KnowsShortages",
+    "ObservesWork",
     "PreloadsLibraries",
     "PreparesLibraries",
     "SlabMemory",
@@ -332,6 +334,19 @@ class KnowsShortages(Protocol):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether a library's own exception says so, told by its class. Quick; called on any thread."""
+
+
+@runtime_checkable
+class ObservesWork(Protocol):
+    """What an :class:`AccelDevice` has besides if a tool of its vendor can be told what is on the device.
+
+    Attributes
+    ----------
+    probe : Probe or None
+        Told, in the process of the context, from the first generation on; one for all devices there. ``None`` where no tool asks.
+    """
+
+    probe: Probe | None
 
 
 @runtime_checkable

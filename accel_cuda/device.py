@@ -16,6 +16,7 @@ from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.launch import UserKernels
 from accel_cuda.core.managed import MANAGED_KERNELS
 from accel_cuda.core.modules import Modules
+from accel_cuda.core.nvtx import nvtx_probe
 from accel_cuda.core.slab import CudaSlab, SlabAllocation
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors.packages import is_out_of_memory
@@ -52,6 +53,8 @@ class CudaDevice(CudaContext):
         The backend's own kernels by name, loaded as they are needed.
     families : ContextFamilies
         The families of ops.
+    probe : NvtxProbe or None
+        See :class:`accel.backend.ObservesWork`.
     """
 
     shares_processor: bool = False
@@ -67,6 +70,7 @@ class CudaDevice(CudaContext):
         self._user_kernels = UserKernels(self, self._modules)
         self.families = ContextFamilies(self, self.functions)
         self.scratch = self.families.scratch()
+        self.probe = nvtx_probe()
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Never
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorTree
 from accel.actors.acquire import acquire
-from accel.backend import TellsFaults
+from accel.backend import ObservesWork, TellsFaults
 from accel.engine.checksums import verify
 from accel.engine.context import Context
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
@@ -99,6 +99,8 @@ class ContextActor(Actor[Never, None]):
             raise
         # 4. The generation begins: ops are dispatched to the context.
         self._context = device_context
+        if isinstance(device, ObservesWork) and device.probe is not None:
+            core.probes.add(device.probe)
         if isinstance(device, TellsFaults):
             device.on_fault = partial(_on_backend_fault, device_context)
         self._owner.on_published(device_context)

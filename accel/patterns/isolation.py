@@ -44,6 +44,9 @@ _MANY, _SHORTLY = 6, 3.0
 _REBUILD = 0.5
 """Seconds until another context is there, before it was measured."""
 
+_MOST_NUMBERS = 64
+"""Numbers of requests in a line of the log."""
+
 _SLICE = 0.002
 """Seconds of making fingerprints between two turns of the loop."""
 
@@ -215,7 +218,8 @@ class Isolation:
         self._counters.isolated += len(suspects)
         if not suspects:
             return
-        logger.info("isolation_began", model=self._options.name(), items=len(suspects), pending=len(self.suspects), error=suspects[0].fault)
+        told = {"items": len(suspects), "requests": _numbers(suspects), "pending": len(self.suspects)}
+        logger.info("isolation_began", model=self._options.name(), **told, error=suspects[0].fault)
         if group:
             self._groups.extend(self._split(group, self._arrived))
         self._wake.set()
@@ -534,16 +538,16 @@ class Isolation:
     def _fail(self, requests: Iterable[Request], why: str, error: Exception | None = None) -> None:
         """Fail requests whose trials ended early, with ``error`` or with the fault that they were in."""
         given: set[int] = set()
-        count = 0
+        failed: list[Request] = []
         for request in requests:
             own = error or request.fault
             if not request.future.done() and own is not None:
-                count += 1
+                failed.append(request)
                 own = own_instance(own, given)
                 own.add_note(f"The item may be what faulted the context; this was not found out, because {why}")
             self._settle(request, own)
-        if count:
-            logger.error("isolation_left_out", model=self._options.name(), items=count, reason=why)
+        if failed:
+            logger.error("isolation_left_out", model=self._options.name(), items=len(failed), requests=_numbers(failed), reason=why)
 
     def _settle(self, request: Request, result: Any) -> None:
         """Answer a request, and let those that wait for it know; with ``None`` nothing was found out."""
@@ -582,3 +586,8 @@ class Isolation:
                 group = []
             group.append(request)
         self._groups.extendleft(reversed([*groups, _Group(group, 0)]) if group else ())
+
+
+def _numbers(requests: list[Request]) -> list[int]:
+    """Return the numbers of the first requests, by which traces name them too, for a line of the log."""
+    return [request.number for request in requests[:_MOST_NUMBERS]]

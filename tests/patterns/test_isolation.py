@@ -43,7 +43,9 @@ async def test_poison_is_found_by_one_death_more_and_the_others_are_answered(cap
     assert (device.deaths, len(device.twins)) == ({POISON: 1}, 1)
     assert (statistics.isolated, statistics.poisoned, statistics.answered, statistics.failed, statistics.retried) == (3, 1, 2, 1, 0)
     told = [getattr(record, "accel", {}) for record in caplog.records]
-    assert [(each["items"], each["pending"]) for each in told if each.get("event") == "isolation_began"] == [(3, 3)]
+    assert [(each["items"], each["pending"], each["requests"]) for each in told if each.get("event") == "isolation_began"] == [
+        (3, 3, [1, 2, 3])
+    ]
     assert [(each["trials"], each["poisoned"]) for each in told if each.get("event") == "isolation_ended"] == [(3, 1)]
     (found,) = [each for each in told if each.get("event") == "poisoned_item"]
     assert (found["kind"], found["code"], found["request"], found["model"]) == ("fault", 700, 2, "Serving.handler")
