@@ -1,11 +1,19 @@
-"""Actors that tests of actors use, and what they have in common."""
+"""Actors that tests of actors and systems use, a clock under the test's hand, and what the tests look for."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import concurrent.futures
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from accel.actors import Actor, ActorContext, ActorRef, ActorSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Echo(Actor[Any, Any]):
@@ -36,7 +44,7 @@ class Gate(Actor[Any, Any]):
         return message
 
 
-async def turns(count: int = 5) -> None:
+async def turns(count: int = 10) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -100,3 +108,105 @@ class Stubborn(Actor[Any, str]):
     async def receive(self, message: Any, context: ActorContext) -> str:
         await self.persist("receive")
         return "finished all the same"
+
+
+class Waits(Actor[asyncio.Event, str]):
+    async def receive(self, message: asyncio.Event, context: ActorContext) -> str:
+        await message.wait()
+        return "opened"
+
+
+class Never(Actor[Any, None]):
+    """Ignores all cancellation, until its gate is opened."""
+
+    async def receive(self, message: asyncio.Event, context: ActorContext) -> None:
+        while not message.is_set():
+            try:
+                await message.wait()
+            except asyncio.CancelledError:
+                continue
+
+
+def accel_tasks() -> list[str]:
+    return sorted(task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("accel-"))
+
+
+def accel_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("accel-"))
+
+
+class Starts(Echo):
+    def __init__(self, error: Exception | None = None, gate: asyncio.Event | None = None) -> None:
+        self.error = error
+        self.gate = gate
+
+    async def started(self, context: ActorContext) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Run a function in a fresh thread; return what it returned, or the exception."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(function)
+        return future.exception() or future.result()
+
+
+class Time:
+    """A clock and a sleep under the test's hand: a sleep lasts until ``advance`` passes its end, or ends at once with ``auto``."""
+
+    def __init__(self, *, auto: bool = True) -> None:
+        self.now = 1000.0
+        self.auto = auto
+        self.delays: list[float] = []
+        self._sleeping: list[tuple[float, asyncio.Event]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.delays.append(seconds)
+        if self.auto:
+            self.now += seconds
+            await asyncio.sleep(0)
+            return
+        event = asyncio.Event()
+        self._sleeping.append((self.now + seconds, event))
+        await event.wait()
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for end, event in self._sleeping:
+            if end <= self.now:
+                event.set()
+        await turns()
+
+
+class Counter(Actor[Any, int]):
+    """Counts what it is told to add; raises exceptions; fails to start while ``broken`` says so."""
+
+    def __init__(self, broken: list[BaseException] | None = None) -> None:
+        self.total = 0
+        self.broken = [] if broken is None else broken
+
+    async def started(self, context: ActorContext) -> None:
+        if self.broken:
+            raise self.broken.pop(0)
+
+    async def receive(self, message: Any, context: ActorContext) -> int:
+        if isinstance(message, BaseException):
+            raise message
+        self.total += message
+        return self.total
+
+
+def system_on(time: Time, **options: Any) -> ActorSystem:
+    return ActorSystem(clock=time, sleep=time.sleep, rng=random.Random(7), **options)
+
+
+async def fail(ref: ActorRef[Any, Any], error: Exception | None = None) -> None:
+    error = ValueError("boom") if error is None else error
+    with pytest.raises(type(error)):
+        await ref.ask(error)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pytest
 
 import accel
 from accel.testing import FaultPlan
@@ -23,6 +24,10 @@ Array = np.ndarray[Any, Any]
 Way = Literal["inline", "auto", "process", "killed"]
 WAYS: tuple[Way, ...] = ("inline", "auto", "process", "killed")
 """A fault of the context inline; one that moves the device to a child; one in a child; a child that is killed."""
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+HERE_AND_KILLED = pytest.mark.parametrize("way", ["inline", "killed"])
+HERE_AND_THERE = pytest.mark.parametrize("way", ["inline", "process"])
+"""For faults that an op of the test brings about."""
 
 _LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)
 _MANY = accel.RestartStrategy(max_restarts=100, within=1000.0, backoff=(0.0, 0.0))

@@ -36,19 +36,9 @@ async def _speak(sock: socket.socket, first: tuple[int, bytes], later: tuple[int
     await asyncio.Event().wait()
 
 
-async def unknown_kind(sock: socket.socket) -> None:
-    """Begin with something that no child says."""
-    await _speak(sock, (999, b"?"))
-
-
 async def no_json(sock: socket.socket) -> None:
     """Offer something that cannot be read."""
     await _speak(sock, (101, b"\xff{"))
-
-
-async def other_json(sock: socket.socket) -> None:
-    """Offer something else."""
-    await _speak(sock, (101, b"[1, 2]"))
 
 
 async def no_error(sock: socket.socket) -> None:
@@ -70,19 +60,9 @@ async def cut_numbers(sock: socket.socket) -> None:
     await _speak(sock, _ready(), (103, b"\0\0\0"))
 
 
-async def fault_of_noise(sock: socket.socket) -> None:
-    """Tell of a fault that is none."""
-    await _speak(sock, _ready(), (105, os.urandom(100)))
-
-
 async def slab_without_memory(sock: socket.socket) -> None:
     """Announce durable memory without its descriptor."""
     await _speak(sock, _ready(), (108, struct.pack("<QQ", 1 << 32, 1 << 20)))
-
-
-async def slab_that_is_not(sock: socket.socket) -> None:
-    """Let go of durable memory that never was."""
-    await _speak(sock, _ready(), (109, struct.pack("<Q", 5)))
 
 
 async def half_a_place(sock: socket.socket) -> None:

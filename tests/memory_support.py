@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from accel.errors import OutOfMemoryError
-from accel.memory import Allocator, Dependency, MemfdSlab, Usage
+from accel.memory import Allocator, Block, Dependency, MemfdSlab, Usage
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -38,3 +40,31 @@ def pending(allocator: Allocator) -> list[Dependency]:
         for chunk in chunks:
             uses.merge(chunk.usage)
     return uses.pending()
+
+
+class Registration:
+    def __init__(self, registrar: Registrar, address: int) -> None:
+        self._registrar, self._address = registrar, address
+
+    def close(self) -> None:
+        self._registrar.known.pop(self._address, None)
+
+
+class Registrar:
+    """A context that knows what it was told of."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.known: dict[int, int] = {}
+        self.error = error
+
+    def register_host(self, address: int, nbytes: int) -> Registration:
+        if self.error is not None:
+            raise self.error
+        assert address % os.sysconf("SC_PAGE_SIZE") == 0
+        assert nbytes % os.sysconf("SC_PAGE_SIZE") == 0
+        assert address not in self.known, "registered twice"
+        self.known[address] = nbytes
+        return Registration(self, address)
+
+    def covers(self, piece: Block) -> bool:
+        return any(start <= piece.address and piece.address + piece.nbytes <= start + nbytes for start, nbytes in self.known.items())

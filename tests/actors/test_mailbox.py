@@ -12,23 +12,9 @@ import pytest
 from accel.actors import Mailbox
 from accel.actors.mailbox import ENDED, NOTHING
 from accel.errors import ActorStoppedError, InvalidArgumentError, MailboxFullError
+from tests.actor_support import Time, turns
 
 M = TypeVar("M")
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def get(mailbox: Mailbox[M]) -> M:
@@ -39,15 +25,6 @@ async def get(mailbox: Mailbox[M]) -> M:
         raise EOFError
     message: M = item
     return message
-
-
-def test_messages_come_out_in_the_order_they_went_in() -> None:
-    mailbox: Mailbox[int] = Mailbox(5)
-    for number in range(5):
-        mailbox.put_nowait(number)
-
-    assert [mailbox.take() for _ in range(5)] == list(range(5))
-    assert mailbox.take() is NOTHING
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 1.5, "3", None, True])
@@ -68,16 +45,6 @@ def test_put_nowait_refuses_when_full_and_counts_it() -> None:
     assert len(mailbox) == 1
 
 
-def test_a_message_that_was_taken_does_not_count() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    mailbox.put_nowait("a")
-    assert mailbox.take() == "a"
-
-    mailbox.put_nowait("b")
-
-    assert mailbox.statistics().depth == 1
-
-
 def test_none_is_a_message() -> None:
     mailbox: Mailbox[None] = Mailbox(1)
     assert mailbox.take() is NOTHING
@@ -95,98 +62,6 @@ def test_system_messages_overtake_and_need_no_room() -> None:
 
     assert len(mailbox) == 1
     assert [mailbox.take() for _ in range(3)] == ["first", "second", "ordinary"]
-
-
-async def test_get_waits_for_a_put() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    getter = asyncio.create_task(get(mailbox))
-    await turns()
-    assert not getter.done()
-
-    mailbox.put_nowait("a")
-
-    assert await getter == "a"
-
-
-async def test_get_is_woken_by_a_system_message() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    getter = asyncio.create_task(get(mailbox))
-    await turns()
-
-    mailbox.put_system("a")
-
-    assert await getter == "a"
-
-
-async def test_a_cancelled_getter_leaves_the_message() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    getter = asyncio.create_task(get(mailbox))
-    await turns()
-    mailbox.put_nowait("a")
-    getter.cancel()
-    await asyncio.wait({getter})
-
-    assert mailbox.take() == "a"
-
-
-async def test_putters_get_their_places_in_the_order_they_came() -> None:
-    mailbox: Mailbox[int] = Mailbox(1)
-    await mailbox.put(0)
-    putters = [asyncio.create_task(mailbox.put(number)) for number in range(1, 5)]
-    await turns()
-    assert mailbox.statistics().waiting_putters == 4
-
-    received = [await get(mailbox) for _ in range(5)]
-
-    assert received == [0, 1, 2, 3, 4]
-    await asyncio.gather(*putters)
-    assert mailbox.statistics().waiting_putters == 0
-
-
-async def test_a_newcomer_does_not_overtake_a_putter_that_was_woken_but_has_not_run() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    mailbox.put_nowait("a")
-    putter = asyncio.create_task(mailbox.put("b"))
-    await turns()
-
-    assert mailbox.take() == "a"
-    assert not mailbox.has_room
-    with pytest.raises(MailboxFullError):
-        mailbox.put_nowait("newcomer")
-
-    await putter
-    assert mailbox.take() == "b"
-
-
-async def test_a_cancelled_putter_that_was_woken_passes_its_place_on() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    mailbox.put_nowait("a")
-    first = asyncio.create_task(mailbox.put("b"))
-    second = asyncio.create_task(mailbox.put("c"))
-    await turns()
-
-    assert mailbox.take() == "a"  # wakes the first
-    first.cancel()
-    await asyncio.wait_for(second, 5)
-
-    assert mailbox.take() == "c"
-    assert first.cancelled()
-    assert mailbox.has_room
-
-
-async def test_a_putter_cancelled_while_it_waits_leaves_no_trace() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    mailbox.put_nowait("a")
-    putter = asyncio.create_task(mailbox.put("b"))
-    await turns()
-    putter.cancel()
-    assert mailbox.take() == "a"
-    await asyncio.wait({putter})
-
-    statistics = mailbox.statistics()
-
-    assert (statistics.waiting_putters, statistics.depth, statistics.accepted) == (0, 0, 1)
-    assert mailbox.has_room
 
 
 async def test_a_putter_that_finds_others_waiting_gets_the_room_behind_them() -> None:
@@ -242,29 +117,6 @@ async def test_close_refuses_puts_and_tells_those_who_wait() -> None:
     assert mailbox.statistics().rejected == 0
 
 
-async def test_what_is_queued_can_still_be_taken_after_close() -> None:
-    mailbox: Mailbox[str] = Mailbox(2)
-    mailbox.put_nowait("a")
-    mailbox.close()
-    mailbox.put_system("s")
-
-    assert mailbox.is_closed
-    assert await get(mailbox) == "s"
-    assert await get(mailbox) == "a"
-    assert mailbox.take() is ENDED
-
-
-async def test_close_wakes_the_reader() -> None:
-    mailbox: Mailbox[str] = Mailbox(1)
-    getter = asyncio.create_task(get(mailbox))
-    await turns()
-
-    mailbox.close()
-
-    with pytest.raises(EOFError):
-        await asyncio.wait_for(getter, 5)
-
-
 async def test_a_putter_woken_before_the_close_but_running_after_it_is_refused() -> None:
     mailbox: Mailbox[str] = Mailbox(1)
     mailbox.put_nowait("a")
@@ -290,7 +142,7 @@ def test_drain_takes_all_out_and_makes_room() -> None:
 
 
 def test_statistics_tell_depth_high_water_and_the_age_of_the_oldest() -> None:
-    clock = Clock()
+    clock = Time()
     mailbox: Mailbox[str] = Mailbox(4, clock=clock)
     assert mailbox.oldest_age() == 0.0
     mailbox.put_nowait("a")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, Portal, RestartStrategy
+from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, Portal
 from accel.actors.home import Home
 from accel.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Coroutine
 
-from tests.system_support import Echo, accel_tasks, accel_threads, in_thread, turns
+from tests.actor_support import Echo, accel_tasks, accel_threads, in_thread, turns
 
 user = contextvars.ContextVar("user", default="nobody")
 
@@ -267,12 +267,6 @@ def test_a_portal_to_a_loop_that_was_closed_says_so() -> None:
     assert "loop" in str(error)
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-async def test_a_portal_admits_at_least_one_call(limit: int) -> None:
-    with pytest.raises(InvalidArgumentError):
-        Portal(Home("a test"), asyncio.TaskGroup(), limit)
-
-
 def test_a_call_through_the_portal_that_ends_the_program_ends_it() -> None:
     async def exits() -> None:
         raise SystemExit(3)
@@ -315,12 +309,6 @@ async def test_blocking_work_runs_on_named_threads_in_the_callers_context() -> N
 
         assert sorted(results) == [("accel-worker-0", "caller"), ("accel-worker-1", "caller")]
     assert accel_threads() == []
-
-
-async def test_blocking_work_raises_what_it_raised() -> None:
-    async with ActorSystem() as system:
-        with pytest.raises(ValueError, match="invalid literal"):
-            await system.run_blocking(int, "x")
 
 
 async def test_cancelled_blocking_work_that_did_not_start_never_does() -> None:
@@ -366,12 +354,3 @@ async def test_a_thread_that_hangs_is_left_behind_and_named(caplog: pytest.LogCa
 def test_a_system_needs_a_thread(workers: int) -> None:
     with pytest.raises(InvalidArgumentError):
         ActorSystem(workers=workers)
-
-
-async def test_nothing_is_written_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    async with ActorSystem() as system:
-        ref = await system.spawn(Echo, restart=RestartStrategy(max_restarts=0))
-        ref.tell(ValueError("boom"))
-        await ref.wait_stopped()
-
-    assert capsys.readouterr().out == ""

@@ -11,22 +11,7 @@ from accel.actors import Actor, ActorContext, ActorRef, Directive, RestartStrate
 from accel.errors import (
     ActorStoppedError,
 )
-from tests.supervision_support import Counter, Time, fail, system_on, turns
-
-
-async def test_a_policy_of_ones_own_decides() -> None:
-    def decide(error: BaseException) -> Directive:
-        return Directive.RESUME if isinstance(error, ValueError) else Directive.STOP
-
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Counter, restart=RestartStrategy(decide=decide))
-        await ref.ask(1)
-        await fail(ref, ValueError("harmless"))
-        assert await ref.ask(1) == 2
-        error = KeyError("fatal")
-        await fail(ref, error)
-
-        assert await ref.wait_stopped() is error
+from tests.actor_support import Counter, Time, fail, system_on, turns
 
 
 async def test_a_policy_that_breaks_is_replaced_by_the_default(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-from tests.system_support import Echo, Starts, Waits, accel_tasks, accel_threads, turns
+from tests.actor_support import Echo, Starts, Waits, accel_tasks, accel_threads, turns
 
 
 class Given:
@@ -182,11 +182,3 @@ async def test_the_tree_shows_what_is_there() -> None:
         "|  `- child [running] mailbox=2 oldest=2.500s restarts=0",
         "`- echo [running] mailbox=0 oldest=0.000s restarts=0",
     ]
-
-
-async def test_several_systems_live_side_by_side() -> None:
-    async with ActorSystem("one") as one, ActorSystem("two") as two:
-        first, second = await one.spawn(Echo, name="echo"), await two.spawn(Echo, name="echo")
-        await first.stop()
-
-        assert await second.ask(2) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from accel.actors import Actor, ActorContext, ActorRef, ActorSystem
 from accel.errors import ActorStoppedError, ClosedError, InvalidArgumentError, NotInitializedError
-from tests.system_support import Echo, Never, Waits, accel_tasks, accel_threads, turns
+from tests.actor_support import Echo, Never, Waits, accel_tasks, accel_threads, turns
 
 
 async def test_enter_and_exit_may_run_in_different_tasks() -> None:
@@ -23,15 +23,6 @@ async def test_enter_and_exit_may_run_in_different_tasks() -> None:
 
     assert system.state == "closed"
     assert accel_tasks() == []
-
-
-async def test_exit_drains_what_is_queued() -> None:
-    async with ActorSystem() as system:
-        ref = await system.spawn(Echo)
-        answers = [asyncio.create_task(ref.ask(number)) for number in range(200)]
-        await asyncio.sleep(0)
-
-    assert await asyncio.gather(*answers) == list(range(200))
 
 
 async def test_later_actors_can_use_earlier_ones_while_they_drain() -> None:
@@ -62,18 +53,6 @@ async def test_exit_cancels_what_does_not_drain_in_time(caplog: pytest.LogCaptur
     errors = await asyncio.gather(asking, queued, return_exceptions=True)
     assert [type(error) for error in errors] == [ActorStoppedError] * 2
     assert "close_timeout" in caplog.text
-    assert accel_tasks() == []
-
-
-async def test_exit_also_cancels_hooks_that_hang() -> None:
-    class Lingers(Echo):
-        async def stopped(self, context: ActorContext) -> None:
-            await asyncio.Event().wait()
-
-    async with ActorSystem(close_timeout=0.001) as system:
-        ref = await system.spawn(Lingers)
-
-    assert await ref.wait_stopped() is None
     assert accel_tasks() == []
 
 

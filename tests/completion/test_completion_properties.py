@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,15 @@ import uvloop
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from accel.backend import DeviceDescription, Injection
+from accel.backend import Injection
 from accel.completion import AdaptiveCompletion, CompletionStrategy, HostFnCompletion, PolledCompletion, SyncCompletion
 from accel.cpu.backend import CpuBackend
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope
+from tests import completion_support
+from tests.completion_support import PATIENCE, Device, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accel.completion import Watcher
+    from collections.abc import Coroutine
 
 STRATEGIES = [
     AdaptiveCompletion(),
@@ -29,7 +30,6 @@ STRATEGIES = [
     HostFnCompletion(watch_interval=1e-3),
 ]
 LANES = 3
-PATIENCE = 10.0
 
 # "watch": enqueue work in a lane; "pass": the lane's oldest unfinished work ends; "cancel", "expire": the waiter of a mark goes away;
 # "turn": the loop runs.
@@ -40,121 +40,51 @@ steps = st.lists(
 ending = st.sampled_from(["drain", "fault", "fault and abandon", "abandon"])
 
 
-class Device:
-    """A device of manual lanes: work ends when a step says so."""
-
-    description = DeviceDescription("fake", 0, "fake", "FAKE-0")
-    shares_processor = False
-
-    def __init__(self) -> None:
-        self.fault: AccelError | None = None
-        self.changed = threading.Condition()
-        self.lanes: list[list[Event]] = [[] for _ in range(LANES)]
-
-    def create_stream(self, *, library: str = "") -> SideStream:
-        if self.fault is not None:
-            raise self.fault.clone()
-        return SideStream()
-
-    def finish(self, lane: int) -> None:
-        """End the lane's oldest work that has not ended."""
-        for event in self.lanes[lane]:
-            if not event.passed:
-                with self.changed:
-                    event.passed = True
-                    self.changed.notify_all()
-                for function in event.functions:
-                    function()
-                return
-
-    def poison(self) -> None:
-        with self.changed:
-            self.fault = DriverError("poisoned", code=700, scope=FaultScope.CONTEXT)
-            self.changed.notify_all()
-
-
-class Event:
-    def __init__(self, device: Device, lane: int) -> None:
-        self.device = device
-        self.passed = False
-        self.functions: list[Callable[[], None]] = []
-        device.lanes[lane].append(self)
-
-    def query(self) -> bool:
-        if not self.passed and self.device.fault is not None:
-            raise self.device.fault.clone()
-        return self.passed
-
-    def synchronize(self) -> None:
-        with self.device.changed:
-            self.device.changed.wait_for(lambda: self.passed or self.device.fault is not None, PATIENCE)
-        self.query()
-
-
-class SideStream:
-    event: Event
-
-    def wait(self, event: Event) -> None:
-        self.event = event
-
-    def launch_host_function(self, function: Callable[[], None]) -> None:
-        self.event.functions.append(function)
-        if self.event.passed:
-            function()
-
-    def close(self, *, abandon: bool = False) -> None:
-        pass
-
-
-class Mark:
-    """A mark with a waiter that may be gone before it ends."""
-
-    enqueued_at = 0.0
+class Mark(completion_support.Mark):
+    """A mark with a waiter that may be gone before it ends; writes down when it ended among the others."""
 
     def __init__(self, event: Any, lane: object, order: list[Mark], stream: Any = None) -> None:
-        self.event = event
-        self.stream = stream
-        self.lane = lane
-        self.kind = lane
-        self.ends: list[AccelError | None] = []
-        self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        super().__init__(event, lane, lane, stream)
         self._order = order
 
-    def complete(self) -> None:
-        assert self.event.query() is True
-        self.ends.append(None)
+    def _end(self, error: AccelError | None) -> None:
+        super()._end(error)
         self._order.append(self)
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def fail(self, error: AccelError) -> None:
-        self.ends.append(error)
-        self._order.append(self)
-        if not self.waiter.done():
-            self.waiter.set_exception(error)
-            self.waiter.exception()
 
 
 class Run:
-    """One device, its watcher, and all marks ever watched."""
+    """One device of manual lanes, whose work ends when a step says so; its watcher, and all marks ever watched."""
 
     def __init__(self, strategy: CompletionStrategy) -> None:
         self.device = Device()
-        self.watcher: Watcher = strategy.open(self.device, asyncio.get_running_loop(), {})  # type: ignore[arg-type]
+        self.lanes: list[list[Event]] = [[] for _ in range(LANES)]
+        self.watcher = completion_support.open_watcher(strategy, self.device)
         self.marks: list[Mark] = []
         self.order: list[Mark] = []
 
+    def end_oldest(self, lane: int) -> None:
+        """End the lane's oldest work that has not ended."""
+        event = next((event for event in self.lanes[lane] if event.outcome is False), None)
+        if event is not None:
+            event.end()
+
+    def poison(self) -> None:
+        self.device.fault = DriverError("poisoned", code=700, scope=FaultScope.CONTEXT)
+        for event in itertools.chain(*self.lanes):
+            if event.outcome is False:
+                event.end(self.device.fault)
+
     async def step(self, what: str, number: int) -> None:
         if what == "watch":
-            mark = Mark(Event(self.device, number), number, self.order)
-            self.marks.append(mark)
-            self.watcher.watch(mark)
+            self.lanes[number].append(Event())
+            self.marks.append(Mark(self.lanes[number][-1], number, self.order))
+            self.watcher.watch(self.marks[-1])
         elif what == "pass":
-            self.device.finish(number)
+            self.end_oldest(number)
         elif what == "turn":
             await asyncio.sleep(0)
         elif self.marks:
-            waiter = self.marks[number % len(self.marks)].waiter
+            waiter = self.marks[number % len(self.marks)].ended
             if what == "cancel":
                 waiter.cancel()
             elif not waiter.done():
@@ -165,15 +95,15 @@ class Run:
         if how == "drain":
             closing = asyncio.ensure_future(self.watcher.aclose())
             for number in range(LANES):
-                for _ in self.device.lanes[number]:
-                    self.device.finish(number)
+                for _ in self.lanes[number]:
+                    self.end_oldest(number)
                     await asyncio.sleep(0)
             await closing
         elif how == "abandon":
             await self.watcher.aclose(abandon=True)
-            self.device.poison()  # ends the threads that still block
+            self.poison()  # ends the threads that still block
         else:
-            self.device.poison()
+            self.poison()
             await self.watcher.aclose(abandon=how.endswith("abandon"))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -181,8 +111,8 @@ class Run:
     def check(self, how: str) -> None:
         for mark in self.marks:
             assert len(mark.ends) == 1, f"ended {len(mark.ends)} times"
-            assert mark.waiter.done()
-            if mark.event.passed:
+            assert mark.ended.done()
+            if mark.event.outcome is True:
                 assert mark.ends == [None], "work that ended was failed"
             elif how == "abandon":
                 assert isinstance(mark.ends[0], ClosedError)
@@ -203,13 +133,20 @@ async def play(strategy: CompletionStrategy, plan: list[tuple[str, int]], how: s
     run.check(how)
 
 
+def on_a_loop(kind: str, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(debug=kind == "debug", loop_factory=uvloop.new_event_loop if kind == "uvloop" else None) as runner:
+        runner.run(main)
+
+
+loops = st.sampled_from(["asyncio", "debug", "uvloop"])
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @settings(max_examples=40, deadline=None)
-@given(plan=steps, how=ending, loop=st.sampled_from(["asyncio", "debug", "uvloop"]))
+@given(plan=steps, how=ending, loop=loops)
 def test_every_mark_ends_once_and_rightly(strategy: CompletionStrategy, plan: list[tuple[str, int]], how: str, loop: str) -> None:
     note(f"{strategy} on {loop}")
-    with asyncio.Runner(debug=loop == "debug", loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
-        runner.run(play(strategy, plan, how))
+    on_a_loop(loop, play(strategy, plan, how))
 
 
 async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, *, shares: bool) -> None:
@@ -234,7 +171,7 @@ async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]]
             device.inject(Injection("poison"), device.create_stream())
             break
         if is_cancelled:
-            marks[position].waiter.cancel()
+            marks[position].ended.cancel()
         latches[position].set()
         await asyncio.to_thread(marks[position].event.synchronize)
         assert marks[position].event.query(), number
@@ -250,8 +187,13 @@ async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]]
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @settings(max_examples=10, deadline=None)
-@given(plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8), fault_at=st.none() | st.integers(0, 7), shares=st.booleans())
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8),
+    fault_at=st.none() | st.integers(0, 7),
+    shares=st.booleans(),
+    loop=loops,
+)
 def test_marks_of_real_streams_end_once_and_rightly(
-    strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, shares: bool
+    strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, shares: bool, loop: str
 ) -> None:
-    asyncio.run(play_on_cpu(strategy, plan, fault_at, shares=shares))
+    on_a_loop(loop, play_on_cpu(strategy, plan, fault_at, shares=shares))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -13,11 +13,13 @@ import pytest
 
 import accel
 from accel import ops
+from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, in_flight, opened, task
+from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 async def device() -> AsyncIterator[accel.Device]:
     async with opened() as device:
         yield device
+        assert (device.generation, device.state) == (1, accel.DeviceState.READY)
 
 
 SCALED: dict[str, Any] = {
@@ -166,6 +169,7 @@ async def test_what_is_not_offered_is_called_by_its_own_name(device: accel.Devic
 
 FILLS: list[tuple[Any, str]] = [
     *((300, "uint8"), (-1, "uint8"), (2**63, "int64"), (1e10, "int32"), (float("nan"), "int32"), (float("inf"), "uint64")),
+    *((1.5, "int8"), (np.float32(2.25), "int32"), (2, "bool"), (0.5, "bool"), (float("nan"), "bool"), (1 + 0j, "bool")),
     *((1j, "float32"), (1 + 0j, "int8"), (np.complex64(1), "float64")),
     *((None, "float32"), ("1", "float32"), ([1.0], "float32"), (None, "bool"), ("", "bool"), (2**2000, "float64"), (2**2000, "complex64")),
 ]
@@ -185,7 +189,7 @@ HELD: list[tuple[Any, str, Any]] = [
     *((-2.0, "int32", -2), (True, "int8", 1), (np.int64(7), "uint16", 7), (1, "bool", True), (0.0, "bool", False)),
     *((1e300, "float32", np.inf), (float("nan"), "float16", np.nan), (Fraction(1, 2), "float64", 0.5), (np.array(2), "float32", 2.0)),
     *((1e300, "bfloat16", np.inf), (1j, "complex64", 1j), (1e300, "complex64", np.inf), (np.bool_(True), "float32", 1.0)),
-    (ml_dtypes.bfloat16(1.5), "float32", 1.5),
+    *((ml_dtypes.bfloat16(1.5), "float32", 1.5), (0.1, "float32", np.float32(0.1)), (2**53 + 1, "float64", 2.0**53)),
 ]
 
 
@@ -197,33 +201,6 @@ async def test_what_the_dtype_can_hold_is_filled_in_without_a_warning(device: ac
         result = await device.get(await device.full(2, value, dtype))
     assert result.dtype == kind
     np.testing.assert_array_equal(result, np.array([expected] * 2, kind))
-
-
-async def test_a_full_queue_of_a_device_does_not_speak_of_actors() -> None:
-    plan = FaultPlan().hang_at(1)
-    async with opened(plan, overload="reject", pending_limit=1, max_in_flight=1) as device:
-        calls = [task(device.zeros(1))]
-        await in_flight(device, 1)
-        calls += [task(device.zeros(1)) for _ in range(4)]
-        errors = [await failure(calls.pop(), accel.MailboxFullError)]
-        plan.release()
-        assert "overload='wait'" in str(errors[0])
-        assert "ref.send" not in str(errors[0])
-        for call in calls:
-            try:
-                await bounded(call)
-            except accel.MailboxFullError as error:
-                errors.append(error)
-        assert all("ref.send" not in str(error) for error in errors)
-
-
-async def test_remedies_of_planned_faults_do_not_send_to_the_vendor() -> None:
-    async with opened(FaultPlan().out_of_memory_at(1).poison_at(2), restart=accel.RestartStrategy(max_restarts=0)) as device:
-        error = await failure(device.zeros(1), accel.OutOfMemoryError)
-        assert "memory_limit" not in str(error)
-        assert "fault plan" in str(error)
-        poisoned = await failure(device.zeros(1), accel.ContextPoisonedError)
-        assert "vendor" not in str(poisoned.__cause__ or poisoned)
 
 
 async def test_a_ref_of_a_closed_device_says_so_and_is_true_and_stale() -> None:
@@ -245,3 +222,104 @@ def test_a_fault_plan_for_an_op_that_never_comes_is_refused(kind: str) -> None:
     for plan in (FaultPlan().hang_at, FaultPlan().poison_at, FaultPlan().out_of_memory_at):
         with pytest.raises(accel.InvalidArgumentError, match="gemm"):
             plan(1, op=kind)
+
+
+class Liar:
+    def __index__(self) -> int:
+        raise ValueError("not now")
+
+
+@pytest.mark.parametrize("shape", [2**55, 2**62, 2**63, (2**63, 2**63)], ids=str)
+@pytest.mark.parametrize("limit", [None, 1 << 20], ids=str)
+async def test_what_no_memory_can_hold_is_out_of_memory(shape: Any, limit: int | None) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", memory_limit=limit)
+        for call in (device.empty(shape), device.zeros(shape, "int8"), device.rng.uniform(shape)):
+            error = await failure(call, accel.OutOfMemoryError)
+            assert error.requested is not None
+        assert device.generation == 1
+        np.testing.assert_array_equal(await device.get(await device.zeros(3)), np.zeros(3))
+
+
+async def test_padding_takes_no_memory_on_a_cpu(device: accel.Device) -> None:
+    rng = np.random.default_rng()
+    x, w = await device.put(rng.standard_normal((2, 1, 3, 3))), await device.put(rng.standard_normal((2, 1, 3, 3)))
+    far = 1 << 29
+    result = await device.get(await device.dnn.conv2d(x, w, stride=far - 1, padding=(far, far)))
+    assert result.shape == (2, 2, 3, 3)
+    expected = np.zeros((2, 2, 3, 3))
+    # In one direction the window in the middle begins at -1 and sees the rows 0 and 1; the first and the last one see padding only.
+    expected[:, :, 1, 1] = np.einsum("ncij,kcij->nk", (await device.get(x))[:, :, :2, :2], (await device.get(w))[:, :, 1:, 1:])
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [{"padding": 2**30}, {"stride": 2**31, "padding": 1}, {"padding": (0, 2**62)}], ids=str)
+async def test_convolutions_that_kernels_cannot_count_are_refused(device: accel.Device, numbers: Any) -> None:
+    x = await device.zeros((1, 1, 3, 3))
+    error = await failure(device.dnn.conv2d(x, x, **numbers), accel.InvalidArgumentError)
+    assert "32 bits" in str(error)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_view_owns_nothing_that_could_be_freed(host: Literal["inline", "process"]) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x = await device.put(np.arange(4.0))
+        await failure(device.free(x[1:]), accel.InvalidArgumentError)
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
+
+
+@pytest.mark.parametrize("dtype", ["\ud800", "é", 10**400, object(), Liar()], ids=["surrogate", "accent", "huge", "object", "liar"])
+async def test_what_numpy_chokes_on_is_no_dtype(device: accel.Device, dtype: Any) -> None:
+    await failure(device.zeros(2, dtype), accel.InvalidArgumentError)
+
+
+async def test_a_ref_is_no_dtype(device: accel.Device) -> None:
+    x = await device.zeros(2)
+    await failure(device.zeros(2, x), accel.InvalidArgumentError)
+    with pytest.raises(accel.InvalidArgumentError):
+        x.view(x)
+
+
+async def test_numbers_that_are_none_when_asked_are_refused(device: accel.Device) -> None:
+    x: Any = await device.zeros((2, 2))
+    for index in (Liar(), slice(Liar(), 2), int):
+        with pytest.raises(accel.InvalidArgumentError):
+            x[index]
+    with pytest.raises(accel.InvalidArgumentError):
+        x.reshape(Liar())
+    await failure(device.zeros(Liar()), accel.InvalidArgumentError)
+
+
+async def test_ops_of_wrong_parts_are_refused_with_what_was_wrong(device: accel.Device) -> None:
+    wrong: list[Any] = [
+        *(ops.Fill((2,), "float32"), ops.Fill([2], accel.DType.FLOAT32), ops.Empty((-2,), accel.DType.INT8), ops.Empty(("a",), accel.DType.INT8)),  # type: ignore[arg-type]
+        *(ops.Get(await device.zeros(2), None), ops.Put([1.0])),  # type: ignore[arg-type]
+    ]  # fmt: skip
+    for op in wrong:
+        error = await failure(device.run(op), accel.InvalidArgumentError)
+        assert (error.op, error.device) == (op.kind, "cpu:0")
+
+
+async def test_timeouts_that_no_timer_holds(device: accel.Device) -> None:
+    await failure(device.zeros(2, timeout=10**400), accel.InvalidArgumentError)
+
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    async with DynamicBatcher(handler) as batcher:
+        assert await batcher.submit(1, timeout=10**400) == 1
+        assert batcher.statistics().queued == 0
+
+
+async def test_arguments_of_a_kernel_that_are_no_sequence(device: accel.Device) -> None:
+    kernel: Any = None
+    with pytest.raises(accel.InvalidArgumentError, match="args"):
+        await device.compiler.launch(kernel, 1, 1, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["options", "parameters"])
+async def test_a_ref_is_no_list_of_texts(device: accel.Device, name: str) -> None:
+    arguments: Any = {name: await device.zeros(3)}
+    error = await failure(device.compiler.compile("source", "copy", **arguments), accel.InvalidArgumentError)
+    assert name in error.message

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel import ops
 from accel.cpu.backend import CpuDevice
-from accel.ops import CompiledKernel, CompilesKernels, KernelLayout, Launch
+from accel.ops import CompiledKernel, KernelLayout, Launch
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, failure, generation, opened, task, until
 
@@ -238,13 +237,6 @@ async def test_a_rebuild_while_compiling_is_not_noticed(compiler: StandIn) -> No
         assert len(compiler.compiled) == 2
 
 
-async def test_a_closed_device_compiles_nothing(compiler: StandIn) -> None:
-    async with opened() as device:
-        await device.aclose()
-        await failure(device.compiler.compile("source", "copy"), accel.ClosedError)
-        assert not compiler.compiled
-
-
 async def test_kernels_and_launches_pickle(compiler: StandIn) -> None:
     async with opened() as device:
         kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
@@ -270,12 +262,6 @@ def test_the_key_covers_everything_that_makes_the_code() -> None:
     others += [CompiledKernel("", "name", code=code) for code in (b"a", b"b")]
     assert len({each.key for each in (one, *others)}) == 8
     assert CompiledKernel("source", "name", ("-a", "-b"), (("h", "1"),), ("int32",), LAYOUT).key == one.key
-
-
-def test_only_devices_that_compile_are_taken_for_such() -> None:
-    assert not isinstance(CpuDevice, CompilesKernels)
-    assert not hasattr(CpuDevice, "compile")
-    assert ops.Launch.kind == "launch"
 
 
 @pytest.mark.parametrize("code", [".version 8.0", b"\x7fELF", bytearray(b".version 8.0"), memoryview(b".version 8.0")])

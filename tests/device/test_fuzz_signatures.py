@@ -201,31 +201,3 @@ async def test_functions_of_expressions(numbers: np.random.Generator) -> None:
 def _positional(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
     """Return what takes all arguments by name, for a function that takes some by their place only."""
     return lambda **given: function(*[given.pop(name) for name in names if name in given], **given)
-
-
-async def test_remedies_of_common_mistakes() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        xp, a = device.xp, await device.put(np.ones((2, 2)))
-        x = xp.asarray(a)
-        mistakes: tuple[tuple[Callable[[], Any], str], ...] = (
-            (lambda: device.blas.gemm(a, a, out=...), "Leave it out"),  # type: ignore[arg-type]
-            (lambda: device.blas.gemm(x, a), r"\(await x\).ref"),  # type: ignore[arg-type]
-            (lambda: np.mean(x), r"x\.xp\.mean"),
-            (lambda: xp.sum([1, 2]), r"xp\.asarray\(x\)"),  # type: ignore[arg-type]
-            (lambda: xp.sum(x, axis="rows"), "It is called as xp.sum"),
-            (lambda: xp.linalg.norm(x), "vector_norm"),  # type: ignore[attr-defined]
-            (lambda: xp.dot(x, x), "x1 @ x2"),  # type: ignore[attr-defined]
-            (lambda: xp.conkat([x, x]), "Did you mean concat"),  # type: ignore[attr-defined]
-            (lambda: accel.kernel_op(len), "kernel_op\\(like='x'\\)"),  # type: ignore[arg-type]
-        )
-        for call, remedy in mistakes:
-            with pytest.raises((accel.InvalidArgumentError, AttributeError), match=remedy):
-                await call()
-        assert np.shape(x) == (2, 2)
-        with pytest.raises(TypeError, match=r"xp\.sum\(\) too many"):
-            xp.sum(x, 1)  # type: ignore[call-arg]
-        model = await device.load_model(Rows, inputs={"x": SPEC})
-        with pytest.raises(accel.InvalidArgumentError, match="canary 0 is no item") as told:
-            await model.swap({}, canaries=[np.ones((3, 2))])
-        assert "without the batch" in told.value.remedy

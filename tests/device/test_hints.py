@@ -55,11 +55,6 @@ async def test_other_names_are_missing_as_python_says_it() -> None:
             _ = accel.Device.gemm  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", [accel.Device, accel.Batch, accel.Graph, accel.System])
-def test_hints_are_no_attributes_of_the_class(kind: type) -> None:
-    assert not {"gemm", "synchronize", "send", "shutdown"} & set(dir(kind))
-
-
 def test_the_error_of_a_property_is_not_replaced_by_a_hint() -> None:
     @hinted({"size": "Use nbytes."})
     class Broken:

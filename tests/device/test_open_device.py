@@ -63,8 +63,7 @@ def test_its_options_are_those_of_a_system() -> None:
     assert [*method.values()][1:] == [*function.values()]
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-@pytest.mark.parametrize("way", ["asyncio.run", "open loop"])
+@pytest.mark.parametrize(("way", "host"), [("asyncio.run", "process"), ("open loop", "inline")])
 async def test_a_program_that_leaves_it_open_ends_with_a_warning(way: str, host: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, way, host]

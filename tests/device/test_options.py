@@ -67,14 +67,6 @@ async def test_ways_to_name_a_device() -> None:
         assert (await system.open_device("auto")).health().is_ready
 
 
-async def test_open_device_outside_its_system_is_refused() -> None:
-    system = accel.System()
-    await failure(system.open_device("cpu"), accel.NotInitializedError)
-    async with system:
-        pass
-    await failure(system.open_device("cpu"), accel.ClosedError)
-
-
 @pytest.mark.parametrize("libraries", [(), ("blas",), "reduce", ["blas", "elementwise", "blas", "memory"], iter(["dnn"])])
 async def test_libraries_are_warm_before_it_returns_and_in_every_generation(libraries: Any) -> None:
     names = {libraries} if isinstance(libraries, str) else set(libraries) if not hasattr(libraries, "__next__") else {"dnn"}
@@ -84,12 +76,6 @@ async def test_libraries_are_warm_before_it_returns_and_in_every_generation(libr
         await failure(device.zeros(1), accel.ContextPoisonedError)
         await generation(device, 2)
         assert set(device._host.context.libraries.actors) == warm
-
-
-@pytest.mark.parametrize(("streams", "count"), [(8, 10), (1, 1), (2, 4)])
-async def test_streams_says_how_many_there_are(streams: int, count: int) -> None:
-    async with opened(streams=streams, libraries=("blas", "elementwise", "reduce")) as device:
-        assert len(device._host.context.lanes.all) == count
 
 
 @pytest.mark.parametrize(
@@ -108,16 +94,3 @@ async def test_every_completion_serves(completion: Any, rng: np.random.Generator
         await failure(device.reduce("sum", h), accel.ContextPoisonedError)
         a = await device.put(x)
         np.testing.assert_allclose(await device.get(await device.reduce("sum", a)), x.sum())
-
-
-async def test_restart_strategy_of_the_user_decides() -> None:
-    decided: list[BaseException] = []
-
-    def decide(error: BaseException) -> accel.Directive:
-        decided.append(error)
-        return accel.Directive.STOP
-
-    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(decide=decide)) as device:
-        await failure(device.zeros(1), accel.ContextPoisonedError)
-        await failure(device.zeros(1), accel.DeviceLostError)
-        assert len(decided) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from accel.testing import FaultPlan
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-HOSTS = ("inline", "process")
 LOST, READY = accel.DeviceState.LOST, accel.DeviceState.READY
 
 
@@ -39,7 +37,7 @@ async def lose(device: accel.Device, ref: accel.AccelRef) -> None:
     assert device.state is LOST
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", ["inline", "process"])
 async def test_durable_data_is_kept_and_the_budget_is_as_new(host: str) -> None:
     plan = FaultPlan().poison_at(1, op="unary").poison_at(2, op="unary").poison_at(3, op="unary")
     async with opened(plan, host=host, restart=accel.RestartStrategy(max_restarts=1, within=3600.0)) as device:
@@ -84,9 +82,8 @@ async def test_iterators_of_before_end_and_new_ones_go_on() -> None:
         assert await anext(device.generations()) == 2
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_all_who_call_share_one_attempt_and_ops_wait_for_it(host: str) -> None:
-    async with opened(FaultPlan().poison_at(1, op="unary"), host=host) as device:
+async def test_all_who_call_share_one_attempt_and_ops_wait_for_it() -> None:
+    async with opened(FaultPlan().poison_at(1, op="unary"), host="process") as device:
         await lose(device, await device.put(np.ones(4)))
         with pytest.raises(accel.DeviceLostError):
             await device.put(np.ones(4))
@@ -175,19 +172,6 @@ async def test_closing_ends_an_attempt() -> None:
         assert device.state is accel.DeviceState.CLOSED
 
 
-async def test_durable_memory_of_a_lost_device_ends_with_its_refs_and_with_close() -> None:
-    async with opened(FaultPlan().poison_at(1, op="unary"), host="process") as device:
-        first, second = await device.put(np.zeros(1000), durable=True), await device.put(np.zeros(1000), durable=True)
-        await lose(device, await device.put(np.ones(4)))
-        held = device.info().memory.durable
-        assert held >= first.nbytes + second.nbytes
-        del first
-        assert 0 < device.info().memory.durable < held
-        await device.aclose()
-        assert device.info().memory.durable == 0
-        assert second.is_stale
-
-
 async def test_an_attempt_that_fails_leaves_the_device_lost_with_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(FaultPlan().poison_at(1, op="unary"), host="process") as device:
         weights = await device.put(np.arange(4.0), durable=True)
@@ -207,35 +191,3 @@ async def test_a_spare_child_is_there_again() -> None:
         await lose(device, await device.put(np.ones(4)))
         await device.reopen()
         assert await device.spare_ready()  # bounded by the timeout of opened()
-
-
-async def test_residents_that_are_durable_are_not_loaded_again() -> None:
-    loads: list[int] = []
-
-    async def load(device: accel.Device) -> accel.AccelRef:
-        loads.append(device.generation)
-        return await device.put(np.arange(4.0), durable=True)
-
-    async with opened(FaultPlan().poison_at(1, op="unary"), host="inline") as device:
-        weights = await device.resident("weights", load, durable=True)
-        await lose(device, weights)
-        await device.reopen()
-        assert await device.resident("weights", load, durable=True) is weights
-        assert loads == [1]
-
-
-async def test_an_attempt_without_a_thread_to_be_had_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(FaultPlan().poison_at(1, op="unary"), host="inline") as device:
-        await lose(device, await device.put(np.ones(4)))
-
-        def refuse(self: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(accel.DeviceLostError) as caught:
-                await device.reopen()
-        assert "thread" in str(caught.value.__cause__)
-        assert device.state is LOST
-        await device.reopen()
-        assert device.state is READY

@@ -98,15 +98,6 @@ async def test_work_that_has_left_the_device_answers_for_no_later_death() -> Non
         await die(device, is_last=True)
 
 
-async def test_work_without_a_death_costs_nothing() -> None:
-    async with opened(2) as device:
-        for _ in range(3):
-            with device.attribution():
-                await device.put(np.ones(4))
-        await die(device)
-        await die(device, is_last=True)
-
-
 async def test_a_death_that_no_context_can_follow_loses_the_device_all_the_same() -> None:
     gone = accel.DriverError("gone", scope=accel.FaultScope.DEVICE)
     async with opened(0, faults=FaultPlan().poison_at(1, gone, op="unary")) as device:

@@ -23,18 +23,6 @@ async def filled(device: accel.Device, count: int) -> list[asyncio.Future[accel.
     return calls
 
 
-async def test_no_more_than_max_in_flight_reach_the_device() -> None:
-    plan = FaultPlan().hang_at(1)
-    async with opened(plan, max_in_flight=3, streams=1) as device:
-        calls = [task(device.zeros(1)) for _ in range(10)]
-        await in_flight(device, 3)
-        assert plan.count == 3
-        assert device.info().queued == 7
-        plan.release()
-        await asyncio.gather(*calls)
-        assert device.info().in_flight == device.info().queued == 0
-
-
 async def test_a_full_mailbox_holds_ops_back() -> None:
     """One op on the device, one in the hand of the device's actor, two in its mailbox: the others wait for room there."""
     plan = FaultPlan().hang_at(1)
@@ -140,18 +128,6 @@ async def test_queue_of_waiters_has_a_bound() -> None:
             assert error.message == "more than 16 submissions wait for room on device cpu:0"
         plan.release()
         await asyncio.gather(*(each for each in calls if each not in full))
-
-
-async def test_time_to_come_back_is_half_the_oldest_wait_or_that_of_a_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(backoff=(0.1, 0.1))) as device:
-        sender = device._sender
-        monkeypatch.setattr(type(sender._mailbox), "oldest_age", lambda mailbox: 3.0)
-        monkeypatch.setattr(sender._core, "rebuild_seconds", 7.0)
-        assert sender.retry_after() == 1.5
-        await failure(device.zeros(1), accel.ContextPoisonedError)
-        assert device.state is accel.DeviceState.REBUILDING
-        assert sender.retry_after() == 7.0
-        await generation(device, 2)
 
 
 async def test_waiters_for_room_survive_a_rebuild_in_order() -> None:

@@ -50,18 +50,6 @@ async def test_op_cancelled_on_the_device_runs_on() -> None:
         await in_flight(device, 0)
 
 
-async def test_op_bound_behind_a_hang_on_its_lane_is_on_the_device_and_runs() -> None:
-    plan = FaultPlan().hang_at(2)
-    async with opened(plan) as device:
-        x = await device.full((), 1.0)
-        first, second = task(device.blas.scal(x, 2.0)), task(device.blas.scal(x, 5.0))
-        await in_flight(device, 2)
-        await cancelled(second)
-        plan.release()
-        await first
-        assert float(await device.get(x)) == 10.0
-
-
 async def test_task_cancelled_before_its_first_step_sends_nothing() -> None:
     plan = FaultPlan()
     async with opened(plan) as device:

@@ -9,7 +9,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import accel
@@ -97,20 +96,6 @@ async def test_close_with_a_hung_kernel_is_bounded_and_everybody_is_told(complet
         assert any("work_left" in record.getMessage() for record in caplog.records), caplog.text
 
 
-async def test_system_with_a_hung_kernel_closes_in_bounded_time() -> None:
-    plan = FaultPlan().hang_at(1)
-    system = accel.System(close_timeout=0.2)
-    began = time.monotonic()
-    async with system:
-        device = await system.open_device("cpu", faults=plan, max_in_flight=1, pending_limit=1)
-        calls = [task(device.zeros(1)) for _ in range(4)]
-        await in_flight(device, 1)
-    assert time.monotonic() - began < PATIENCE / 2
-    for call in calls:
-        await failure(call, accel.ClosedError)
-    plan.release()
-
-
 async def test_close_while_rebuilding_ends_what_waits() -> None:
     plan = FaultPlan().poison_at(1).poison_at(2)
     async with opened(plan, restart=accel.RestartStrategy(backoff=(5.0, 5.0)), pending_limit=1) as device:
@@ -141,16 +126,6 @@ async def test_batch_that_is_recorded_while_the_device_closes_is_void() -> None:
         assert ref.is_stale
 
 
-async def test_close_of_a_lost_device() -> None:
-    plan = FaultPlan().poison_at(1)
-    async with opened(plan, restart=accel.RestartStrategy(max_restarts=0)) as device:
-        await failure(device.zeros(1), accel.ContextPoisonedError)
-        await until(lambda: device.state is accel.DeviceState.LOST)
-        await bounded(device.aclose())
-        assert device.state is accel.DeviceState.CLOSED
-        await failure(device.zeros(1), accel.ClosedError)
-
-
 async def test_cancelling_a_close_ends_its_patience() -> None:
     plan = FaultPlan().hang_at(1)
     async with opened(plan) as device:
@@ -163,32 +138,6 @@ async def test_cancelling_a_close_ends_its_patience() -> None:
             await bounded(closing)
         await failure(work, accel.ClosedError)
         assert device.state is accel.DeviceState.CLOSED
-
-
-async def test_error_of_the_body_is_not_masked() -> None:
-    plan = FaultPlan().hang_at(1)
-    work: list[asyncio.Future[Any]] = []
-    with pytest.raises(ZeroDivisionError):
-        async with accel.System(close_timeout=0.1) as system:
-            device = await system.open_device("cpu", faults=plan)
-            work.append(task(device.zeros(1)))
-            await in_flight(device, 1)
-            raise ZeroDivisionError
-    await failure(work[0], accel.ClosedError)
-    plan.release()
-
-
-async def test_system_may_be_left_in_another_task() -> None:
-    system = accel.System()
-    device = await asyncio.create_task(_enter(system))
-    np.testing.assert_array_equal(await device.get(await device.full(1, 2.0)), [2])
-    await asyncio.create_task(system.__aexit__(None, None, None))
-    assert device.state is accel.DeviceState.CLOSED
-
-
-async def _enter(system: accel.System) -> accel.Device:
-    await system.__aenter__()
-    return await system.open_device("cpu")
 
 
 async def test_closing_one_device_leaves_the_others() -> None:
@@ -241,12 +190,6 @@ def _refusal(call: Callable[[], Any]) -> bytes:
     except BaseException as error:
         return repr(error).encode()
     return b"allowed"
-
-
-async def test_other_threads_may_look() -> None:
-    async with opened() as device:
-        info, health = await asyncio.gather(asyncio.to_thread(device.info), asyncio.to_thread(device.health))
-    assert (info.state, health.is_ready) == (accel.DeviceState.READY, True)
 
 
 async def test_pickling_a_device_or_its_system_says_what_to_send() -> None:

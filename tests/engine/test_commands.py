@@ -99,17 +99,6 @@ async def test_workspaces_count_in_the_limit(computes: list[Borrowing]) -> None:
         assert memory.used + memory.workspace <= memory.reserved <= 8 * MIB
 
 
-async def test_every_generation_lends_its_own(computes: list[Borrowing]) -> None:
-    async with opened(FaultPlan().poison_at(3), libraries=("blas",)) as device:
-        x = await device.put(np.eye(4))
-        await device.blas.gemm(x, x)
-        await failure(device.blas.gemm(x, x), accel.ContextPoisonedError)
-        x = await bounded(device.put(np.eye(4)))
-        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
-        assert device.info().memory.workspace == 2 * MIB
-        assert sum(len(each.lent) for each in computes) == 4
-
-
 async def two_at_once(device: accel.Device, plan: FaultPlan, x: accel.AccelRef) -> None:
     """Let two products run at once, so that a second lane gets workspaces."""
     calls = [task(device.blas.gemm(x, x)) for _ in range(2)]
@@ -144,20 +133,6 @@ async def test_a_second_lane_is_lent_workspaces_when_it_is_used_and_gives_them_b
         gate.set()
         for each in await asyncio.gather(*calls):
             np.testing.assert_array_equal(await device.get(each), np.eye(4))
-
-
-async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(computes: list[Borrowing]) -> None:
-    plan = FaultPlan().hang_at(1, op="gemm")
-    async with opened(plan, memory_limit=4 * MIB, streams=2) as device:
-        x = await device.put(np.eye(4))
-        full = await device.zeros(MIB, "uint8")
-        calls = [task(device.blas.gemm(x, x)) for _ in range(4)]
-        await in_flight(device, 4)
-        plan.release()
-        for each in await asyncio.gather(*calls):
-            np.testing.assert_array_equal(await device.get(each), np.eye(4))
-        assert device.info().memory.workspace == 2 * MIB
-        del full
 
 
 @pytest.mark.usefixtures("computes")
@@ -353,23 +328,3 @@ async def test_a_library_s_own_shortage_gives_idle_slabs_back_and_may_be_tried_a
         await until(lambda: device.info().memory.reserved < 200 * MIB)
         np.testing.assert_array_equal(await device.get(await device.run(Step(x))), np.ones(4))
         assert device.generation == 1
-
-
-@pytest.mark.usefixtures("bounded_queue")
-async def test_results_before_an_op_that_fails_in_the_first_part_of_a_batch_stay() -> None:
-    wrong = accel.LibraryError("unlucky")
-    async with opened(FaultPlan().fail_at(5, wrong), streams=1) as device:
-        x = await device.put(np.ones(4))
-        made: list[accel.AccelRef] = []
-
-        async def work() -> None:
-            async with device.batch() as batch:
-                made.append(batch.elementwise.unary("neg", x))
-                for _ in range(60):
-                    made.append(batch.elementwise.unary("neg", made[-1]))
-
-        error = await failure(work(), accel.LibraryError)
-        assert error.op_index == 3
-        for index, ref in enumerate(made[:3]):
-            np.testing.assert_array_equal(await device.get(ref), np.ones(4) * (-1) ** (index + 1))
-        assert (await failure(device.get(made[3]), accel.StaleRefError)).reason == "freed"

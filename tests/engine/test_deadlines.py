@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import accel
-from accel.engine.sender import _timeout_of
-from accel.ops import Empty
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, failure, in_flight, opened, task, turns, until, used
 
@@ -163,9 +161,3 @@ async def test_batch_that_expires_while_queued_is_void() -> None:
         await hanging
         await failure(device.get(ref), accel.StaleRefError)
         assert plan.count == 1
-
-
-def test_timeout_of_a_call_of_run_is_that_of_an_op_without_one() -> None:
-    op = Empty((1,), accel.DType.FLOAT32)
-    assert _timeout_of(op, 3.0) == 3.0
-    assert _timeout_of(op, None) is None

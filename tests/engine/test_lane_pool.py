@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
 import accel
+from accel.cpu import backend
 from accel.cpu.backend import CpuDevice
 from accel.engine.captures import captures_of
 from accel.libraries.kernel_library import kernels_of
-from accel.ops.base import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task
 from tests.own_library_support import Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from accel.cpu.stream import CpuStream
     from accel.engine.lanes import Lanes
 
+
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 X = np.arange(16.0).reshape(4, 4)
 
@@ -70,37 +71,6 @@ async def test_ops_one_after_the_other_use_one_stream() -> None:
         assert issued(device) == [15]
 
 
-async def test_a_chain_stays_in_its_stream() -> None:
-    plan = FaultPlan().hang_at(1, op="gemm")
-    async with opened(plan, libraries=("blas", "elementwise")) as device:
-        x, out = await device.put(X), await device.put(np.zeros((4, 4)))
-        first = task(device.blas.gemm(x, x, out=out))
-        rest = [task(device.blas.scal(out, 2.0)), task(device.elementwise.unary("neg", out, out=out)), task(device.reduce("sum", out))]
-        await in_flight(device, 4)
-        assert issued(device) == [4]
-        plan.release()
-        await first
-        assert float(await device.get(await rest[-1])) == pytest.approx(-2 * (X @ X).sum())
-        await asyncio.gather(*rest)
-
-
-async def test_the_later_of_two_unfinished_operands_is_followed() -> None:
-    plan = FaultPlan().hang_at(1, op="gemm").hang_at(2, op="gemm")
-    async with opened(plan, streams=3) as device:
-        x = await device.put(X)
-        a, b = await device.put(np.zeros((4, 4))), await device.put(np.zeros((4, 4)))
-        calls: list[asyncio.Future[Any]] = [task(device.blas.gemm(x, x, out=a)), task(device.blas.gemm(x, x, out=b))]
-        calls.append(task(device.blas.scal(b, 2.0)))
-        await in_flight(device, 3)
-        assert issued(device) == [1, 2]
-        calls.append(task(device.elementwise.binary("add", a, b, out=a)))
-        await in_flight(device, 4)
-        assert issued(device) == [1, 3], "the scaled one has more before it"
-        plan.release()
-        await asyncio.gather(*calls)
-        np.testing.assert_allclose(await device.get(a), 3 * (X @ X))
-
-
 async def test_the_least_loaded_stream_is_taken_and_the_pool_has_a_bound() -> None:
     plan = FaultPlan()
     for number in range(1, 4):
@@ -118,53 +88,6 @@ async def test_the_least_loaded_stream_is_taken_and_the_pool_has_a_bound() -> No
         plan.release()
         for each in await asyncio.gather(*calls):
             np.testing.assert_array_equal(await device.get(each), X @ X)
-
-
-async def test_a_batch_goes_to_one_stream() -> None:
-    plan = FaultPlan().hang_at(1, op="gemm")
-    async with opened(plan, max_in_flight=8) as device:
-        x = await device.put(X)
-        [large] = await hanging(device, x, 1)
-        y = await device.put(np.zeros((4, 4)))
-        async with device.batch() as batch:  # in several parts, for it is larger than the room
-            for _ in range(20):
-                batch.elementwise.binary("add", x, y, out=y)
-        np.testing.assert_array_equal(await device.get(y), 20 * X)
-        assert issued(device) == [1, 20]
-        plan.release()
-        await large
-
-
-async def test_a_batch_that_waits_for_memory_goes_on_in_its_stream() -> None:
-    plan = FaultPlan().hang_at(1, op="uniform")
-    async with opened(plan, libraries=("rng", "elementwise")) as device:
-
-        async def send() -> accel.AccelRef:
-            async with device.batch() as batch:
-                batch.rng.uniform(8, seed=1)
-                large = batch.zeros(100 << 20, "uint8")  # another slab
-                batch.elementwise.unary("abs", batch.full(4, -1.0))
-            return large
-
-        sending = task(send())
-        await in_flight(device, 4)
-        assert issued(device) == [4]
-        plan.release()
-        await sending
-
-
-async def test_later_ops_of_a_batch_are_not_launched_when_one_fails_although_streams_are_idle() -> None:
-    plan = FaultPlan().fail_at(1, accel.LibraryError("broken"), op="reduce")
-    async with opened(plan, max_in_flight=4) as device:
-        x, y = await device.put(X), await device.put(X)
-        with pytest.raises(accel.LibraryError) as caught:
-            async with device.batch() as batch:
-                for index in range(12):
-                    if index == 5:
-                        batch.reduce("sum", x)
-                    batch.elementwise.unary("neg", y, out=y)
-        assert caught.value.op_index == 5
-        np.testing.assert_array_equal(await device.get(y), -X)
 
 
 async def test_transfers_captures_and_replays_keep_streams_of_their_own() -> None:
@@ -190,21 +113,6 @@ async def test_transfers_captures_and_replays_keep_streams_of_their_own() -> Non
         await asyncio.gather(*both)
         for result, factor in zip(results, (2.0, 3.0), strict=True):
             np.testing.assert_array_equal(await device.get(result), factor * (X @ X))
-
-
-async def test_every_generation_has_a_pool_of_its_own() -> None:
-    plan = FaultPlan().hang_at(1, op="gemm").poison_at(1, op="unary")
-    async with opened(plan) as device:
-        x = await device.put(X)
-        [lost] = await hanging(device, x, 1)
-        before = lanes_of(device)
-        await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
-        await failure(lost, accel.ContextPoisonedError)
-        plan.release()
-        await generation(device, 2)
-        x = await device.put(X)
-        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), X @ X)
-        assert lanes_of(device) is not before
 
 
 async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,58 +170,6 @@ async def test_a_library_that_could_not_be_opened_is_opened_by_its_next_op(monke
 async def test_debug_runs_everything_in_one_stream() -> None:
     async with opened(debug=True, libraries=("blas", "reduce")) as device:
         assert len(lanes_of(device).all) == 1
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Add(accel.KernelOp):
-    """``x + 1``."""
-
-    library: ClassVar[str] = "mine"
-    kind: ClassVar[str] = "add"
-
-    x: accel.AccelRef
-
-    def plan(self) -> Plan:
-        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
-
-
-class Mine(accel.KernelLibrary):
-    """Notes the streams that it is given."""
-
-    name = "mine"
-    seen: ClassVar[set[Any]] = set()
-
-    @accel.kernel(Add)
-    def add(self, op: Add, stream: Any, inputs: Any, outputs: Any) -> None:
-        self.seen.add(stream)
-        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
-        stream.submit(lambda: np.add(source, 1, out=target), 1e-6)
-
-
-async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
-    Mine.seen.clear()
-    plan = FaultPlan().hang_at(1, op="gemm")
-    async with opened(plan) as device:
-        await device.register(Mine)
-        x = await device.put(X)
-        ops = await asyncio.gather(*[device.run(Add(x)) for _ in range(8)])
-        np.testing.assert_array_equal(await device.get(ops[-1]), X + 1)
-        lanes = lanes_of(device)
-        assert Mine.seen == {lanes.routes["mine"].stream}
-
-        async def together() -> accel.AccelRef:
-            async with device.batch() as batch:
-                found: accel.AccelRef = batch.run(Add(batch.elementwise.unary("neg", x)))
-            return found
-
-        [large] = await hanging(device, x, 1)
-        batches = [task(together()) for _ in range(3)]
-        await in_flight(device, 7)
-        plan.release()
-        await large
-        for each in await asyncio.gather(*batches):
-            np.testing.assert_array_equal(await device.get(each), 1 - X)
-        assert Mine.seen == {lanes.routes["mine"].stream, lanes.pool[0].stream}
 
 
 class Spreading(accel.KernelLibrary):
@@ -433,3 +289,57 @@ def test_a_library_that_captures_has_one_stream() -> None:
 
     with pytest.raises(accel.InvalidArgumentError, match="captures"):
         kernels_of(Both)
+
+
+@pytest.mark.parametrize("streams", [8, 2, 1])
+async def test_each_named_library_is_prepared_in_the_streams_that_it_runs_in(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
+    prepared: list[tuple[str, Any]] = []
+
+    class Preparing(CpuDevice):  # a class of its own: what a class offers is remembered
+        def prepare(self, library: str, stream: Any) -> None:
+            prepared.append((library, stream))
+
+    monkeypatch.setattr(backend, "CpuDevice", Preparing)
+    libraries = ("blas", "elementwise", "reduce", "fft")
+    async with opened(streams=streams, libraries=libraries) as device:
+        pool = device._host.context.lanes.pool
+        assert len(pool) == streams
+        assert prepared == [(library, lane.stream) for library in libraries for lane in pool]
+        prepared.clear()
+        await device.rng.normal(3)
+        assert not prepared, "others are made at their first use"
+
+
+@pytest.mark.parametrize("kind", ["put", "get", "gemm"])
+async def test_a_put_a_get_and_compute_overlap(kind: str) -> None:
+    """Each in turn hangs in its stream, and the other two go on."""
+    plan = FaultPlan().hang_at(2, op=kind)
+    async with opened(plan) as device:
+        x = np.eye(4)
+        a = await device.put(x)
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, a)), x)
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "put": lambda: device.put(x),
+            "get": lambda: device.get(a),
+            "gemm": lambda: device.blas.gemm(a, a),
+        }
+        hanging = task(calls[kind]())
+        await in_flight(device, 1)
+        for other in calls.keys() - {kind}:
+            await bounded(calls[other]())
+        assert not hanging.done()
+        plan.release()
+        await hanging
+
+
+async def test_with_one_stream_everything_waits_for_what_was_sent_before() -> None:
+    plan = FaultPlan().hang_at(1, op="get")
+    async with opened(plan, streams=1) as device:
+        a = await device.put(np.eye(4))
+        hanging = task(device.get(a))
+        await in_flight(device, 1)
+        sent = [task(device.put(np.eye(4))), task(device.blas.gemm(a, a))]
+        await in_flight(device, 3)
+        assert not any(each.done() for each in sent)
+        plan.release()
+        await asyncio.gather(hanging, *sent)

@@ -69,17 +69,6 @@ async def test_what_was_told_to_be_final_stays_so_when_the_budget_recovers_in_th
         assert (device.state, device.generation) == (LOST, 2)
 
 
-async def test_budget_that_has_recovered_rebuilds_again() -> None:
-    now = [0.0]
-    plan = FaultPlan().poison_at(1).poison_at(2)
-    async with accel.System(clock=lambda: now[0]) as system:
-        device = await system.open_device("cpu", faults=plan, restart=accel.RestartStrategy(1, within=10.0))
-        for number in (2, 3):
-            assert (await failure(device.zeros(1), accel.ContextPoisonedError)).retryable
-            await generation(device, number)
-            now[0] += 10.0
-
-
 async def test_decision_of_the_user_stands() -> None:
     plan = FaultPlan().poison_at(1, dead(accel.FaultScope.PROCESS))
     seen: list[BaseException] = []
@@ -107,16 +96,6 @@ async def test_decision_of_the_user_to_stop_is_final_at_once() -> None:
         await turns()
         assert (device.state, device.generation) == (LOST, 1)
     assert len(seen) == 1, "the supervisor receives the verdict and does not ask again"
-
-
-async def test_decision_that_raises_is_made_by_scope() -> None:
-    def decide(error: BaseException) -> accel.Directive:
-        raise RuntimeError("a bug of the user's")
-
-    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(decide=decide)) as device:
-        assert (await failure(device.zeros(1), accel.ContextPoisonedError)).retryable
-        await generation(device, 2)
-        await bounded(device.zeros(1))
 
 
 async def test_last_rebuild_after_a_bug_of_the_contexts_actor_is_made() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import numpy as np
 import pytest
 
-from accel import DType
 from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
@@ -49,19 +47,3 @@ def test_the_way_is_as_short_as_it_must_be(row: str, walks: dict[str, Walk]) -> 
         pytest.xfail(f"{calls:g} calls in {files} files")
     assert holds, f"{calls:g} calls in {files} files: {limit}"
     assert row not in NOT_YET, "it is reached: take it out"
-
-
-def test_calls_of_the_package_alone_are_recorded() -> None:
-    plain = np.zeros(4)
-    with walk.recorded() as recorded:
-        plain.sum()
-        DType.of("float32")
-    assert ("dtype.py", "DType.of") in recorded
-    assert recorded.files == len({file for file, _ in recorded})
-    assert sys.getprofile() is None
-
-
-def test_calls_beyond_another_row_are_told_without_its_own() -> None:
-    walks = {walk.GEMM: Walk([("a.py", "f")]), "matmul awaited, inline": Walk([("a.py", "f"), ("b.py", "g"), ("a.py", "f")])}
-    assert calls_of("matmul awaited, inline", walks) == 2
-    assert (walks["matmul awaited, inline"].files, walks["matmul awaited, inline"].switches) == (2, 2)

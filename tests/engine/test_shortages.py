@@ -67,7 +67,7 @@ def test_a_put_without_descriptors_costs_that_put_at_most() -> None:
             keep = await device.put(np.arange(4.0))
             durable = await device.put(np.arange(4.0), durable=True)
             failed = 0
-            for spare in (0, 1, 2, 3, 2, 2):
+            for spare in (0, 1, 2, 3):
                 hold = holding(spare)
                 array = np.full(6_000_000 + 1_000_000 * failed, 2.0)
                 try:
@@ -157,9 +157,8 @@ def test_an_op_without_threads_is_answered_and_closing_needs_none() -> None:
 
 
 def test_the_end_of_a_program_leaves_through_the_loop_once_the_op_is_answered() -> None:
-    for kind, code in (("exit", 3), ("interrupt", -2)):
-        for blocking in ("Bugs", "BugsOnTheLoop"):
-            program = f"""
+    for kind, code, blocking in (("exit", 3, "Bugs"), ("interrupt", -2, "BugsOnTheLoop")):
+        program = f"""
 import asyncio, signal
 import accel, numpy as np
 from tests import op_bugs_support
@@ -180,8 +179,8 @@ async def main():
 op_bugs_support.KINDS["exit"] = lambda text: SystemExit(3)
 asyncio.run(main())
 """
-            done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
-            assert done.stdout.split() == ["answered", "SystemExit" if kind == "exit" else "KeyboardInterrupt"], (
-                done.stdout + done.stderr[-2000:]
-            )
-            assert done.returncode in (code, 130 if code < 0 else code), (done.returncode, done.stderr[-2000:])
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.stdout.split() == ["answered", "SystemExit" if kind == "exit" else "KeyboardInterrupt"], (
+            done.stdout + done.stderr[-2000:]
+        )
+        assert done.returncode in (code, 130 if code < 0 else code), (done.returncode, done.stderr[-2000:])

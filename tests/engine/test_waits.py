@@ -12,7 +12,6 @@ import pytest
 import accel
 from accel import registry
 from accel.testing import FaultPlan
-from tests.completion_support import PATIENCE
 from tests.device_support import bounded, failure, task, until
 from tests.late_backend import LateDevice, LateEvent
 
@@ -98,17 +97,6 @@ async def test_many_at_once_are_all_answered_right(device: accel.Device, way: st
     await until(lambda: device.info().in_flight == 0, "all retired")
 
 
-async def test_a_fault_is_told(way: str) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("late", faults=FaultPlan().poison_at(21, op="unary"))
-        x = await learned(device, way)
-        error = await failure(bounded(negated(device, x, way)), accel.ContextPoisonedError)
-        assert error.generation == 1
-        y = await bounded(device.put(np.ones(8)))
-        assert device.generation == 2
-        np.testing.assert_array_equal(await device.get(await bounded(negated(device, y, way))), -np.ones(8))
-
-
 async def test_a_fault_ends_other_waits(way: str) -> None:
     async with accel.System() as system:
         device = await system.open_device("late", faults=FaultPlan().poison_at(1, op="fill"))
@@ -121,20 +109,6 @@ async def test_a_fault_ends_other_waits(way: str) -> None:
         y = await bounded(device.put(np.ones(8)))
         assert device.generation == 2
         np.testing.assert_array_equal(await device.get(await bounded(negated(device, y, way))), -np.ones(8))
-
-
-async def test_an_op_that_its_kernel_has_refused_is_told_while_the_device_goes_on(way: str) -> None:
-    faults = FaultPlan()
-    for n in range(21, 27):
-        faults.fail_at(n, accel.LibraryError("the second half was refused"), op="unary")
-    async with accel.System() as system:
-        device = await system.open_device("late", faults=faults)
-        x = await learned(device, way)
-        for _ in range(6):
-            await failure(bounded(negated(device, x, way, PATIENCE)), accel.LibraryError)
-            await until(lambda: device.info().in_flight == 0, "the rest retired")
-        assert faults.fired == 6
-        np.testing.assert_array_equal(await device.get(await bounded(negated(device, x, way))), -(await device.get(x)))
 
 
 async def test_closing_the_device_waits_for_the_result(device: accel.Device, way: str) -> None:

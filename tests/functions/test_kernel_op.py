@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any, Literal, assert_type
+from typing import Any, Literal, assert_type
 
 import numpy as np
 import pytest
@@ -13,9 +11,6 @@ import accel
 from accel.ops import Spec
 from accel.testing import FaultPlan
 from tests.own_library_support import ScaleAs, Scaling
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -111,27 +106,6 @@ async def test_a_closure_is_refused_by_a_process_host_with_the_remedy() -> None:
         with pytest.raises(accel.UnsupportedError, match="local") as refused:
             await device.run(local(await device.put([1.0])))
         assert "at the top of a module that can be imported" in refused.value.remedy
-
-
-def test_a_function_of_main_is_refused_by_a_process_host_with_the_remedy(tmp_path: Path) -> None:
-    program = tmp_path / "main.py"
-    program.write_text(
-        "import asyncio, sys\nimport numpy as np\nimport accel\nsys.modules['cloudpickle'] = None\n"
-        "@accel.kernel_op(like='x')\n"
-        "def copied(out: accel.Operand, x: accel.AccelRef) -> None:\n"
-        "    np.copyto(np.asarray(out), np.asarray(x))\n"
-        "async def main():\n"
-        "    async with accel.System() as system:\n"
-        "        device = await system.open_device('cpu', host='process')\n"
-        "        try:\n"
-        "            await device.run(copied(await device.put([1.0])))\n"
-        "        except accel.UnsupportedError as error:\n"
-        "            print(error)\n"
-        "if __name__ == '__main__':\n"
-        "    asyncio.run(main())\n"
-    )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
-    assert "what is in __main__ is not found in another process" in done.stdout, done.stderr
 
 
 async def test_a_backend_without_a_function_says_so_and_another_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,22 +200,6 @@ async def test_order_with_other_libraries_is_kept() -> None:
         np.testing.assert_array_equal(await device.get(x), np.full(1 << 15, 4.0**10))
 
 
-async def test_what_a_kernel_raises_is_its_ops_error_and_nothing_else() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        await device.register(Mine)
-        x = await device.put(np.ones(4))
-        with pytest.raises(accel.LibraryError, match="ZeroDivisionError: broken") as caught:
-            await device.run(Break(x))
-        assert (caught.value.op, caught.value.library) == ("break", "mine")
-        bug = caught.value.__cause__
-        assert isinstance(bug, ZeroDivisionError)
-        assert "in break_it" in bug.__notes__[0], "it says where"
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
-        assert device.generation == 1
-        assert device.info().in_flight == 0
-
-
 async def test_every_context_gets_an_instance_of_its_own() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", faults=FaultPlan().poison_at(2))
@@ -229,58 +213,6 @@ async def test_every_context_gets_an_instance_of_its_own() -> None:
         first, second = Mine.made
         assert not first.closed, "nothing is given back of a dead context"
     assert len(second.closed) == 1
-
-
-async def test_library_that_cannot_be_opened_is_refused_and_the_device_goes_on() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        with pytest.raises(accel.LibraryError, match="no such library"):
-            await device.register(Mine, fails=True)
-        x = await device.put(np.ones(4))
-        with pytest.raises(accel.UnsupportedError, match="no library 'mine'"):
-            await device.run(Scale(x))
-        await device.register(Mine)
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
-        assert device.generation == 1
-
-
-async def test_an_instance_that_does_not_close_keeps_nothing_else_open(caplog: pytest.LogCaptureFixture) -> None:
-    class Stuck(Mine):
-        def close(self) -> None:
-            raise RuntimeError("stuck")
-
-    threads = {thread.name for thread in threading.enumerate()}
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        await device.register(Stuck)
-        x = await device.put(np.ones(4))
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
-    assert "library_not_closed" in caplog.text
-    left = {thread.name for thread in threading.enumerate()} - threads
-    assert not any(name.startswith("accel-cpu") for name in left), f"streams were left open: {left}"
-
-
-async def test_a_cancelled_registration_leaves_nothing_of_its_instance() -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    class Slow(Mine):
-        def open(self, stream: Any) -> None:
-            begun.set()
-            go.wait(10)
-            super().open(stream)
-
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        first = asyncio.create_task(device.register(Slow, 3.0))
-        assert await system.run_blocking(begun.wait, 10)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        go.set()
-        await device.register(Slow, 5.0)
-        x = await device.put(np.ones(4))
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 10.0))
-        assert [len(instance.closed) for instance in Mine.made] == [1, 0]
 
 
 async def test_classes_that_do_not_fit_are_refused() -> None:

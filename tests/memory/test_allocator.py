@@ -1,35 +1,19 @@
-"""The allocator on real slabs: alignment, waste, misuse, stream-ordered reuse."""
+"""The allocator on real slabs: alignment, waste, misuse, stream-ordered reuse, and slabs of an earlier allocator."""
 
 from __future__ import annotations
 
-import ctypes
-import random
-import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
 from accel.errors import InvalidArgumentError, StaleRefError
-from accel.memory import Allocator, Block, Dependency, Timeline
+from accel.memory import Allocator, Block, Dependency, MemfdSlab, Timeline
 from tests.memory_support import KIB, MIB, Source, make, pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@pytest.fixture
-def source() -> Iterator[Source]:
-    source = Source()
-    yield source
-    for slab in source.open:
-        slab.close()
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")
-    return random.Random(seed)
+    import numpy as np
 
 
 def write(block: Block, timeline: Timeline) -> list[Dependency]:
@@ -47,8 +31,6 @@ def fill_up(allocator: Allocator, nbytes: int, timeline: Timeline | None = None)
 
 
 # -- blocks
-
-
 def test_without_a_slab_there_is_no_block_until_one_is_adopted(source: Source) -> None:
     allocator = make(source)
     assert allocator.allocate(100) is None
@@ -62,23 +44,6 @@ def test_without_a_slab_there_is_no_block_until_one_is_adopted(source: Source) -
     assert "100 bytes" in repr(block)
 
 
-def test_blocks_keep_their_bytes_while_others_come_and_go(source: Source, rng: random.Random) -> None:
-    allocator = make(source)
-    held: list[tuple[Block, bytes]] = []
-    for step in range(600):
-        if step % 3 == 2:
-            block, data = held.pop(rng.randrange(len(held)))
-            assert ctypes.string_at(block.address, block.nbytes) == data
-            allocator.free(block)
-        else:
-            block = allocator.allocate_blocking(rng.randrange(20_000))
-            data = rng.randbytes(block.nbytes)
-            ctypes.memmove(block.address, data, len(data))
-            held.append((block, data))
-    for block, data in held:
-        assert ctypes.string_at(block.address, block.nbytes) == data
-
-
 def test_blocks_of_no_bytes_are_valid_and_distinct(source: Source) -> None:
     allocator = make(source)
     one, other = allocator.allocate_blocking(0), allocator.allocate_blocking(0)
@@ -86,9 +51,9 @@ def test_blocks_of_no_bytes_are_valid_and_distinct(source: Source) -> None:
     assert (one.nbytes, one.size) == (0, 256)
 
 
-def test_reserved_bytes_are_aligned_and_waste_is_bounded(source: Source, rng: random.Random) -> None:
+def test_reserved_bytes_are_aligned_and_waste_is_bounded(source: Source, rng: np.random.Generator) -> None:
     allocator = make(source, slab_bytes=256 * MIB)
-    sizes = [*range(600), *(rng.randint(1, 1 << bits) for bits in range(1, 27) for _ in range(20))]
+    sizes = [*range(600), *(int(rng.integers(1, 1 << bits, endpoint=True)) for bits in range(1, 27) for _ in range(20))]
     for nbytes in sizes:
         block = allocator.allocate_blocking(nbytes)
         assert block.address % 256 == 0
@@ -109,8 +74,6 @@ def test_sizes_that_do_not_go_together_are_refused(source: Source, slab_bytes: i
 
 
 # -- misuse
-
-
 def test_double_free_is_detected(source: Source) -> None:
     allocator = make(source)
     block = allocator.allocate_blocking(1000)
@@ -146,20 +109,23 @@ def test_a_block_of_another_allocator_is_refused(source: Source) -> None:
 
 
 # -- stream-ordered reuse
-
-
-def test_idle_memory_is_reused_at_once(source: Source) -> None:
+@pytest.mark.parametrize(("is_over", "asks", "reused"), [(True, "b", True), (False, "a", True), (False, "b", False), (False, None, False)])
+def test_memory_is_reused_at_once_that_is_idle_for_who_asks_and_fresh_memory_is_preferred_to_waiting(
+    source: Source, is_over: bool, asks: str | None, reused: bool
+) -> None:
     allocator = make(source)
-    a, b = Timeline("a"), Timeline("b")
+    timelines = {"a": Timeline("a"), "b": Timeline("b"), None: None}
+    a = timelines["a"]
+    assert a is not None
     block = allocator.allocate_blocking(5000, a)
     address = block.address
     write(block, a)
     allocator.free(block)
-    a.complete(1)
-    again = allocator.allocate(5000, b)
+    a.complete(is_over)
+    again = allocator.allocate(4900, timelines[asks])
     assert again is not None
-    assert again.address == address
-    assert write(again, b) == []
+    assert (again.address == address) is reused
+    assert write(again, timelines[asks] or Timeline("c")) == []
 
 
 def test_freed_blocks_are_kept_for_others_of_their_size_while_there_is_other_room(source: Source) -> None:
@@ -173,43 +139,6 @@ def test_freed_blocks_are_kept_for_others_of_their_size_while_there_is_other_roo
     assert other is not None
     assert other.offset == 64 * 4 * KIB
     assert {allocator.allocate_blocking(4 * KIB, a).address for _ in range(64)} == freed
-
-
-def test_freed_blocks_are_not_merged_for_more_than_is_free(source: Source) -> None:
-    allocator = make(source)
-    blocks = [allocator.allocate_blocking(4 * KIB) for _ in range(64)]
-    addresses = [block.address for block in blocks]
-    for block in blocks:
-        allocator.free(block)
-    assert allocator.allocate(allocator.reserved + 1) is None
-    assert [allocator.allocate_blocking(4 * KIB).address for _ in range(64)] == addresses[::-1], "as they were freed, newest first"
-
-
-def test_memory_with_uses_on_the_same_timeline_is_reused_at_once(source: Source) -> None:
-    allocator = make(source)
-    a = Timeline("a")
-    block = allocator.allocate_blocking(5000, a)
-    address = block.address
-    write(block, a)
-    allocator.free(block)
-    again = allocator.allocate(4900, a)
-    assert again is not None
-    assert again.address == address
-    assert write(again, a) == []
-
-
-@pytest.mark.parametrize("asks", ["another timeline", "nobody"])
-def test_fresh_memory_is_preferred_to_waiting(source: Source, asks: str) -> None:
-    allocator = make(source)
-    a, b = Timeline("a"), Timeline("b")
-    block = allocator.allocate_blocking(5000, a)
-    address = block.address
-    write(block, a)
-    allocator.free(block)
-    again = allocator.allocate(5000, b if asks == "another timeline" else None)
-    assert again is not None
-    assert again.address != address
-    assert again.usage.is_idle()
 
 
 def test_without_other_room_memory_is_reused_with_the_uses_it_has(source: Source) -> None:
@@ -301,21 +230,6 @@ def test_the_tail_of_a_cut_block_keeps_its_uses(source: Source) -> None:
     assert pending(allocator) == []
 
 
-def test_memory_joined_with_pending_uses_is_whole_again_once_they_are_over(source: Source) -> None:
-    allocator = make(source)
-    a = Timeline("a")
-    blocks = [allocator.allocate_blocking(3000), *fill_up(allocator, 3000)]
-    for block in blocks:
-        write(block, a)
-        allocator.free(block)
-    assert dict(pending(allocator)) == {a: len(blocks)}
-    a.complete(a.issued)
-    assert pending(allocator) == []
-    whole = allocator.allocate(MIB)
-    assert whole is not None
-    assert whole.usage.is_idle()
-
-
 def test_large_blocks_never_get_a_piece_that_is_too_small(source: Source) -> None:
     allocator = make(source, slab_bytes=128 * MIB)
     blocks = [allocator.allocate_blocking(nbytes * MIB) for nbytes in (32, 20, 34, 36)]
@@ -344,3 +258,58 @@ def test_large_blocks_are_reused_by_size(source: Source) -> None:
     other = allocator.allocate(40 * MIB, b)
     assert other is not None
     assert write(other, b) == []
+
+
+@pytest.fixture
+def slab() -> Iterator[MemfdSlab]:
+    slab = MemfdSlab(MIB)
+    yield slab
+    slab.close()
+
+
+def test_blocks_keep_their_places_and_the_rest_of_the_slab_is_free(slab: MemfdSlab) -> None:
+    allocator = make(Source())
+    tail = 5120 + 512 * KIB
+
+    second, first, last = allocator.restore(slab, [(4096, 1000, 1024), (0, 100, 256), (tail, 0, MIB - tail)])
+
+    found = [(block.offset, block.nbytes, block.size) for block in (first, second, last)]
+    assert found == [(0, 100, 256), (4096, 1000, 1024), (tail, 0, MIB - tail)]
+    assert all(block.slab is slab for block in (first, second, last))
+    assert (allocator.used, allocator.reserved) == (256 + 1024 + MIB - tail, MIB)
+    between = allocator.allocate(4096 - 256)
+    behind = allocator.allocate(512 * KIB)
+    assert between is not None
+    assert behind is not None
+    assert (between.offset, behind.offset) == (256, 5120)
+    assert allocator.allocate(1) is None
+
+
+def test_a_slab_that_one_block_fills_has_no_room(slab: MemfdSlab) -> None:
+    allocator = make(Source())
+
+    (block,) = allocator.restore(slab, [(0, MIB, MIB)])
+
+    assert allocator.allocate(1) is None
+    allocator.free(block)
+    assert allocator.allocate(MIB) is not None
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [(0, 100, 512), (256, 100, 256)],
+        [(0, 100, 256), (0, 100, 256)],
+        [(0, MIB, MIB), (0, 0, 256)],
+        [(128, 100, 256)],
+        [(0, 100, 200)],
+        [(0, 257, 256)],
+        [(0, -1, 256)],
+        [(MIB - 256, 100, 512)],
+        [(MIB, 100, 256)],
+        [(-256, 100, 256)],
+    ],
+)
+def test_blocks_that_cannot_be_there_are_refused(slab: MemfdSlab, blocks: list[tuple[int, int, int]]) -> None:
+    with pytest.raises(InvalidArgumentError, match="no room"):
+        make(Source()).restore(slab, blocks)

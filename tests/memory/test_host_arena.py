@@ -11,40 +11,11 @@ import numpy as np
 import pytest
 
 from accel.errors import ClosedError, ContextPoisonedError, FaultScope, OutOfMemoryError
-from accel.memory import Block, HostArena, HostBlock, HostRegistrar
+from accel.memory import Block, HostArena, HostBlock
+from tests.memory_support import KIB, MIB, Registrar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-KIB = 1 << 10
-MIB = 1 << 20
-
-
-class Registration:
-    def __init__(self, registrar: Registrar, address: int) -> None:
-        self._registrar, self._address = registrar, address
-
-    def close(self) -> None:
-        self._registrar.known.pop(self._address, None)
-
-
-class Registrar:
-    """A context that knows what it was told of."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.known: dict[int, int] = {}
-        self.error = error
-
-    def register_host(self, address: int, nbytes: int) -> Registration:
-        if self.error is not None:
-            raise self.error
-        assert address % os.sysconf("SC_PAGE_SIZE") == 0
-        assert nbytes % os.sysconf("SC_PAGE_SIZE") == 0
-        self.known[address] = nbytes
-        return Registration(self, address)
-
-    def covers(self, piece: Block) -> bool:
-        return any(start <= piece.address and piece.address + piece.nbytes <= start + nbytes for start, nbytes in self.known.items())
 
 
 @pytest.fixture
@@ -63,11 +34,6 @@ def grown(arena: HostArena, nbytes: int) -> Block:
     piece = arena.grow(nbytes)
     assert piece is not None
     return piece
-
-
-def test_a_registrar_is_recognised_by_its_method(registrar: Registrar) -> None:
-    assert isinstance(registrar, HostRegistrar)
-    assert not isinstance(object(), HostRegistrar)
 
 
 def test_pieces_share_a_block_that_a_descriptor_holds_and_the_device_knows(arena: HostArena, registrar: Registrar) -> None:
@@ -139,19 +105,6 @@ def test_a_dying_context_leaves_a_block_unregistered_and_the_next_one_gets_it(ar
     following = Registrar()
     arena.attach(following)
     assert following.covers(piece)
-
-
-def test_every_generation_gets_all_blocks(arena: HostArena, registrar: Registrar) -> None:
-    pieces = [grown(arena, MIB), grown(arena, 2 * MIB)]
-    arena.detach(registrar)
-    assert registrar.known == {}
-    between = grown(arena, MIB)
-    following = Registrar()
-    arena.attach(following)
-    assert all(following.covers(piece) for piece in (*pieces, between))
-    arena.detach(following)
-    arena.detach(following)
-    assert following.known == {}
 
 
 def test_a_late_end_of_a_context_takes_nothing_from_the_next(arena: HostArena, registrar: Registrar) -> None:

@@ -12,30 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import accel
 from accel.memory import Block, HostArena
+from tests.memory_support import KIB, Registrar
 
 if TYPE_CHECKING:
     import numpy as np
 
-KIB = 1 << 10
 LIMIT = 1 << 20
-
-
-class Registration:
-    def __init__(self, known: dict[int, int], address: int) -> None:
-        self._known, self._address = known, address
-
-    def close(self) -> None:
-        del self._known[self._address]
-
-
-class Registrar:
-    def __init__(self) -> None:
-        self.known: dict[int, int] = {}
-
-    def register_host(self, address: int, nbytes: int) -> Registration:
-        assert address not in self.known, "registered twice"
-        self.known[address] = nbytes
-        return Registration(self.known, address)
 
 
 class ArenaMachine(RuleBasedStateMachine):

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import array
 import asyncio
+import gc
 import os
-import select
 import socket
+import weakref
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.errors import InvalidArgumentError
-from accel.process.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header, greeting
-from tests.host_support import PATIENCE, End, frames, message, raw_end, take_all, two_ends, write_end
+from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
+from accel.process.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header
+from tests.host_support import PATIENCE, End, message, raw_end, take_all, two_ends, write_end
 
 if TYPE_CHECKING:
     from tests.host_support import Run
+
 
 MIB = 1 << 20
 
@@ -31,36 +33,6 @@ def test_messages_go_both_ways_in_order(run_checked: Run) -> None:
                 other.channel.send(kind, memoryview(payload))
             assert await one.received(len(expected)) == expected
             assert await other.received(len(expected)) == expected
-
-    run_checked(main)
-
-
-def test_what_is_sent_in_one_turn_leaves_in_one_call(run_checked: Run) -> None:
-    async def main() -> None:
-        with raw_end() as (end, raw):
-            await asyncio.sleep(0)
-            assert raw.recv(MIB) == greeting()
-            for kind in (1, 2, 3):
-                end.channel.send(kind, b"x")
-            assert end.channel.pending == 3 * 13
-            assert select.select([raw], [], [], 0)[0] == []
-            await asyncio.sleep(0)
-            assert end.channel.pending == 0
-            assert raw.recv(MIB) == message(1, b"x") + message(2, b"x") + message(3, b"x")
-
-    run_checked(main)
-
-
-def test_much_is_sent_at_once(run_checked: Run) -> None:
-    async def main() -> None:
-        with raw_end() as (end, raw):
-            end.channel.send(1, b"x" * (65 << 10))
-            assert end.channel.pending == 0
-            received = raw.recv(MIB)
-            assert received.startswith(greeting())
-            while len(received) < 24 + (65 << 10) + 4:
-                received += raw.recv(MIB)
-            assert frames(received)[1] == (1, b"x" * (65 << 10))
 
     run_checked(main)
 
@@ -222,6 +194,129 @@ def test_what_cannot_be_sent_is_refused_and_leaves_nothing(run_checked: Run) -> 
                 one.channel.send(1, b"half", "text")  # type: ignore[arg-type]
             one.channel.send(1, b"x" * 100)
             assert await other.received(1) == [(1, b"x" * 100)]
+        os.close(fd)
+
+    run_checked(main)
+
+
+def test_the_end_comes_after_the_last_message(run_checked: Run) -> None:
+    async def main() -> None:
+        with two_ends() as (one, other):
+            await one.greeted()
+            for kind in range(1, 2000):
+                one.channel.send(kind, b"last words")
+            one.channel.close()
+            one.channel.close()
+            assert await other.lost() is None
+            assert [kind for kind, _ in other.messages] == list(range(1, 2000))
+            assert one.losses == []
+
+    run_checked(main)
+
+
+def test_a_peer_that_went_while_we_wrote_is_heard_to_its_end(run_checked: Run) -> None:
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            await end.greeted()
+            end.channel.send(1, b"x" * MIB)
+            await asyncio.sleep(0)
+            assert end.channel.pending > 0
+            raw.sendall(b"".join([message(kind, b"last words") for kind in range(1, 1500)]))
+            raw.close()
+            end.channel.send(2)  # whatever happens first, reading or writing
+            error = await end.lost()
+            assert isinstance(error, HostDiedError)
+            assert error.code in {"EPIPE", "ECONNRESET"}
+            assert len(end.messages) == 1499
+            with pytest.raises(ClosedError):
+                end.channel.send(3)
+
+    run_checked(main)
+
+
+def test_a_broken_channel_keeps_nothing_of_what_was_sending(run_checked: Run) -> None:
+    """The error's traceback has the frame that wrote, and that one all its callers'."""
+
+    class Held:
+        pass
+
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            await end.greeted()
+            raw.close()
+
+            def send() -> weakref.ref[Held]:
+                held = Held()
+                end.channel.send(1, b"into nothing")
+                end.channel.flush()
+                return weakref.ref(held)
+
+            kept = send()
+            error = await end.lost()
+            assert isinstance(error, HostDiedError)
+            assert isinstance(error.__cause__, OSError)
+            gc.collect()
+            assert kept() is None
+
+    run_checked(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"garbage, and more of it", "begins"),
+        (encode_header(1, 2 * MIB), "allowed"),
+        (message(0, b"1234"), "second time"),
+        (message(1)[:-1], ""),
+    ],
+)
+def test_nonsense_ends_it_after_what_made_sense(run_checked: Run, data: bytes, word: str) -> None:
+    async def main() -> None:
+        with raw_end(max_message=MIB) as (end, raw):
+            raw.sendall(message(5, b"sense") + data)
+            if not word:
+                raw.shutdown(socket.SHUT_WR)
+            error = await end.lost()
+            assert isinstance(error, ProtocolError)
+            assert word in error.message
+            assert end.messages == [(5, b"sense")]
+
+    run_checked(main)
+
+
+@pytest.mark.parametrize("first", [message(1), message(0, (99).to_bytes(4, "little")), message(0)])
+def test_who_does_not_greet_is_not_heard(run_checked: Run, first: bytes) -> None:
+    async def main() -> None:
+        one, raw = socket.socketpair()
+        end = End(one)
+        with raw:
+            raw.sendall(first + message(7))
+            assert isinstance(await end.lost(), ProtocolError)
+            assert end.messages == []
+
+    run_checked(main)
+
+
+def test_what_the_handler_raises_ends_the_channel_and_is_reported(run_checked: Run) -> None:
+    async def main() -> None:
+        reported: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        fd = write_end()
+        problem = ValueError("bad handler")
+
+        def react(end: End, kind: int, payload: bytes, descriptors: list[int]) -> None:
+            raise problem
+
+        with two_ends() as (one, other):
+            other.react = react
+            one.channel.send(1, fds=[fd])
+            one.channel.send(2)
+            error = await other.lost()
+            assert isinstance(error, HostDiedError)
+            assert error.__cause__ is problem
+            assert reported == [problem]
+            assert len(other.messages) == 1
+            assert await one.lost() is None
         os.close(fd)
 
     run_checked(main)

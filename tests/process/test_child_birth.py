@@ -102,14 +102,3 @@ async def test_one_that_was_stopped_and_goes_on_in_time_is_as_good_as_any(gate: 
         assert child.pid == pid
         assert await received(child) == b"ready\n"
         await child.aclose(grace=0.0)
-
-
-async def test_a_start_that_is_cancelled_ends_too(gate: Path) -> None:
-    async with ActorSystem() as system:
-        start = starting(system)
-        await until(children, "a process")
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(start, 20)
-        await let_in(gate)
-        await until(lambda: not children(), "its end")

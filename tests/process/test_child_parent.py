@@ -50,8 +50,9 @@ def seconds_until_end(pidfd: int, most: float) -> float:
     return time.monotonic() - before
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("target", ["ignores_socket", "spins_in_c", "sleeps_in_c"])
+@pytest.mark.parametrize(
+    ("target", "loop"), [("ignores_socket", "asyncio"), ("ignores_socket", "uvloop"), ("spins_in_c", "asyncio"), ("sleeps_in_c", "uvloop")]
+)
 def test_a_child_dies_with_a_parent_that_is_killed(target: str, loop: str) -> None:
     program, pidfd = parent_of(target, loop)
     with program:
@@ -70,7 +71,7 @@ def test_a_child_without_its_parent_does_not_start() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (66, b"", b"")
 
 
-@pytest.mark.parametrize("arguments", [[], ["x", "y", "z:z"], ["0", str(os.getpid()), "z:z"], ["77", str(os.getpid()), "z:z"]])
+@pytest.mark.parametrize("arguments", [[], ["77", str(os.getpid()), "z:z"]])
 def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "accel.process.worker", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""What is closed in a forked child, and what a fork waits for in its parent."""
+"""Forks: what is closed in the child, what a fork waits for in its parent, and that one that leaves does not touch the parent's devices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from accel.cpu.context import CpuContext
 from accel.cpu.stream import CpuEvent, CpuStream
 from accel.fork import PAUSE, DeviceFiles, close_after_fork
-
-if TYPE_CHECKING:
-    import pytest
+from tests.fork_leaves_support import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,3 +175,31 @@ def test_products_go_on_after_forks_beside_them() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", BESIDE_PRODUCTS], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "went on 160.0\n", done
+
+
+@pytest.mark.parametrize(("loop", "way"), [("asyncio", "return"), ("asyncio", "exception"), ("uvloop", "exit")])
+def test_the_parent_s_ops_go_on_when_a_fork_leaves_through_asyncio_run(loop: str, way: str) -> None:
+    run("fork_leaves", loop, way)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+def test_ops_are_refused_in_a_fork_that_leaves(host: str) -> None:
+    run("ops_are_refused", host)
+
+
+def test_a_fork_of_a_worker_thread_ends_with_its_function() -> None:
+    run("worker_thread_forks")
+
+
+@pytest.mark.parametrize(("host", "way"), [("inline", "os"), ("process", "os"), ("process", "multiprocessing")])
+def test_closing_a_device_frees_its_memory_while_a_forked_child_lives(host: str, way: str) -> None:
+    run("closing_frees_memory", host, way)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+def test_arrays_that_the_user_holds_stay_readable_in_a_forked_child(host: str) -> None:
+    run("arrays_stay_readable", host)
+
+
+def test_a_process_that_a_library_forks_in_a_device_s_child_holds_none_of_its_memory() -> None:
+    run("grandchild_holds_nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel.errors import FaultScope, HostDiedError, InvalidArgumentError
+from accel.errors import InvalidArgumentError
 from accel.process.protocol import (
     GREETING,
     HEADER_BYTES,
@@ -16,19 +16,6 @@ from accel.process.protocol import (
     greeting,
 )
 from tests.host_support import frames, message, reading
-
-
-def test_messages_come_out_as_they_went_in() -> None:
-    sent = [(1, b"one"), (2, b""), (65_535, b"x" * 100_000)]
-    assert frames(b"".join(message(*each) for each in sent)) == sent
-
-
-def test_a_message_may_come_byte_by_byte() -> None:
-    with reading() as (incoming, other):
-        for byte in message(7, b"seven") + message(8):
-            other.send(bytes([byte]))
-            assert incoming.read(100) == 1
-        assert list(incoming.messages) == [(7, b"seven", []), (8, b"", [])]
 
 
 def test_the_fields_of_a_header_are_where_they_are_said_to_be() -> None:
@@ -59,17 +46,6 @@ def test_what_precedes_the_malformed_is_there_when_it_raises(data: bytes, word: 
         assert list(incoming.messages) == [(1, b"good", [])]
 
 
-@pytest.mark.parametrize("size", [1, 11, 12, 15])
-def test_an_end_within_a_message_is_an_error(size: int) -> None:
-    with reading() as (incoming, other):
-        other.sendall(message(1, b"four")[:size])
-        assert incoming.read(100) == size
-        other.close()
-        with pytest.raises(ProtocolError, match=f"{size} bytes"):
-            incoming.read(100)
-        assert not incoming.messages
-
-
 def test_an_announced_length_reserves_nothing() -> None:
     with reading(1 << 32) as (incoming, other):
         other.sendall(encode_header(1, 0xFFFFFFFF) + b"x")
@@ -86,9 +62,3 @@ def test_the_greeting_carries_the_version() -> None:
     for kind, first in [(1, payload), (GREETING, b""), (GREETING, b"12345")]:
         with pytest.raises(ProtocolError, match="no greeting"):
             check_greeting(kind, first)
-
-
-def test_a_protocol_error_is_a_dead_host() -> None:
-    error = ProtocolError("garbage")
-    assert isinstance(error, HostDiedError)
-    assert error.scope is FaultScope.PROCESS

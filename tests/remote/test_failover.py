@@ -43,38 +43,3 @@ async def test_what_was_queued_runs_in_the_child() -> None:
         assert device.info().host == "process"
         for n, ref in enumerate(made):
             np.testing.assert_array_equal(await device.get(ref), np.full(3, float(n)))
-
-
-async def test_a_fault_of_the_context_stays_here() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1))
-        with pytest.raises(accel.ContextPoisonedError):
-            await asyncio.wait_for(device.zeros(4), 10)
-        await asyncio.wait_for(device.zeros(4), 10)
-        assert (device.info().host, device.generation) == ("inline", 2)
-
-
-async def test_the_child_is_replaced_in_its_turn() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, LOST).kill_host_at(3))
-        with pytest.raises(accel.ContextPoisonedError):
-            await asyncio.wait_for(device.zeros(4), 10)
-        await asyncio.wait_for(device.zeros(4), 20)
-        first = device.info().pid
-        with pytest.raises(accel.ContextPoisonedError):
-            await asyncio.wait_for(device.zeros(4), 20)
-        await asyncio.wait_for(device.zeros(4), 20)
-        assert device.info().host == "process"
-        assert device.info().pid != first
-        assert device.generation == 3
-
-
-async def test_what_the_device_itself_has_lost_is_not_survived() -> None:
-    async with accel.System() as system:
-        gone = accel.DriverError("fell off the bus", code=79, scope=accel.FaultScope.DEVICE)
-        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, gone))
-        with pytest.raises(accel.ContextPoisonedError):
-            await asyncio.wait_for(device.zeros(4), 10)
-        with pytest.raises(accel.DeviceLostError):
-            await asyncio.wait_for(device.zeros(4), 10)
-        assert device.state is accel.DeviceState.LOST

@@ -15,7 +15,7 @@ import pytest
 import accel
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
-from tests.device_support import child_pid
+from tests.device_support import child_pid, generation
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -89,27 +89,24 @@ async def test_it_is_honoured_once_an_auto_device_has_moved() -> None:
 
 async def test_many_ops_one_after_the_other_are_no_hang() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", hang_timeout=0.5)
+        device = await system.open_device("cpu", host="process", hang_timeout=0.4)
         await device.register(Slow, 0.0)
         x = await device.put(np.ones(4))
-        await asyncio.gather(*(device.run(Sleep(x, 0.1)) for _ in range(12)))
+        await asyncio.gather(*(device.run(Sleep(x, 0.1)) for _ in range(8)))
         assert device.generation == 1
 
 
 async def test_opening_a_library_does_not_count() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=0.3)
-        await device.register(Slow, 1.0)
+        await device.register(Slow, 0.6)
         x = await device.put(np.ones(4))
         os.kill(child_pid(device), signal.SIGKILL)
-        async with asyncio.timeout(20):
-            async for generation in device.generations():
-                if generation == 2:
-                    break
+        await generation(device, 2)
         x = await device.put(np.ones(4))
         began = time.perf_counter()
         await device.run(Sleep(x, 0.0))  # the library is opened at its first use
-        assert time.perf_counter() - began >= 1.0
+        assert time.perf_counter() - began >= 0.6
         assert device.generation == 2
 
 
@@ -122,21 +119,9 @@ async def test_that_this_process_was_stopped_does_not_count() -> None:
         async with asyncio.timeout(10):
             while not device.info().in_flight:
                 await asyncio.sleep(0)
-        time.sleep(1.0)
+        time.sleep(0.6)
         await asyncio.wait_for(wait, 20)
         assert device.generation == 1
-
-
-async def test_a_stopped_child_is_ended_by_it_too() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", hang_timeout=0.3)
-        x = await device.put(np.ones(4))
-        os.kill(child_pid(device), signal.SIGSTOP)
-        began = time.perf_counter()
-        with pytest.raises(accel.ContextPoisonedError, match="hung"):
-            await asyncio.wait_for(device.get(x), 20)
-        assert time.perf_counter() - began < 5
-        await asyncio.wait_for(device.zeros(4), 20)
 
 
 async def test_a_hang_in_one_stream_is_found_out_while_others_go_on() -> None:

@@ -12,9 +12,10 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import child_pid, task, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator
 
     from accel import Device
 
@@ -35,17 +36,7 @@ async def opened(system: accel.System, **options: Any) -> Device:
     return await system.open_device("cpu", host="process", pinned_limit=LIMIT, **options)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0.001)
-
-
-def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    return asyncio.get_running_loop().create_task(coroutine)
-
-
-async def waiting(device: Device, *tasks: asyncio.Task[Any]) -> None:
+async def waiting(device: Device, *tasks: asyncio.Future[Any]) -> None:
     """Wait until all of ``tasks`` wait for pinned memory."""
 
     def are_waiting() -> bool:
@@ -164,26 +155,13 @@ async def test_what_waits_for_room_at_a_fault_runs_in_the_next_generation(system
     held, array = [await device.pinned(LIMIT, "uint8")], some(MIB)
     making, writing = task(device.put(array)), task(device.put(array, out=ref))
     await waiting(device, making, writing)
-    os.kill(_child(), signal.SIGKILL)
+    os.kill(child_pid(device), signal.SIGKILL)
     await until(lambda: device.generation == 2 and device.state is accel.DeviceState.READY)
     held.clear()
     np.testing.assert_array_equal(await device.get(await making), array)
     await writing
     np.testing.assert_array_equal(await device.get(ref), array)
     assert device.info().pinned.used == 0
-
-
-async def test_closing_ends_what_waits(system: accel.System) -> None:
-    device = await opened(system)
-    held = await device.pinned(LIMIT, "uint8")
-    putting = [task(device.put(some(size))) for size in (MIB, 2 * LIMIT)]
-    await waiting(device, *putting)
-    await device.aclose(timeout=0.1)
-    for each in putting:
-        with pytest.raises(accel.AccelError):
-            await each
-    assert device.state is accel.DeviceState.CLOSED
-    held[:] = 1
 
 
 async def test_a_durable_buffer_that_was_written_in_part_is_torn_and_the_plan_counts_one_put(system: accel.System) -> None:
@@ -213,42 +191,14 @@ async def test_what_the_device_has_no_memory_for_is_the_error_of_its_put(system:
     np.testing.assert_array_equal(await device.get(ref), some(LIMIT // 2))
 
 
-async def test_a_batch_brings_more_than_there_is_room_for(system: accel.System) -> None:
-    device = await opened(system)
-    sizes = [MIB, 3 * MIB, 2 * LIMIT, MIB, MIB, MIB, MIB, MIB]
-    async with device.batch() as batch:
-        refs = [batch.put(some(size, index)) for index, size in enumerate(sizes)]
-        total = batch.elementwise.binary("add", refs[0], refs[3])
-    for index, (size, ref) in enumerate(zip(sizes, refs, strict=True)):
-        np.testing.assert_array_equal(await device.get(ref), some(size, index))
-    np.testing.assert_array_equal(await device.get(total), some(MIB, 0) + some(MIB, 3))
-    assert device.info().pinned.used == 0
-
-
 async def test_all_puts_that_wait_for_room_are_answered_when_the_device_closes(system: accel.System) -> None:
     device = await opened(system, max_in_flight=8)
-    os.kill(_child(), signal.SIGSTOP)  # nothing is given back
+    os.kill(child_pid(device), signal.SIGSTOP)  # nothing is given back
     tasks = [task(device.put(some(MIB))) for _ in range(40)]
     await until(lambda: device.info().pinned.waiting == 8)
     await device.aclose(timeout=0.1)
     answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
     assert {type(answer) for answer in answers} == {accel.ClosedError}
-
-
-def _child() -> int:
-    """Return the only child of the only forkserver of this process; what `info().pid` says is another test's business."""
-    parents = {int(pid): _parent(pid) for pid in os.listdir("/proc") if pid.isdigit()}
-    (forkserver,) = [pid for pid, parent in parents.items() if parent == os.getpid()]
-    (child,) = [pid for pid, parent in parents.items() if parent == forkserver]
-    return child
-
-
-def _parent(pid: str) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 async def test_a_batch_whose_time_is_over_while_it_waits_for_room_lets_others_pass(system: accel.System) -> None:

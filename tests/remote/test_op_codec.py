@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import enum
 import marshal
@@ -17,7 +16,7 @@ import pytest
 from accel import ops
 from accel.dtype import DType
 from accel.enums import BinaryOp, ReduceOp, Transpose, UnaryOp
-from accel.errors import StaleRefError, UnsupportedError
+from accel.errors import UnsupportedError
 from accel.ops import KernelOp, Plan, Spec
 from accel.ref import AccelRef, RefView
 from accel.remote.messages import ArenaSlice
@@ -234,29 +233,6 @@ def test_what_cannot_be_loaded_is_an_error_of_the_op(op: KernelOp, monkeypatch: 
         wire.read(data)
 
 
-def test_what_resolving_raises_is_raised() -> None:
-    def gone(*_: object) -> AccelRef:
-        raise StaleRefError("gone")
-
-    wire = Wire()
-    data = wire.write(ops.Gemm(A, B))
-    reader = OpReader(gone, wire.arrays.__getitem__, {})
-    with pytest.raises(StaleRefError):
-        reader.read(marshal.loads(data))
-
-
-class Registered:
-    """Cannot be pickled but by what copyreg is told, after the codec was imported."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise AssertionError("copyreg was not asked")
-
-
-def test_what_copyreg_is_told_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(copyreg.dispatch_table, Registered, lambda _: (complex, (1, 2)))
-    assert there_and_back(Mine((), Registered())).value == 1 + 2j
-
-
 class Unhashable(enum.Enum):
     ONE = 1
 
@@ -284,14 +260,6 @@ def test_members_are_the_same_each_time_they_are_sent() -> None:
     for _ in range(2):
         for member in (Unhashable.ONE, First.SAME, Second.SAME, Flags.A, Flags.A | Flags.B, Flags(0), DType.FLOAT32):
             assert wire.read(wire.write(Mine((), member))).value is member, "of two classes that have equal members too"
-
-
-def test_what_an_op_names_is_announced_once() -> None:
-    wire = Wire()
-    launch, gemm = ops.Launch(COMPILED, (4, 1, 1), (32, 1, 1), (A, np.float32(0.5))), ops.Gemm(A, B)
-    for op in (launch, gemm, launch, gemm):
-        wire.read(wire.write(op))
-    assert wire.announced == [ops.Launch, COMPILED, ops.Gemm, Transpose.NONE]
 
 
 def test_plain_values_and_tuples_of_them_are_equal() -> None:

@@ -107,26 +107,6 @@ async def test_of_what_came_back_right_before_the_child_died(landing: Gate) -> N
         assert np.all(await device.get(await device.put(np.ones(LARGE, np.uint8))) == 1)
 
 
-def test_a_landing_is_made_or_given_up_once() -> None:
-    class Each:
-        def __init__(self) -> None:
-            self.calls: list[str] = []
-
-        def copy_back(self) -> None:
-            self.calls.append("copy_back")
-
-        def close(self) -> None:
-            self.calls.append("close")
-
-    for first, wanted in (("copy", ["copy_back", "close"]), ("give_up", ["close"])):
-        each = Each()
-        made = arrays.CopyBack([each])  # type: ignore[list-item]
-        getattr(made, first)()
-        made.copy()
-        made.give_up()
-        assert each.calls == wanted
-
-
 async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room is found, and before its owner goes on the context has faulted: the op goes to the next generation, and the memory comes back."""
     room = PinnedMemory.wait_chunk

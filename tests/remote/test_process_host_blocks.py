@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +10,12 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote.blocks import MappedBlocks
-from accel.remote.messages import ArenaSlice
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure, generation, in_flight, task, turns, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from accel.memory import HostRegistration
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -130,36 +125,3 @@ async def test_the_next_child_knows_only_what_there_is(ahead: Any, rng: np.rando
         await generation(device, 2)
         await moved(device, LARGE, rng)
         await only(device, LARGE)
-
-
-class Refuser:
-    """A context that registers no host memory."""
-
-    def __init__(self, scope: accel.FaultScope) -> None:
-        self.scope = scope
-
-    def register_host(self, address: int, nbytes: int) -> HostRegistration:
-        raise accel.DriverError("not registered", code=2, scope=self.scope)
-
-
-@pytest.mark.parametrize("scope", [accel.FaultScope.OP, accel.FaultScope.CONTEXT])
-async def test_a_block_that_the_device_does_not_take_is_there_all_the_same(
-    scope: accel.FaultScope, caplog: pytest.LogCaptureFixture
-) -> None:
-    busy: Any = contextlib.nullcontext()
-    memory = os.memfd_create("accel-test")
-    os.truncate(memory, MIB)
-    async with accel.System() as system:
-        blocks = MappedBlocks(system, busy)
-        adding = blocks.add((1).to_bytes(8, "little") + MIB.to_bytes(8, "little"), os.dup(memory), Refuser(scope))
-        if scope is accel.FaultScope.CONTEXT:
-            await failure(adding, accel.DriverError)
-        else:
-            await adding
-            assert "host_memory_not_registered" in caplog.text
-        os.pwrite(memory, b"\x07", 5)
-        array = blocks.array(ArenaSlice(1, 4, (2,), accel.DType.UINT8))
-        np.testing.assert_array_equal(array, [0, 7])
-        del array
-        await blocks.unmap((1).to_bytes(8, "little"))
-    os.close(memory)

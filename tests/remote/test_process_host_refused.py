@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import signal
 import sys
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,9 +14,8 @@ import pytest
 
 import accel
 from accel.ops import Plan, Spec
-from accel.remote import arrays
 from accel.testing import FaultPlan
-from tests.device_support import bounded, child_pid, failure, task, until
+from tests.device_support import bounded, failure, until
 from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
@@ -40,20 +37,6 @@ class Note(accel.KernelOp):
 
     def plan(self) -> Plan:
         return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
-
-
-async def test_an_op_of_a_local_class_is_refused_and_the_device_goes_on() -> None:
-    @dataclass(frozen=True, eq=False, slots=True)
-    class Local(Note):
-        pass
-
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
-        x = await device.put(np.ones(4))
-        for _ in range(5):
-            await failure(bounded(device.run(Local(x))), accel.UnsupportedError)
-        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(4))
-        assert (device.generation, device.info().restarts, device.info().in_flight) == (1, 0, 0)
 
 
 async def test_a_message_that_is_too_large_is_not_in_flight() -> None:
@@ -88,32 +71,6 @@ async def test_refused_batches_give_their_shared_memory_back() -> None:
                     batch.run(Note(x, np.ones(2)))
         await bounded(device.put(np.zeros(2 << 20, np.uint8)))
         await until(lambda: device.info().pinned.used == 0, "no pinned memory in use")  # the puts before the refused op were sent, and end
-
-
-async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
-    placing, lost = threading.Event(), threading.Event()
-
-    fill = arrays.SharedArray.copy_in
-
-    def held(outgoing: arrays.SharedArray) -> None:
-        placing.set()
-        assert lost.wait(20)
-        fill(outgoing)
-
-    monkeypatch.setattr(arrays.SharedArray, "copy_in", held)
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
-
-        async def batched() -> None:
-            async with device.batch() as batch:
-                batch.elementwise.unary("neg", batch.put(np.ones(1 << 20, np.float32)))
-
-        waiting = task(batched())
-        await until(placing.is_set, "the batch's array is placed")
-        os.kill(child_pid(device), signal.SIGKILL)
-        await until(lambda: device.state is not accel.DeviceState.READY, "the death is seen")
-        lost.set()
-        assert (await failure(bounded(waiting), accel.StaleRefError)).reason == "generation"
 
 
 async def test_what_an_unfinished_batch_makes_durable_is_torn() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
-from tests.device_support import child_pid
+from tests.device_support import child_pid, generation
 from tests.process_backend_support import BROKEN, SLOW, TAKEN, RichBackend, TwinBackend
 
 if TYPE_CHECKING:
@@ -37,13 +37,6 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[RichBackend]:
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
     found = [getattr(record, "accel", {}) for record in caplog.records]
     return [each for each in found if each.get("event") == name]
-
-
-async def moved(device: accel.Device) -> None:
-    async with asyncio.timeout(20):
-        async for generation in device.generations():
-            if generation == 2:
-                return
 
 
 async def test_kernels_are_compiled_and_launched_in_the_child(rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +115,7 @@ async def test_an_inline_device_is_told_of_a_fault_that_surfaced_elsewhere() -> 
 
         thread = threading.Thread(target=surface)
         thread.start()
-        await asyncio.gather(*map(moved, devices))
+        await asyncio.gather(*(generation(device, 2) for device in devices))
         thread.join()
         assert all(device.info().host == "process" for device in devices)
         pids = {device.info().pid for device in devices}

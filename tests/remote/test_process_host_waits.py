@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import accel
-from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, generation, task, until
+from tests.device_support import bounded, task, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,15 +25,6 @@ async def device() -> AsyncIterator[accel.Device]:
         yield await system.open_device("cpu", host="process")
 
 
-async def test_short_ops_one_after_the_other_are_answered_right(device: accel.Device, rng: np.random.Generator) -> None:
-    a = rng.standard_normal(64)
-    x = await device.put(a)
-    for _ in range(200):
-        y = await device.elementwise.unary("neg", x)
-        np.testing.assert_array_equal(await device.get(y), -a)
-    assert device.info().in_flight == 0
-
-
 async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.Device) -> None:
     x = await device.put(np.ones(8))
     for turns in range(60):
@@ -46,32 +35,6 @@ async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.D
         await asyncio.gather(waiting, return_exceptions=True)
         np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(8))
     await until(lambda: device.info().in_flight == 0, "all answered")
-
-
-async def test_a_timeout_ends_the_wait() -> None:
-    plan = FaultPlan().hang_at(12)
-    async with accel.System(close_timeout=5.0) as system:
-        device = await system.open_device("cpu", host="process", faults=plan)
-        x = await device.put(np.ones(8))
-        for _ in range(10):
-            await device.elementwise.unary("neg", x)
-        began = time.perf_counter()
-        await failure(device.elementwise.unary("neg", x, timeout=0.05), accel.DeadlineExceededError)
-        assert time.perf_counter() - began < 5
-        plan.release()
-        await until(lambda: device.info().in_flight == 0, "the op ended")
-
-
-async def test_the_death_of_the_child_is_told() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(20))
-        x = await device.put(np.ones(8))
-        for _ in range(18):
-            await device.elementwise.unary("neg", x)
-        await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
-        await generation(device, 2)
-        y = await bounded(device.put(np.ones(8)))
-        np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", y)), -np.ones(8))
 
 
 async def test_many_at_once_are_all_answered_right(device: accel.Device) -> None:

@@ -179,11 +179,3 @@ async def test_a_fault_while_the_spare_opens_a_library(by: str, rng: np.random.G
         await weights.holds(device)
         await ready(device)
         assert len(read(journal)) == 3 - (by == "itself")
-
-
-async def test_it_is_an_option_of_hosts_with_children() -> None:
-    async with accel.System() as system:
-        with pytest.raises(accel.UnsupportedError, match="inline"):
-            await system.open_device("cpu", host="inline", standby="model")
-        with pytest.raises(accel.InvalidArgumentError, match="'model'"):
-            await system.open_device("cpu", standby="models")  # type: ignore[arg-type]

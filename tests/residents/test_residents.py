@@ -12,13 +12,12 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import failure, until
-from tests.durable_support import WAYS, Way, opened
+from tests.durable_support import HERE_AND_KILLED, Way, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-EVERYWHERE = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ async def test_a_value_is_loaded_once_for_all_who_ask(device: accel.Device) -> N
     assert loader.count == 2
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_it_is_loaded_again_after_a_rebuild_when_somebody_asks(way: Way) -> None:
     async with opened(way) as patient:
         device, loader = patient.device, Loader()
@@ -72,7 +71,7 @@ async def test_it_is_loaded_again_after_a_rebuild_when_somebody_asks(way: Way) -
         assert first["w"].is_stale
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_a_durable_one_is_not(way: Way) -> None:
     async with opened(way) as patient:
         device, loader = patient.device, Loader(durable=True)
@@ -267,23 +266,6 @@ async def test_who_has_stopped_waiting_is_in_no_circle(device: accel.Device) -> 
     done = asyncio.ensure_future(device.resident("first", first))
     assert await asyncio.wait_for(done, 10) == "first"
     assert await asyncio.wait_for(device.resident("second", second), 10) == ("second", "first")
-
-
-def test_a_circle_is_found_on_every_kind_of_loop(run_on_loop: Any) -> None:
-    async def main() -> None:
-        async with accel.System() as system:
-            device = await system.open_device("cpu", host="inline")
-
-            async def first(device: accel.Device) -> object:
-                return await device.resident("second", second)
-
-            async def second(device: accel.Device) -> object:
-                return await device.resident("first", first)
-
-            error = await failure(device.resident("first", first), accel.InvalidArgumentError)
-            assert "'second' waits for 'first' waits for 'second'" in str(error)
-
-    run_on_loop(main)
 
 
 async def test_closing_ends_a_load() -> None:

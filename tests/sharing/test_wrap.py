@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
-from tests.device_support import PATIENCE, failure, generation, in_flight, opened, task, until
+from tests.device_support import failure, generation, in_flight, opened, task, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -137,15 +136,6 @@ async def test_many_arrays_leave_at_once(device: accel.Device) -> None:
     assert device.info().in_flight == 0
 
 
-async def test_freed_array_is_let_go_of(device: accel.Device) -> None:
-    array, gone = watched(np.zeros(3))
-    ref = await device.wrap(array)
-    del array
-    await device.free(ref)
-    assert ref.is_stale
-    await until(lambda: gone() is None, "letting go")
-
-
 async def test_closing_lets_go() -> None:
     array, gone = watched(np.zeros(3))
     async with opened() as device:
@@ -238,23 +228,6 @@ async def test_an_op_that_cannot_wait_for_others_still_waits_for_its_own(monkeyp
         await writing
 
 
-async def test_wrap_waits_for_a_context_and_needs_its_loop() -> None:
-    async with opened() as device:
-        failed: list[BaseException] = []
-
-        def elsewhere() -> None:
-            try:
-                device.wrap(np.zeros(3)).send(None)
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(PATIENCE)
-        assert isinstance(failed[0], accel.ClosedError)
-    await failure(device.wrap(np.zeros(3)), accel.ClosedError)
-
-
 async def test_cpu_refs_are_not_shared_and_say_what_to_do(device: accel.Device) -> None:
     ref = await device.zeros(3)
     with pytest.raises(BufferError, match=r"await device\.get"):
@@ -267,14 +240,6 @@ async def test_cpu_refs_are_not_shared_and_say_what_to_do(device: accel.Device) 
     await device.free(ref)
     with pytest.raises(accel.StaleRefError):
         ref.__dlpack_device__()
-
-
-async def test_a_cpu_has_no_managed_memory(device: accel.Device) -> None:
-    error = await failure(device.managed(3), accel.UnsupportedError)
-    assert "device.empty" in (error.remedy or "")
-    ref = await device.zeros(3)
-    for call in (device.prefetch(ref), device.advise(ref, "read_mostly")):
-        assert "managed" in (await failure(call, accel.InvalidArgumentError)).message
 
 
 async def test_array_in_device_memory_is_not_put(device: accel.Device) -> None:

@@ -1,22 +1,34 @@
-"""Durable buffers: the data is there after a fault, on every host, by the same ref."""
+"""Durable buffers: the data is there after a fault, on every host, by the same ref; those that were being written say so until they are written anew."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import gc
+import os
 import pickle
+import signal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
-from tests.device_support import failure
-from tests.durable_support import WAYS, Way, opened, seeded
+from accel.testing import FaultPlan
+from tests.device_support import child_pid, failure
+from tests.durable_support import EVERY_WAY, HERE_AND_KILLED, HERE_AND_THERE, Way, opened, seeded
+from tests.op_bugs_support import Bug, Bugs
 
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.parametrize("way", WAYS)]
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.durable_support import Patient
 
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@EVERY_WAY
 async def test_the_data_and_the_ref_outlive_faults(way: Way) -> None:
     rng, seed = seeded()
     array = rng.standard_normal((300, 211))
@@ -39,6 +51,7 @@ async def test_the_data_and_the_ref_outlive_faults(way: Way) -> None:
         np.testing.assert_array_equal(await device.get(doubled), array + array, seed)
 
 
+@HERE_AND_KILLED
 async def test_all_that_make_buffers_make_durable_ones(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
@@ -56,6 +69,7 @@ async def test_all_that_make_buffers_make_durable_ones(way: Way) -> None:
         assert await device.get(scalar) == 2.5
 
 
+@HERE_AND_KILLED
 async def test_what_ops_write_is_there_too(way: Way) -> None:
     rng, seed = seeded()
     a, b = rng.standard_normal((2, 40, 40))
@@ -72,6 +86,7 @@ async def test_what_ops_write_is_there_too(way: Way) -> None:
         np.testing.assert_allclose(await device.get(out), expected, rtol=1e-12, atol=1e-12, err_msg=seed)
 
 
+@HERE_AND_KILLED
 async def test_views_and_tokens_follow_their_buffer(way: Way) -> None:
     rng, seed = seeded()
     array = rng.standard_normal((10, 6))
@@ -94,12 +109,11 @@ async def test_views_and_tokens_follow_their_buffer(way: Way) -> None:
             device.resolve(token)
 
 
+@HERE_AND_THERE
 async def test_ops_that_are_sent_while_rebuilding_wait_and_run(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
         ref, ordinary = await device.put(np.arange(8.0), durable=True), await device.zeros(8, "float64")
-        if way == "killed":
-            pytest.skip("when the death is seen is not for the test to say")
         await patient.poison("conv2d", _conv(device))
         assert device.state is accel.DeviceState.REBUILDING
         assert not ref.is_stale
@@ -119,29 +133,7 @@ async def _conv(device: accel.Device) -> None:
     await device.dnn.conv2d(await device.zeros((1, 1, 2, 2)), await device.zeros((1, 1, 1, 1)))
 
 
-async def test_many_buffers_of_all_sizes(way: Way) -> None:
-    rng, seed = seeded()
-    async with opened(way) as patient:
-        device = patient.device
-        kept: dict[accel.AccelRef, np.ndarray] = {}
-        for count in range(120):
-            array = rng.integers(0, 255, int(rng.integers(1, 200_000)), np.uint8)
-            ref = await device.put(array, durable=True)
-            if count % 3:
-                kept[ref] = array
-        del ref
-        await patient.fault()
-        for ref, array in kept.items():
-            np.testing.assert_array_equal(await device.get(ref), array, seed)
-        # What is made now must not lie where something lives.
-        more = {await device.put(array + 1, durable=True): array + 1 for array in kept.values()}
-        for ref, array in (*kept.items(), *more.items()):
-            np.testing.assert_array_equal(await device.get(ref), array, seed)
-        await patient.fault()
-        for ref, array in (*kept.items(), *more.items()):
-            np.testing.assert_array_equal(await device.get(ref), array, seed)
-
-
+@HERE_AND_KILLED
 async def test_memory_is_accounted_for_and_given_back(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
@@ -165,20 +157,7 @@ async def test_memory_is_accounted_for_and_given_back(way: Way) -> None:
         assert ordinary.is_stale
 
 
-async def test_refs_that_are_dropped_while_rebuilding_are_not_bound(way: Way) -> None:
-    if way == "killed":
-        pytest.skip("when the death is seen is not for the test to say")
-    async with opened(way) as patient:
-        device = patient.device
-        gone = await device.zeros(1 << 20, "uint8", durable=True)
-        stays = await device.full(1 << 10, 7, "uint8", durable=True)
-        await patient.poison("conv2d", _conv(device))
-        del gone
-        await patient.until(2)
-        assert device.info().memory.durable == 1 << 10
-        np.testing.assert_array_equal(await device.get(stays), np.full(1 << 10, 7, np.uint8))
-
-
+@HERE_AND_KILLED
 async def test_the_limit_counts_durable_memory(way: Way) -> None:
     async with opened(way, memory_limit=8 << 20) as patient:
         device = patient.device
@@ -190,6 +169,7 @@ async def test_the_limit_counts_durable_memory(way: Way) -> None:
         await device.zeros(7 << 20, "uint8")
 
 
+@HERE_AND_KILLED
 async def test_out_must_be_durable_where_that_is_asked_for(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
@@ -199,6 +179,7 @@ async def test_out_must_be_durable_where_that_is_asked_for(way: Way) -> None:
         await device.put(np.ones(3, np.float32), out=out)
 
 
+@HERE_AND_KILLED
 async def test_closing_ends_them(way: Way) -> None:
     async with opened(way) as patient:
         ref = await patient.device.zeros(3, durable=True)
@@ -210,3 +191,181 @@ async def test_closing_ends_them(way: Way) -> None:
         with pytest.raises(accel.StaleRefError) as caught:
             ref.check()
         assert caught.value.reason == "generation"
+
+
+async def torn_by(patient: Patient) -> tuple[accel.AccelRef, accel.AccelRef]:
+    """Return a torn buffer of ten numbers, and one of them that is sound."""
+    device = patient.device
+    ref, other = await device.put(np.arange(10.0), durable=True), await device.put(np.ones(10), durable=True)
+    wanted = device.generation + 1
+    await patient.poison("unary", device.elementwise.unary("neg", other, out=ref))
+    await patient.until(wanted)
+    return ref, other
+
+
+async def assert_torn(awaitable: object) -> None:
+    error = await failure(awaitable, accel.StaleRefError)  # type: ignore[arg-type]
+    assert error.reason == "torn"
+    assert error.remedy
+    assert "torn" in str(error)
+
+
+@HERE_AND_THERE
+async def test_a_buffer_with_an_unfinished_writer_is_torn(way: Way) -> None:
+    async with opened(way) as patient:
+        device = patient.device
+        ref, other = await torn_by(patient)
+        assert ref.is_stale
+        assert not other.is_stale
+        await assert_torn(device.get(ref))
+        await assert_torn(device.get(ref[2:4]))
+        await assert_torn(device.elementwise.unary("neg", ref))
+        await assert_torn(device.blas.scal(ref, 2.0))
+        await assert_torn(device.blas.axpy(other, ref))
+        await assert_torn(device.elementwise.unary("neg", ref, out=ref))
+        np.testing.assert_array_equal(await device.get(other), np.ones(10))
+
+
+@HERE_AND_THERE
+async def test_it_is_sound_when_all_of_it_was_written_anew(way: Way) -> None:
+    async with opened(way) as patient:
+        device = patient.device
+        ref, other = await torn_by(patient)
+        view = ref[2:4]
+        await device.put(np.ones(4), out=ref[:4])
+        await device.put(np.ones(6), out=ref[4:])
+        await assert_torn(device.get(ref))
+        await device.put(np.arange(10.0) + 3, out=ref)
+        np.testing.assert_array_equal(await device.get(ref), np.arange(10.0) + 3)
+        np.testing.assert_array_equal(await device.get(view), [5, 6])
+        await patient.fault()
+        np.testing.assert_array_equal(await device.get(ref), np.arange(10.0) + 3)
+        np.testing.assert_array_equal(await device.get(other), np.ones(10))
+
+
+@HERE_AND_THERE
+async def test_any_op_that_overwrites_all_of_it_makes_it_sound(way: Way) -> None:
+    async def batched(ref: accel.AccelRef, other: accel.AccelRef) -> None:
+        async with ref.device.batch() as batch:
+            batch.copy(other, ref)
+            with pytest.raises(accel.StaleRefError):
+                batch.elementwise.unary("neg", ref)
+
+    async def multiplied(ref: accel.AccelRef, other: accel.AccelRef) -> None:
+        await ref.device.blas.gemv(await ref.device.put(np.eye(10)), other, out=ref)
+
+    overwrites: list[Callable[[accel.AccelRef, accel.AccelRef], Awaitable[object]]] = [
+        lambda ref, other: ref.device.run(accel.ops.Fill((10,), accel.DType.FLOAT64, 1, ref)),
+        lambda ref, other: ref.device.copy(other, ref),
+        lambda ref, other: ref.device.elementwise.unary("abs", other, out=ref),
+        lambda ref, other: ref.device.put(np.ones((5, 2)), out=ref.reshape((5, 2))),
+        multiplied,
+        batched,
+    ]
+    async with opened(way) as patient:
+        for overwrite in overwrites:
+            ref, other = await torn_by(patient)
+            await overwrite(ref, other)
+            np.testing.assert_array_equal(await patient.device.get(ref), np.ones(10))
+
+
+@HERE_AND_THERE
+async def test_an_op_that_adds_to_what_is_there_does_not(way: Way) -> None:
+    async with opened(way) as patient:
+        device = patient.device
+        ref, other = await torn_by(patient)
+        eye = await device.put(np.eye(10))
+        await assert_torn(device.blas.gemv(eye, other, out=ref, beta=1.0))
+        await assert_torn(device.get(ref))
+
+
+@HERE_AND_THERE
+async def test_an_op_that_was_queued_rewrites_it_and_one_that_reads_it_says_so(way: Way) -> None:
+    async with opened(way) as patient:
+        device = patient.device
+        ref = await device.put(np.arange(10.0), durable=True)
+        await patient.poison("scal", device.blas.scal(ref, 2.0))
+        assert device.state is accel.DeviceState.REBUILDING
+        await assert_torn(device.get(ref))
+        await asyncio.wait_for(device.put(np.ones(10), out=ref), 30)
+        np.testing.assert_array_equal(await device.get(ref), np.ones(10))
+
+
+@HERE_AND_THERE
+async def test_ops_that_only_read_tear_nothing(way: Way) -> None:
+    rng, seed = seeded()
+    array = rng.standard_normal(1000)
+    async with opened(way) as patient:
+        device = patient.device
+        ref = await device.put(array, durable=True)
+        await patient.poison("unary", device.elementwise.unary("neg", ref))
+        np.testing.assert_array_equal(await asyncio.wait_for(device.get(ref), 30), array, seed)
+
+
+async def test_a_write_that_was_cancelled_counts_and_one_that_waits_in_the_queue_does_not() -> None:
+    plan = FaultPlan().hang_at(1, op="copy")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=plan, max_in_flight=1)
+        begun, queued = await device.put(np.zeros(9), durable=True), await device.put(np.ones(9), durable=True)
+        source = await device.put(np.ones(9), durable=True)
+        writing = asyncio.ensure_future(device.copy(source, begun))
+        waiting = asyncio.ensure_future(device.put(np.full(9, 5.0), out=queued))
+        async with asyncio.timeout(20):
+            while not (plan.fired and device.info().queued):
+                await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait({writing})
+        os.kill(child_pid(device), signal.SIGKILL)
+        assert await asyncio.wait_for(waiting, 30) is queued
+        plan.release()
+        await assert_torn(device.get(begun))
+        np.testing.assert_array_equal(await device.get(queued), np.full(9, 5.0))
+        np.testing.assert_array_equal(await device.get(source), np.ones(9))
+
+
+async def test_an_op_that_never_reached_the_device_tears_nothing() -> None:
+    plan = FaultPlan().fail_at(1, accel.LibraryError("no"), op="scal").poison_at(1, op="unary")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", faults=plan)
+        ref, other = await device.put(np.arange(4.0), durable=True), await device.zeros(4)
+        with pytest.raises(accel.LibraryError):
+            await device.blas.scal(ref, 2.0)
+        await failure(device.elementwise.unary("neg", other), accel.ContextPoisonedError)
+        np.testing.assert_array_equal(await device.get(ref), np.arange(4.0))
+
+
+async def test_a_rewrite_that_was_queued_before_the_fault_is_seen_by_who_waits_for_it() -> None:
+    plan = FaultPlan().hang_at(1, op="copy")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=plan, max_in_flight=1)
+        ref, source = await device.put(np.zeros(9), durable=True), await device.put(np.ones(9), durable=True)
+        writing = asyncio.ensure_future(device.copy(source, ref))
+
+        async def rewrite() -> np.ndarray:
+            await device.put(np.full(9, 5.0), out=ref)
+            return await device.get(ref)
+
+        rewriting = asyncio.ensure_future(rewrite())
+        async with asyncio.timeout(20):
+            while not (plan.fired and device.info().queued):
+                await asyncio.sleep(0)
+        os.kill(child_pid(device), signal.SIGKILL)
+        await failure(writing, accel.ContextPoisonedError)
+        np.testing.assert_array_equal(await asyncio.wait_for(rewriting, 30), np.full(9, 5.0))
+        plan.release()
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_one_that_two_ops_wrote_anew_at_once_is_freed_with_its_last_ref(host: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        await device.register(Bugs)
+        x, ref = await device.put(np.arange(4.0)), await device.put(np.ones(4), durable=True)
+        await failure(device.run(Bug(x, "kernel:value", ref)), accel.LibraryError)
+        was_stale = [ref.is_stale]
+        await asyncio.gather(device.put(np.ones(4), out=ref), device.run(Bug(x, "slow", ref)))
+        was_stale.append(ref.is_stale)
+        assert was_stale == [True, False]
+        del ref
+        await device.put(np.ones(4))
+        assert device.info().memory.durable == 0

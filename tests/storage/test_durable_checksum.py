@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
-from accel.engine.checksums import verify
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, task, until
-from tests.durable_support import WAYS, Array, Way, conv, opened, seeded, wild_write
+from tests.durable_support import EVERY_WAY, HERE_AND_KILLED, HERE_AND_THERE, Array, Way, conv, opened, seeded, wild_write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-EVERYWHERE = pytest.mark.parametrize("way", WAYS)
 
 
-@EVERYWHERE
+@EVERY_WAY
 async def test_a_wild_write_is_found_at_the_rebuild(way: Way, caplog: pytest.LogCaptureFixture) -> None:
     rng, seed = seeded()
     first, second, third = rng.integers(0, 100, (3, 5000), np.uint8)
@@ -48,7 +45,7 @@ async def test_a_wild_write_is_found_at_the_rebuild(way: Way, caplog: pytest.Log
         np.testing.assert_array_equal(await device.get(hit), first, seed)
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_a_checksum_is_kept_of_a_buffer_that_was_filled_in_parts(way: Way) -> None:
     rng, seed = seeded()
     first, second = rng.integers(0, 100, (2, 5000), np.uint8)
@@ -67,7 +64,7 @@ async def test_a_checksum_is_kept_of_a_buffer_that_was_filled_in_parts(way: Way)
         await failure(device.keep_checksum(await device.zeros(3)), accel.InvalidArgumentError)
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_a_checksum_tells_whether_something_else_has_written(way: Way) -> None:
     rng, _ = seeded()
     values = rng.integers(0, 100, 5000, np.uint8)
@@ -85,7 +82,7 @@ async def test_a_checksum_tells_whether_something_else_has_written(way: Way) -> 
         await failure(device.verify_checksum(await device.zeros(3)), accel.InvalidArgumentError)
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_ops_that_write_a_sealed_buffer_are_refused(way: Way) -> None:
     rng, seed = seeded()
     x, y = rng.standard_normal((2, 400))
@@ -120,7 +117,7 @@ async def test_ops_that_write_a_sealed_buffer_are_refused(way: Way) -> None:
         await device.free(ref)
 
 
-@EVERYWHERE
+@HERE_AND_KILLED
 async def test_a_graph_that_writes_a_buffer_is_refused_once_that_is_sealed(way: Way) -> None:
     async with opened(way) as patient:
         device = patient.device
@@ -134,10 +131,8 @@ async def test_a_graph_that_writes_a_buffer_is_refused_once_that_is_sealed(way: 
         np.testing.assert_array_equal(await device.get(ref), 2 * np.arange(5.0))
 
 
-@EVERYWHERE
+@HERE_AND_THERE
 async def test_writes_that_were_sent_before_are_in_the_checksum_also_after_a_rebuild(way: Way) -> None:
-    if way == "killed":
-        pytest.skip("what is in flight then is not for the test to say")
     rng, seed = seeded()
     first, second = rng.integers(0, 100, (2, 5000), np.uint8)
     async with opened(way, max_in_flight=1) as patient:
@@ -165,10 +160,8 @@ async def test_writes_that_were_sent_before_are_in_the_checksum_also_after_a_reb
         assert not await device.verify_checksum(ref)
 
 
-@EVERYWHERE
+@HERE_AND_THERE
 async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_sealed(way: Way, caplog: pytest.LogCaptureFixture) -> None:
-    if way == "killed":
-        pytest.skip("what is in flight then is not for the test to say")
     async with opened(way, max_in_flight=1) as patient:
         device = patient.device
         ref = await device.put(np.arange(5.0), durable=True)
@@ -204,25 +197,6 @@ async def test_a_buffer_whose_checksum_could_not_be_made_is_not_sealed(monkeypat
         await failure(device.put(np.ones(5), out=ref), accel.InvalidArgumentError)
 
 
-async def test_fault_plans_do_not_count_checksums() -> None:
-    plan = FaultPlan().fail_at(3, accel.LibraryError("third"))
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline", faults=plan)
-        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
-        assert await device.verify_checksum(ref)
-        await device.put(np.arange(5.0))
-        assert plan.count == 2
-        with pytest.raises(accel.LibraryError, match="third"):
-            await device.get(ref)
-
-
-async def test_a_deadline_covers_the_checksum() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        ref = await device.put(np.ones(64 << 20, np.uint8), durable=True, checksum=True, timeout=30)
-        assert (await device.get(ref)).min() == 1
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 1000])
 async def test_the_checksum_is_of_every_byte(nbytes: int) -> None:
     rng, seed = seeded()
@@ -253,18 +227,3 @@ async def test_a_backend_without_checksums_says_so(monkeypatch: pytest.MonkeyPat
         ref = await device.zeros(3, durable=True)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         assert (await device.get(ref) == 0).all()
-
-
-async def test_a_buffer_that_is_freed_while_another_one_is_compared_is_passed_over() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        first, second = [await device.put(np.arange(4.0) + i, durable=True, checksum=True) for i in range(2)]
-        book = device._core.durable
-
-        async def dispatch(submission: Any) -> None:
-            book.remove_buffer(second.buffer)
-            submission.future.set_result((book.sealed[first.buffer].checksum,))
-
-        stub: Any = SimpleNamespace(check_alive=lambda: None, generation=1, dispatch=dispatch)
-        await verify(stub, device._core)
-        np.testing.assert_array_equal(await device.get(first), np.arange(4.0))

@@ -17,7 +17,6 @@ from accel.memory.arena import HostBlock
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, generation, opened, task, turns, until
 
-KIB = 1 << 10
 MIB = 1 << 20
 LIMIT = MIB
 
@@ -65,11 +64,6 @@ async def test_it_is_an_ordinary_array_of_the_shape_and_dtype(shape: Any, dtype:
         back = await device.pinned(shape, dtype)
         assert await device.get(await device.put(array), out=back) is back
         assert np.array_equal(back, array)
-
-
-async def test_the_default_is_float32() -> None:
-    async with opened() as device:
-        assert (await device.pinned(3)).dtype == np.float32
 
 
 async def test_arrays_do_not_share_memory_and_views_keep_it() -> None:
@@ -121,18 +115,6 @@ async def test_an_array_that_dies_in_a_thread_or_in_the_collector_wakes_who_wait
         thread.start()
         assert (await bounded(waiting)).nbytes == LIMIT
         thread.join()
-
-
-async def test_a_cancelled_call_gives_up_its_place_and_nothing_is_lost() -> None:
-    async with opened(pinned_limit=LIMIT) as device:
-        held = await device.pinned(LIMIT, "uint8")
-        first, second, third = (task(device.pinned(LIMIT // 2, "uint8")) for _ in range(3))
-        await turns()
-        await cancelled(first)
-        await cancelled(second)
-        del held
-        assert (await bounded(third)).nbytes == LIMIT // 2
-        assert device.info().pinned.waiting == 0
 
 
 async def test_who_comes_between_two_that_wait_comes_after_them() -> None:
@@ -246,24 +228,6 @@ async def test_every_generation_knows_the_arrays_there_are_and_those_to_come(kno
         assert np.array_equal(await device.get(await device.put(before)), before)
     assert not any(known.values())
     assert (before == 5).all()
-
-
-async def test_the_last_context_is_told_before_it_is_closed(
-    known: dict[CpuDevice, dict[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left: list[int] = []
-    close = CpuDevice.close
-
-    def closing(self: CpuDevice, *, abandon: bool = False) -> None:
-        left.append(len(known.get(self, ())))
-        close(self, abandon=abandon)
-
-    monkeypatch.setattr(CpuDevice, "close", closing)
-    async with opened() as device:
-        array = await device.pinned(10)
-    assert left
-    assert not any(left)
-    del array
 
 
 @pytest.mark.parametrize("way", ["put", "get"])

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import secrets
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import pytest
 
 import accel
-from benchmarks.chaos_parts.audit import Left, Witness, growth
+from benchmarks.chaos_parts.audit import Left, Witness
+from benchmarks.chaos_parts.bad_loads import BadLoads, makers
+from benchmarks.chaos_parts.models import CpuModel, Modelled, weights
 from benchmarks.chaos_parts.oracle import Ledger, WrongAnswerError
 from benchmarks.chaos_parts.plants import Plant
-from benchmarks.chaos_parts.processes import children, send_signal
-from benchmarks.chaos_parts.report import percentile
 from benchmarks.chaos_parts.schedule import FAULTS, Fault, Options, Schedule
 from benchmarks.chaos_parts.subject import FAILURE_CODE, Subject
+from benchmarks.chaos_parts.suspects import POISON, Suspects
+from benchmarks.model_poison import ASSERT, HANG, NAN, RAISE
+from benchmarks.model_service import LENGTH, VOCABULARY
 
 if TYPE_CHECKING:
     from benchmarks.chaos_parts.subject import Entry
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,8 +58,6 @@ def test_a_short_run_loses_nothing(tmp_path: Path) -> None:
     [
         ("lost", "(planted on calm, sent in generation 1)"),
         ("wrong", "the answer is wrong"),
-        ("child", "is left"),
-        ("unraisable", "nobody was told of RuntimeError('planted')"),
     ],
 )
 def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) -> None:
@@ -71,7 +75,7 @@ def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) ->
         "--hosts",
         "process",
         "--patience",
-        {"lost": "1", "child": "4"}.get(plant, "30"),
+        "1" if plant == "lost" else "30",
     ]
     status, report, said = chaos(tmp_path, *arguments, "--plant", plant)
     assert status == 1, said
@@ -80,8 +84,6 @@ def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) ->
 
 
 # -- what is left behind
-
-
 @pytest.mark.parametrize(
     ("plant", "found"), [("child", "process"), ("thread", "thread planted"), ("descriptor", "pipe:"), ("memory", "/memfd:planted")]
 )
@@ -108,14 +110,7 @@ def test_what_accel_could_not_clean_up_is_found() -> None:
     assert witness.events == {"actor_hook_failed": 1, "context_ready": 1}
 
 
-@pytest.mark.parametrize(("samples", "grown"), [([9] * 7, 0), ([0, 9, 5, 5, 5, 5, 8, 8], 3), ([50, 60, *[61] * 13, 70], 0)])
-def test_memory_that_comes_to_a_process_is_measured_after_the_first_quarter(samples: list[int], grown: int) -> None:
-    assert growth(samples) == grown
-
-
 # -- who judges
-
-
 class Device:
     """As much of a device as judging takes."""
 
@@ -228,12 +223,6 @@ def test_only_a_doomed_device_may_be_lost(doomed: bool, state: str, accepted: bo
     assert judge.accepts(judge.ask(), accel.DeviceLostError("lost")) is accepted
 
 
-def test_a_queue_is_full_only_where_one_may_be_and_says_for_how_long() -> None:
-    judge = Judge(rejects=True)
-    assert judge.accepts(judge.ask(), accel.MailboxFullError("full", retry_after=1.0))
-    assert not judge.accepts(judge.ask(), accel.MailboxFullError("full"))
-
-
 def test_an_answer_twice_is_found_and_so_is_one_that_does_not_come() -> None:
     judge = Judge()
     entry = judge.ask()
@@ -267,8 +256,6 @@ async def test_generations_rise_and_are_explained(numbers: tuple[int, ...], faul
 
 
 # -- what comes when
-
-
 def faults(seed: int, count: int) -> list[Fault | None]:
     schedule = Schedule(Options(seed=seed))
     return list(islice(iter(schedule.next, None), count))
@@ -283,24 +270,154 @@ def test_a_seed_gives_the_same_faults_again_and_another_gives_others() -> None:
     )
 
 
-def test_without_kinds_nothing_comes() -> None:
-    assert Schedule(Options(faults=())).next() is None
+def test_only_the_sender_of_poison_is_told(tmp_path: Path) -> None:
+    out, seed = tmp_path / "report.json", str(secrets.randbits(32))
+    command = [sys.executable, "benchmarks/chaos.py", "--json", str(out), "--seed", seed, "--seconds", "3", "--clients", "2"]
+    command += ["--hosts", "process", "--faults", "", "--suspects", "12", "--model", "12"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    report = json.loads(out.read_text())
+    assert report["answered"] == report["requests"] > 50, done.stdout
+    assert report["events"]["poisoned_item"] >= 1, done.stdout
+    assert report["figures"]["devices"]["suspect"]["generations"] > 1, done.stdout
+    assert report["figures"]["devices"]["model"]["faults"] >= 1, done.stdout
+    assert report["figures"]["devices"]["calm"]["generations"] == 1, done.stdout
 
 
-# -- odds and ends
+class Batcher:
+    """Answers in the same way always."""
+
+    def __init__(self, answer: float | Exception) -> None:
+        self.answer = answer
+
+    async def submit(self, item: float, timeout: float | None = None) -> float:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
-def test_signals_reach_children_only() -> None:
-    assert not send_signal(os.getpid(), 0)
-    assert not send_signal(os.getppid(), 0)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in children()
-        assert send_signal(child.pid, 9)
-        assert child.wait(10) == -9
-    assert not send_signal(child.pid, 9)
+def suspects(answer: float | Exception, *faults: str) -> Suspects:
+    """Return clients whose batcher gives this answer."""
+    device = SimpleNamespace(generations=lambda: None, quarantine=lambda: None)
+    subject: Any = SimpleNamespace(device=device)
+    made, batcher = Suspects(subject, None, 1, faults), Batcher(answer)  # type: ignore[arg-type]
+    made.batcher = batcher  # type: ignore[assignment]
+    return made
 
 
-def test_percentiles_are_of_what_there_is() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+def poisoned_item(item: float, code: int) -> accel.PoisonedInputError:
+    """Return what is told of an item that died of a signal, or of one of the driver's codes."""
+    error = accel.PoisonedInputError("found", item=item)
+    error.__cause__ = accel.ContextPoisonedError("faulted")
+    error.__cause__.__cause__ = accel.HostDiedError("died", signal=code)
+    return error
+
+
+def told(note: str = "", executed: Literal["no", "unknown"] = "unknown") -> accel.ContextPoisonedError:
+    error = accel.ContextPoisonedError("faulted", executed=executed)
+    if note:
+        error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize("answer", [poisoned_item(1.5, 11), told(), told("because of this"), 8.0, float("nan")], ids=repr)
+async def test_who_sent_no_poison_must_be_answered(answer: float | Exception) -> None:
+    with pytest.raises(WrongAnswerError):
+        await suspects(answer)._item(1.5)
+
+
+async def test_what_the_run_itself_did_to_a_search_is_no_violation() -> None:
+    await suspects(9.0)._item(1.5)
+    await suspects(poisoned_item(1.5, 9))._item(1.5)
+    with pytest.raises(WrongAnswerError):
+        await suspects(poisoned_item(1.5, 11), "spare")._item(1.5)
+    with pytest.raises(accel.ContextPoisonedError):  # the ledger judges it
+        await suspects(told("the quarantine could not be used"), "rebuild")._item(1.5)
+    with pytest.raises(accel.ContextPoisonedError):
+        await suspects(told(executed="no"))._item(1.5)
+
+
+@pytest.mark.parametrize("answer", [-6.0, poisoned_item(1.5, 11)], ids=repr)
+async def test_who_sent_poison_must_be_told_so(answer: float | Exception) -> None:
+    with pytest.raises(WrongAnswerError):
+        await suspects(answer)._poison()
+    await suspects(poisoned_item(POISON, 11))._poison()
+    await suspects(poisoned_item(POISON, 9))._poison()
+
+
+# -- the served model
+def modelled(answer: Any, *faults: str) -> Modelled:
+    """Return clients of a model that gives this answer, and whose versions are 1 and 2."""
+    made = Modelled(SimpleNamespace(device=SimpleNamespace(name="cpu:0")), None, 1, faults, hangs=True)  # type: ignore[arg-type]
+    made._made(1)
+    made._made(2)
+    made.batcher = Batcher(answer)  # type: ignore[assignment]
+    return made
+
+
+def answer_of(version: int, ids: np.ndarray[Any, Any], told: int | None = None) -> np.ndarray[Any, Any]:
+    """Return what the model gives to one request, as another version if one is given."""
+    model = CpuModel()
+    given: Any = {**weights(1, version), "encoder.version": np.full((1, 1), told or version, np.float32)}
+    model.open(given)
+    row: np.ndarray[Any, Any] = model.run({"input_ids": ids[None]})[0]  # type: ignore[dict-item]
+    return row
+
+
+async def test_an_answer_of_a_model_is_of_one_version_that_is_known(rng: np.random.Generator) -> None:
+    ids = rng.integers(0, VOCABULARY, LENGTH)
+    for version in (1, 2):
+        await modelled(answer_of(version, ids))._clean(ids)
+    for wrong in (answer_of(1, ids, told=2), answer_of(3, ids), answer_of(1, np.roll(ids + 1, 1) % VOCABULARY), np.full(9, np.nan)):
+        with pytest.raises((WrongAnswerError, ValueError)):
+            await modelled(wrong)._clean(ids)
+
+
+@pytest.mark.parametrize(
+    ("token", "right"),
+    [
+        (ASSERT, accel.PoisonedInputError(kind="fault")),
+        (HANG, accel.PoisonedInputError(kind="hang")),
+        (NAN, accel.NonFiniteError()),
+        (RAISE, accel.LibraryError()),
+    ],
+)
+async def test_each_poison_of_a_model_has_an_error_of_its_own(token: int, right: Exception) -> None:
+    ids = np.full(LENGTH, token)
+    await modelled(right)._poison(ids)
+    kinds: list[Any] = [
+        accel.PoisonedInputError(kind="fault"),
+        accel.PoisonedInputError(kind="hang"),
+        accel.NonFiniteError(),
+        accel.LibraryError(),
+    ]
+    for wrong in [np.zeros(9), *kinds]:
+        if isinstance(wrong, np.ndarray) or (type(wrong), getattr(wrong, "kind", "")) != (type(right), getattr(right, "kind", "")):
+            with pytest.raises(WrongAnswerError):
+                await modelled(wrong)._poison(ids)
+
+
+async def test_each_bad_load_of_a_run_is_refused_and_costs_no_context(tmp_path: Path) -> None:
+    draw = random.Random(seed := secrets.randbits(32))
+    print(f"seed {seed}")
+    takes = {"inputs": {"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")}, "buckets": {"batch": (1,)}}
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", memory_limit=64 << 20)
+        loads = BadLoads(SimpleNamespace(device=device), SimpleNamespace(), 0, CpuModel, **takes)  # type: ignore[arg-type]
+        await loads.load(None)
+        for make in makers():
+            await loads.load(make(tmp_path, draw))
+        assert device.generation == 1
+        good = BadLoads(SimpleNamespace(device=device), SimpleNamespace(), 0, Anything, **takes)  # type: ignore[arg-type]
+        with pytest.raises(WrongAnswerError):
+            await good.load(None)
+
+
+class Anything:
+    """A model that takes any weights."""
+
+    def open(self, *_: Any) -> None:
+        pass
+
+    def run(self, inputs: Any) -> Any:
+        return np.zeros((len(np.asarray(inputs["input_ids"])), 1))

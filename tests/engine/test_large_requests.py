@@ -1,4 +1,4 @@
-"""Large requests give the event loop its turns: what is planned, sent, recorded, replayed and freed takes a few milliseconds at a time."""
+"""Large requests cost time in proportion to their ops, fail as small ones do, and give the event loop its turns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 import accel
+from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from accel import AccelRef, Device
+
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -88,26 +92,24 @@ async def test_parts_of_an_expression_may_be_computed_while_it_is_planned(rng: n
         np.testing.assert_allclose(await sums[-1].numpy(), values * (1500 * 1501 / 2))
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_graph_is_recorded_and_replayed_in_turns(host: Any, rng: np.random.Generator) -> None:
+async def test_graph_is_recorded_and_replayed_in_turns(rng: np.random.Generator) -> None:
     values = rng.standard_normal(4)
     async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
+        device = await system.open_device("cpu", host="inline")
         x = await device.put(values)
         async with device.graph() as graph:
             y = chain(graph, x, 10001)
             watched = cut_in_turns(0.3)
             await watched.__aenter__()
         await watched.__aexit__(None, None, None)
-        async with cut_in_turns(0.5) if host == "inline" else contextlib.nullcontext():
+        async with cut_in_turns(0.5):
             await graph.replay()
         np.testing.assert_array_equal(await device.get(y), -values)
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_many_dropped_refs_are_freed_in_turns(host: Any) -> None:
+async def test_many_dropped_refs_are_freed_in_turns() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
+        device = await system.open_device("cpu", host="inline")
         x = await device.zeros(4)
         used = device.info().memory.used
         async with device.batch() as batch:
@@ -179,3 +181,47 @@ async def test_cancelled_end_of_a_large_batch_forgets_its_refs(rng: np.random.Ge
         gc.collect()  # what a cancelled task had in hand
         await device.get(x)
         assert device.info().memory.used == used
+
+
+_BOUND = 40.0
+"""Seconds after which a test has failed; each takes about two."""
+
+
+async def _chain(device: Device, start: AccelRef, length: int) -> tuple[AccelRef, float]:
+    """Negate ``length`` times in one batch; return the last result, and the CPU seconds that this process took for the end of the block."""
+    batch = device.batch()
+    await batch.__aenter__()
+    last = start
+    for _ in range(length):
+        last = batch.elementwise.unary("neg", last)
+    began = time.process_time()
+    await batch.__aexit__(None, None, None)
+    return last, time.process_time() - began
+
+
+async def test_the_time_of_an_op_does_not_grow_with_the_batch() -> None:
+    short, long = 2_000, 60_000
+    async with asyncio.timeout(_BOUND), accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        start = await device.put(np.ones(4))
+        await _chain(device, start, short)  # what the first ops set up is not measured
+        usual = min([(await _chain(device, start, short))[1] / short for _ in range(5)])
+        last, seconds = await _chain(device, start, long)
+        np.testing.assert_array_equal(await device.get(last), np.ones(4))
+    assert seconds / long < 2 * usual, f"{usual * 1e6:.1f} us an op of {short}, {seconds / long * 1e6:.1f} us an op of {long}"
+
+
+async def test_a_batch_of_more_bytes_than_a_message_holds_runs_and_fails_as_any() -> None:
+    failing = 275
+    plan = FaultPlan().fail_at(failing + 3, accel.LibraryError("not this one"))
+    async with asyncio.timeout(_BOUND), accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=plan)
+        counter, one = await device.put(np.zeros(1)), await device.full(1, 1.0, "float64")
+        with pytest.raises(accel.LibraryError, match="not this one") as caught:
+            async with device.batch() as batch:
+                for _ in range(180):
+                    last = batch.empty((1,) * 20_000)  # about 100 KiB of numbers on its way
+                    batch.elementwise.binary("add", counter, one, out=counter)
+        assert (caught.value.op_index, last.is_stale) == (failing, True)
+        assert (await device.get(counter)).tolist() == [failing // 2]
+        assert (device.generation, device.info().in_flight) == (1, 0)
