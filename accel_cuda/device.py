@@ -46,7 +46,7 @@ class CudaDevice(CudaContext):
     shares_processor : bool
         ``False``: the work runs on the GPU.
     capabilities : mapping
-        All that there are.
+        All that there are, and what libraries offer that are installed.
     scratch, commands : dict
         See :class:`accel.backend.TakesScratch` and :class:`~accel.backend.CountsCommands`.
     functions : Programs
@@ -58,7 +58,7 @@ class CudaDevice(CudaContext):
     """
 
     shares_processor: bool = False
-    capabilities: Mapping[str, frozenset[DType]] = CAPABILITIES
+    capabilities: Mapping[str, frozenset[DType]]
     queue_limit: int = QUEUE_LIMIT
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
@@ -69,6 +69,7 @@ class CudaDevice(CudaContext):
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
         self.families = ContextFamilies(self, self.functions)
+        self.capabilities = {**CAPABILITIES, **self.families.capabilities()}
         self.scratch = self.families.scratch()
         self.probe = nvtx_probe()
         self._offer()

@@ -17,7 +17,7 @@ from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import FamilyOp, with_refs
+from accel.ops.base import FamilyOp, Plan, with_refs
 from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Checksum, Get
 from accel.ops.user_plans import check_plan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accel.actors import ActorRef
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
-    from accel.ops import KernelOp, Plan
+    from accel.ops import KernelOp
     from accel.ops.base import SizedOp
     from accel.ref import AccelRef
     from accel.storage.refs import Recording
@@ -97,8 +97,12 @@ class Sender:
                     plan = on_copies(op, plan)
             if plan.writes and durable.sealed:
                 durable.check_writes(plan)
-            if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
-                raise self._unsupported_error(op, plan)  # noqa: TRY301
+            if plan.capability:
+                is_offered = plan.dtype in core.capabilities.get(plan.capability, ())
+                if type(plan) is ComposedPlan:
+                    plan = Plan(*plan) if is_offered else plan
+                elif not is_offered:
+                    raise self._unsupported_error(op, plan)  # noqa: TRY301
         except AccelError as error:
             # Checks of operands raise without knowing the op.
             error.op = error.op or op.kind

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from accel.backend import Kernel
 from accel_cuda.core.context import CudaContext
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.stream import CudaStream
+
+if TYPE_CHECKING:
+    from accel import DType
 
 __all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Program", "Signature", "Source", "derived"]
 
@@ -74,6 +78,8 @@ class FamilyState(Generic[L]):
     kernels: Mapping[str, Kernel]
     commands: Commands = 1
     """How many commands an op enqueues at most, or what counts them for one op."""
+    capabilities: Mapping[str, frozenset[DType]] = MappingProxyType({})
+    """What it offers besides :data:`accel.enums.CAPABILITIES`: kernels of ops that other ops compute where there is none."""
 
     def __init__(self, context: CudaContext, load: Callable[[CudaContext], L]) -> None:
         self.context = context

@@ -9,6 +9,7 @@ from accel_cuda.families.parts import PARTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from accel import DType
     from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.family import Commands, CudaPart, FamilyState, LaneCheck, Program, Signature
@@ -48,6 +49,10 @@ class ContextFamilies:
         for name, state in self.states.items():
             found[name] = {**found[name], **state.kernels}
         return found
+
+    def capabilities(self) -> dict[str, frozenset[DType]]:
+        """Return what the families offer besides what every device does."""
+        return {name: dtypes for state in self.states.values() for name, dtypes in state.capabilities.items()}
 
     def signatures(self) -> dict[tuple[str, str], Signature]:
         """Return the signatures of all ops that have one: library and op kind -> signature."""
