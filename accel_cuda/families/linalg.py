@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["PART", "LinalgLibrary", "spread"]
+__all__ = ["PART", "LinalgLibrary", "alignment_of", "spread"]
 
 _BLAS = CAPABILITIES["gemm"]
 _INTEGERS = frozenset({dtype for dtype in CODES if dtype.is_integer and dtype is not DType.INT8})
@@ -184,7 +184,7 @@ def _program(op: Any) -> str:
     return "linalg" if op.a.dtype in _INTEGERS else ""
 
 
-def _alignment(ref: AccelRef | None) -> int:
+def alignment_of(ref: AccelRef | None) -> int:
     """Return the largest power of two, up to 256, that an address is a multiple of."""
     if ref is None:
         return _ALIGNMENT
@@ -194,7 +194,7 @@ def _alignment(ref: AccelRef | None) -> int:
 
 def _alignment_of_results(op: Any) -> int:
     """Return that of all that lies as the result does: the library is told one number for them."""
-    return min(_alignment(op.out), _alignment(op.aux))
+    return min(alignment_of(op.out), alignment_of(op.aux))
 
 
 def _bias_room(op: Any) -> int:
@@ -237,8 +237,8 @@ def _new_spec(op: Any) -> MatmulSpec:
     part = _NOTHING if is_nothing else spread(batch, a.shape[:-2], b.shape[:-2], joins_rows=turn_a is Transpose.NONE)
     m *= part.rows
     operands = [
-        Operand(a.dtype, k, m, turn_a, part.step_a, _alignment(a)),
-        Operand(b.dtype, n, k, turn_b, part.step_b, _alignment(b)),
+        Operand(a.dtype, k, m, turn_a, part.step_a, alignment_of(a)),
+        Operand(b.dtype, n, k, turn_b, part.step_b, alignment_of(b)),
         Operand(op.result_type(), n, m, Transpose.NONE, 1, _alignment_of_results(op)),
     ]
     if len(part.starts) > 1:  # products begin with any matrix

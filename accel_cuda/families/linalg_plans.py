@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from accel import DType, InvalidArgumentError, Transpose, UnsupportedError
+from accel import DType, Transpose, UnsupportedError
 from accel.ops.linalg import MatmulMemory
 from accel_cuda.core.libraries import VendorLibrary, load_library, load_module
 from accel_cuda.core.memo import Memo
 from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.core.stream import WORKSPACE
+from accel_cuda.core.tuning import quickest
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ KEPT = 256
 """How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`. They are in host memory."""
 
 _CANDIDATES = 8
-_REPEATS = 5
 _NOT_SUPPORTED = 15
 _FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 _ELEMENTS = {
@@ -277,30 +276,8 @@ class MatmulPlans:
     def _which(self, stream: CudaStream, spec: MatmulSpec, plan: _Plan, memory: MatmulMemory, workspace: int) -> int:
         """Return which algorithm is the quickest, by trying them the first time. While a graph is captured nothing can be tried."""
         if spec not in self._tuned and not stream.is_capturing:
-            self._tune(stream, spec, plan, memory, workspace)
+            self._tuned[spec] = quickest(stream, len(plan.algorithms), lambda which: self._run(stream, plan, which, memory, workspace))
         return self._tuned.get(spec, 0)
-
-    def _tune(self, stream: CudaStream, spec: MatmulSpec, plan: _Plan, memory: MatmulMemory, workspace: int) -> None:
-        """Run the candidates on the op's own memory, and remember the quickest. Blocks."""
-        call, times = self._context.call, []
-        start, end = (call("cuEventCreate", 0) for _ in range(2))
-        try:
-            for which in range(len(plan.algorithms)):
-                try:
-                    self._run(stream, plan, which, memory, workspace)  # the first time, it may load its kernel
-                except (UnsupportedError, InvalidArgumentError):  # one that the heuristic thought possible
-                    times.append(math.inf)
-                    continue
-                call("cuEventRecord", start, stream.handle)
-                for _ in range(_REPEATS):
-                    self._run(stream, plan, which, memory, workspace)
-                call("cuEventRecord", end, stream.handle)
-                call("cuEventSynchronize", end)
-                times.append(float(call("cuEventElapsedTime", start, end)))
-        finally:
-            for event in (start, end):
-                self._context.driver.ignore("cuEventDestroy", event)
-        self._tuned[spec] = times.index(min(times))
 
     def _make(self, spec: MatmulSpec) -> _Plan:
         plan = _Plan()
