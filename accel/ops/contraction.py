@@ -19,7 +19,7 @@ from accel.views import is_contiguous, steps_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Contraction", "Layout", "Matrices", "Path", "Products", "Sums", "Term", "contraction", "parsed", "sizes_of"]
+__all__ = ["Contraction", "Layout", "Matrices", "Path", "Products", "Step", "Sums", "Term", "contraction", "parsed", "sizes_of"]
 
 Shape = tuple[int, ...]
 Labels: TypeAlias = tuple[int, ...]
@@ -61,42 +61,78 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class Step:
+    """One step of a contraction.
+
+    Attributes
+    ----------
+    of
+        The places of its operands.
+    terms
+        What each operand is, without axes of one element.
+    result
+        What the result is: it lies in C-order.
+    """
+
+    of: Shape
+    terms: tuple[Term, ...]
+    result: Term
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether there are elements, and all strides lead forward: libraries of contractions take no others."""
+        return all(0 not in term.lengths and min(term.strides, default=1) > 0 for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums(Step):
     """Sums of one operand over its last axes; with none of them, a copy in another order.
 
     Attributes
     ----------
-    of
-        The operand's place.
     layout
-        Its axes, those that are kept first.
+        The operand's axes, those that are kept first.
     summed
         How many are summed over.
     """
 
-    of: int
     layout: Layout
     summed: int
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether elements are summed, or copied, in another order than they lie in."""
+        return not is_contiguous(*self.layout)
+
+    @classmethod
+    def copy(cls, layout: Layout) -> Sums:
+        """Return the step that copies a view into one run."""
+        axes = [each for each in zip(range(len(layout.lengths)), *layout, strict=True) if each[1] != 1]
+        term = Term(*zip(*axes, strict=True)) if axes else Term((), (), ())
+        return cls((0,), (term,), Term(tuple(range(len(layout.lengths))), layout.lengths, steps_of(layout.lengths)), layout, 0)
+
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class Products(Step):
     """Products of elements of two operands, broadcast."""
 
-    of: tuple[int, int]
     layouts: tuple[Layout, Layout]
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether one operand lies as the result does, and the other one in another order."""
+        lying = [is_contiguous(*layout) and layout.lengths == self.result.lengths for layout in self.layouts]
+        return lying.count(True) == 1 and not _is_in_order(self.layouts[1 if lying[0] else 0])
 
 
 @dataclass(frozen=True, slots=True)
-class Matrices:
+class Matrices(Step):
     """A product of matrices.
 
     Attributes
     ----------
-    of
-        The places of left and right operand.
     layouts
-        How each lies as the matrices that it is.
+        How left and right operand lie as the matrices that they are.
     shapes
         The stack, rows and columns of each, as they lie.
     transposed
@@ -104,18 +140,20 @@ class Matrices:
     copied
         Whether each is copied first: its view is not one run.
     lengths
-        The result's axes: what its rows and columns are of.
+        The product's axes: what its rows and columns are of.
     turned
-        How the result lies in the order in which it is wanted, if that is another one.
+        How the product lies in the order in which the result is wanted, if that is another one.
+    is_moving
+        Whether more elements are read and written for copies than for the product: a library that contracts without copies is quicker then.
     """
 
-    of: tuple[int, int]
     layouts: tuple[Layout, Layout]
     shapes: tuple[Shape, Shape]
     transposed: tuple[bool, bool]
     copied: tuple[bool, bool]
     lengths: Shape
-    turned: Layout | None = None
+    turned: Layout | None
+    is_moving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +289,9 @@ class _Steps:
         self.steps: list[Sums | Products | Matrices] = []
         self._next = count
 
-    def _add(self, step: Sums | Products | Matrices, term: Term) -> int:
+    def _add(self, step: Sums | Products | Matrices) -> int:
         self.steps.append(step)
-        self.terms[self._next] = term
+        self.terms[self._next] = step.result
         self._next += 1
         return self._next - 1
 
@@ -263,7 +301,8 @@ class _Steps:
         summed = tuple([label for label in term.in_memory() if label not in kept])
         layout = term.ordered(kept + summed)
         lengths = layout.lengths[: len(kept)]
-        return self._add(Sums(place, layout, len(summed)), Term(kept, lengths, steps_of(lengths)))
+        made = Term(kept, lengths, steps_of(lengths))
+        return self._add(Sums((place,), (term,), made, layout, len(summed)))
 
     def sum_alone(self) -> None:
         """Sum each operand over what no other one, nor the result, has."""
@@ -290,10 +329,9 @@ class _Steps:
             labels = order if order is not None else a.labels + tuple([label for label in b.labels if label not in a.labels])
             layouts = a.ordered(labels), b.ordered(labels)
             lengths = tuple([max(pair) if 0 not in pair else 0 for pair in zip(layouts[0].lengths, layouts[1].lengths, strict=True)])
-            return self._add(Products((first, second), layouts), Term(labels, lengths, steps_of(lengths)))
-        places = first, second
-        _, step, term = min(_candidates(places, (a, b), others, order), key=lambda each: each[0])
-        return self._add(step, term)
+            return self._add(Products((first, second), (a, b), Term(labels, lengths, steps_of(lengths)), layouts))
+        _, step = min(_candidates((first, second), (a, b), others, order), key=lambda each: each[0])
+        return self._add(step)
 
 
 def _path(made: _Steps, sizes: dict[int, int], optimize: str | Path) -> Path:
@@ -330,7 +368,7 @@ def _checked(path: Path, count: int) -> Path:
 
 def _candidates(
     places: tuple[int, int], terms: tuple[Term, Term], others: set[int], order: Labels | None
-) -> Iterator[tuple[int, Matrices, Term]]:
+) -> Iterator[tuple[int, Matrices]]:
     """Yield the ways to compute a pair by one product of matrices, and about how many elements are read and written for each.
 
     Labels are those of a stack (in both, and kept), of rows (in the left operand), of columns (in the right one), and those that are summed over. The order of
@@ -363,6 +401,12 @@ def _sorted(labels: Iterable[int], by: Labels) -> Labels:
     return tuple(sorted(labels, key=by.index))
 
 
+def _is_in_order(layout: Layout) -> bool:
+    """Return whether axes lie in the order in which they are named; those of stride 0 lie anywhere."""
+    steps = [stride for length, stride in zip(*layout, strict=True) if length > 1 and stride]
+    return steps == sorted(steps, reverse=True)
+
+
 def _cost_of_copy(layout: Layout) -> int:
     is_scattered = bool(layout.strides) and layout.strides[-1] != 1
     return 2 * math.prod(layout.lengths) * (_SCATTERED if is_scattered else 1)
@@ -372,9 +416,9 @@ def _cost_as_it_lies(layout: Layout) -> int:
     return 0 if is_contiguous(*layout) else _cost_of_copy(layout)
 
 
-def _matrices(of: tuple[int, int], terms: tuple[Term, Term], parts: tuple[Labels, ...], order: Labels | None) -> tuple[int, Matrices, Term]:
+def _matrices(of: tuple[int, int], terms: tuple[Term, Term], parts: tuple[Labels, ...], order: Labels | None) -> tuple[int, Matrices]:
     ahead, stack, rows, columns, summed = parts
-    cost = 0
+    cost = moved = 0
     found: list[tuple[Layout, Shape, bool, bool]] = []
     for term, first, last in zip(terms, (rows, summed), (summed, columns), strict=True):
         own = tuple([label for label in ahead if label in term.labels]) + stack
@@ -385,11 +429,12 @@ def _matrices(of: tuple[int, int], terms: tuple[Term, Term], parts: tuple[Labels
         groups = layout.lengths[: counts[0]], layout.lengths[counts[0] : counts[1]], layout.lengths[counts[1] :]
         is_copied = not is_contiguous(*layout)
         cost += _cost_as_it_lies(layout)
+        moved += 2 * math.prod(layout.lengths) * is_copied
         found.append((layout, tuple([math.prod(group) for group in groups[0 if own else 1 :]]), is_turned, is_copied))
     lengths = {label: length for term in terms for label, length in zip(term.labels, term.lengths, strict=True)}
     labels = ahead + stack + rows + columns
     count, m, n, k = (math.prod([lengths[label] for label in each]) for each in (ahead + stack, rows, columns, summed))
-    cost += count * k * (m * -(-n // _TILE) + n * -(-m // _TILE))
+    work = count * k * (m * -(-n // _TILE) + n * -(-m // _TILE))
     shape = tuple([lengths[label] for label in labels])
     made = Term(labels, shape, steps_of(shape))
     turned: Layout | None = None
@@ -398,9 +443,9 @@ def _matrices(of: tuple[int, int], terms: tuple[Term, Term], parts: tuple[Labels
         if labels != tuple([label for label in order if label in lengths]):
             turned = result
             cost += _cost_of_copy(result)
+            moved += 2 * count * m * n
         else:
             shape = result.lengths
         made = Term(order, result.lengths, steps_of(result.lengths))
     layouts, shapes, transposed, copied = zip(*found, strict=True)
-    matrices = Matrices(of, layouts, shapes, transposed, copied, shape, turned)
-    return cost, matrices, made
+    return cost + work, Matrices(of, terms, made, layouts, shapes, transposed, copied, shape, turned, moved > work)

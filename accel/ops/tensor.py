@@ -1,9 +1,9 @@
-"""Sums of products of any indices, computed as products of matrices: ``einsum`` and ``tensordot``."""
+"""Sums of products of any indices: ``einsum`` and ``tensordot``. A library contracts them, or they are products of matrices."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -13,9 +13,9 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, Shape, Spec, check_tf32, op, operand, planned, same_dtype
 from accel.ops.composed import ComposedOp
 from accel.ops.contraction import Contraction, Layout, Matrices, Path, Products, Sums, contraction, parsed
-from accel.ops.elementwise import Binary
+from accel.ops.elementwise import Binary, Cast
 from accel.ops.family import Family
-from accel.ops.fields import AXIS, integer
+from accel.ops.fields import AXIS, flag, integer
 from accel.ops.linalg import Matmul
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ops.pieces import axes_of, integers
@@ -32,6 +32,7 @@ __all__ = ["Einsum", "TensorOps", "Tensordot"]
 Optimize: TypeAlias = str | Sequence[str | Sequence[int]]
 
 _DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+_MIXED = {DType.FLOAT64, DType.COMPLEX128}
 _SEARCHES = ("auto", "greedy", "optimal")
 _OPTIMIZE = "Give 'auto', 'greedy', 'optimal', or a path, as opt_einsum.contract_path and numpy.einsum_path return."
 
@@ -43,6 +44,7 @@ class _Contracted(ComposedOp):
     _: KW_ONLY
     out: AccelRef | None = None
     allow_tf32: bool = False
+    autotune: bool = False
 
     @abstractmethod
     def given(self) -> tuple[AccelRef, ...]:
@@ -56,13 +58,14 @@ class _Contracted(ComposedOp):
         refs = {f"operand {n}": operand(f"operand {n}", ref) for n, ref in enumerate(self.given())}
         if not refs:
             raise InvalidArgumentError("no operands are given", remedy="Give one for each term of the subscripts.")
-        dtype = same_dtype(**refs)
+        dtype = _result_type(refs)
         if dtype not in _DTYPES:
             raise UnsupportedError(
                 f"{self.kind} is not offered for {dtype.value}",
                 remedy=f"Convert the operands with elementwise.cast to one of {', '.join(each.value for each in _DTYPES)}.",
             )
         check_tf32(self.allow_tf32, dtype)
+        flag("autotune", self.autotune)
         plan = planned(self.out, refs, self.contraction().shape, dtype)
         return self.composed(plan.reads, plan.writes, plan.creates)
 
@@ -70,37 +73,71 @@ class _Contracted(ComposedOp):
         found, refs, out = self.contraction(), list(self.given()), self.out
         into = None if out is not None and out.is_strided else out
         for n, step in enumerate(found.steps, 1):
-            refs.append(_record(run, step, refs, into if n == len(found.steps) else None, allow_tf32=self.allow_tf32))
+            operands = tuple([refs[place] for place in step.of])
+            to = into if n == len(found.steps) else None
+            refs.append(run(_Contract(operands, step, out=to, allow_tf32=self.allow_tf32, autotune=self.autotune)))
         return refs[-1] if out is into else run(Part(refs[-1], ..., out=out))
 
 
-def _record(run: Run, step: Sums | Products | Matrices, refs: Sequence[AccelRef], out: AccelRef | None, *, allow_tf32: bool) -> AccelRef:
-    """Record one step; into ``out``, if there is one."""
-    if isinstance(step, Matrices):
-        return _record_matrices(run, step, refs, out, allow_tf32=allow_tf32)
-    if isinstance(step, Products):
-        x, y = (_seen(refs[place], layout) for place, layout in zip(step.of, step.layouts, strict=True))
-        return run(Binary(BinaryOp.MUL, x, y, out=out))
-    x, ndim = _seen(refs[step.of], step.layout), len(step.layout.lengths)
-    if not step.summed:
-        return run(Part(x, ..., out=out))
-    return run(Reduce(ReduceOp.SUM, x, axis=tuple(range(ndim - step.summed, ndim)), out=out))
+def _result_type(refs: Mapping[str, AccelRef]) -> DType:
+    """Return the dtype of sums of products: the operands' one, or that of complex ones among real ones."""
+    return DType.COMPLEX128 if {ref.dtype for ref in refs.values()} == _MIXED else same_dtype(**refs)
 
 
-def _record_matrices(run: Run, step: Matrices, refs: Sequence[AccelRef], out: AccelRef | None, *, allow_tf32: bool) -> AccelRef:
-    operands = []
-    for place, layout, shape, is_copied in zip(step.of, step.layouts, step.shapes, step.copied, strict=True):
-        x = _seen(refs[place], layout)
-        operands.append((run(Part(x, ...)) if is_copied else x).reshape(shape))
-    turn_a, turn_b = (Transpose.TRANSPOSE if is_turned else Transpose.NONE for is_turned in step.transposed)
-    product = _Product(*operands, transpose_a=turn_a, transpose_b=turn_b, allow_tf32=allow_tf32, lengths=step.lengths)
-    if step.turned is not None:
-        return run(Part(_seen(run(product), step.turned), ..., out=out))
-    if out is None:
-        return run(product)
-    stack, m, n, _ = product.sizes()
-    run(replace(product, out=out.reshape((*stack, m, n))))
-    return out
+@op("tensor", kind="contract")
+class _Contract(ComposedOp):
+    """One step: a library's call where the backend has one and elements are moved, else a product of matrices, a sum, or products of elements."""
+
+    operands: tuple[AccelRef, ...]
+    step: Sums | Products | Matrices
+    _: KW_ONLY
+    out: AccelRef | None = None
+    allow_tf32: bool = False
+    autotune: bool = False
+
+    def plan(self) -> Plan:
+        refs = {f"operand {n}": ref for n, ref in enumerate(self.operands)}
+        dtype, step = _result_type(refs), self.step
+        plan = planned(self.out, refs, step.result.lengths, dtype)
+        is_mixed = any(ref.dtype is not dtype for ref in self.operands)
+        is_for_library = step.is_regular and (isinstance(step, Matrices) if is_mixed else step.is_moving)
+        return self.composed(plan.reads, plan.writes, plan.creates, "contract" if is_for_library else "", dtype)
+
+    def compose(self, run: Run) -> AccelRef:
+        step, out = self.step, self.out
+        if isinstance(step, Matrices):
+            return self._multiply_matrices(run, step)
+        if isinstance(step, Products):
+            x, y = (self._seen(run, *each, is_copied=False) for each in zip(self.operands, step.layouts, strict=True))
+            return run(Binary(BinaryOp.MUL, x, y, out=out))
+        x, ndim = _seen(self.operands[0], step.layout), len(step.layout.lengths)
+        if not step.summed:
+            return run(Part(x, ..., out=out))
+        return run(Reduce(ReduceOp.SUM, x, axis=tuple(range(ndim - step.summed, ndim)), out=out))
+
+    def _multiply_matrices(self, run: Run, step: Matrices) -> AccelRef:
+        out, operands = self.out, []
+        for ref, layout, shape, is_copied in zip(self.operands, step.layouts, step.shapes, step.copied, strict=True):
+            operands.append(self._seen(run, ref, layout, is_copied=is_copied).reshape(shape))
+        turn_a, turn_b = (Transpose.TRANSPOSE if is_turned else Transpose.NONE for is_turned in step.transposed)
+        a, b = operands
+        product = _Product(
+            a, b, transpose_a=turn_a, transpose_b=turn_b, allow_tf32=self.allow_tf32, autotune=self.autotune, lengths=step.lengths
+        )
+        if step.turned is not None:
+            return run(_Contract((run(product),), Sums.copy(step.turned), out=out))
+        if out is None:
+            return run(product)
+        stack, m, n, _ = product.sizes()
+        run(replace(product, out=out.reshape((*stack, m, n))))
+        return out
+
+    def _seen(self, run: Run, ref: AccelRef, layout: Layout, *, is_copied: bool) -> AccelRef:
+        """Return an operand as it is seen, in the dtype of the result; where it ``is_copied``, in order."""
+        x, dtype = _seen(ref, layout), _result_type({f"operand {n}": each for n, each in enumerate(self.operands)})
+        if x.dtype is not dtype:
+            return run(Cast(x, dtype))
+        return run(_Contract((ref,), Sums.copy(layout))) if is_copied else x
 
 
 @op(kind="matmul")
@@ -148,8 +185,9 @@ class Einsum(_Contracted):
         ``"ij,jk->ik"``, ``"...ij->...ji"``, ``"ii"``. Without ``->`` the result has the axes of ``...``, then the indices that are there once, in the order of
         the alphabet.
     operands
-        Refs of one dtype, one after the other: float16, bfloat16, float32, float64, complex64 or complex128. Sums of 16-bit floats are float32; what is
-        between two contractions is rounded to the dtype. Axes of one index have the same length, or length 1.
+        Refs of one dtype, one after the other: float16, bfloat16, float32, float64, complex64 or complex128; or of float64 and complex128, whose result is
+        complex128. Sums of 16-bit floats are float32; what is between two contractions is rounded to the dtype. Axes of one index have the same length, or
+        length 1.
     out
         Buffer to write; it shares no memory with an operand.
     optimize
@@ -157,6 +195,8 @@ class Einsum(_Contracted):
         ``opt_einsum.contract_path`` and ``numpy.einsum_path`` return. The search runs on the loop's thread, once for each kind of call.
     allow_tf32
         As in :class:`~accel.ops.Gemm`.
+    autotune
+        As in :class:`~accel.ops.Matmul`, for each contraction.
     """
 
     subscripts: str
@@ -180,10 +220,11 @@ def einsum(
     out: AccelRef | None = None,
     optimize: Optimize = "auto",
     allow_tf32: bool = False,
+    autotune: bool = False,
     timeout: float | None = None,
 ) -> Einsum:
     """Return the op of these operands."""
-    return Einsum(subscripts, operands, out=out, optimize=optimize, allow_tf32=allow_tf32, timeout=timeout)
+    return Einsum(subscripts, operands, out=out, optimize=optimize, allow_tf32=allow_tf32, autotune=autotune, timeout=timeout)
 
 
 _PAIR = "Give an int, or a pair: the axes of a, and those of b."
@@ -212,6 +253,8 @@ class Tensordot(_Contracted):
         Buffer to write; it shares no memory with an operand.
     allow_tf32
         As in :class:`~accel.ops.Gemm`.
+    autotune
+        As in :class:`~accel.ops.Einsum`.
     """
 
     a: AccelRef
@@ -241,7 +284,10 @@ class Tensordot(_Contracted):
 
 
 class TensorOps(OpNamespace[M]):
-    """Sums of products of any indices. Other ops compute them: elements are moved where they must be, matrices multiplied, and sums made along axes."""
+    """Sums of products of any indices. Other ops compute them: elements are moved where they must be, matrices multiplied, and sums made along axes.
+
+    A backend with a library of contractions contracts what is not a product of matrices as it lies.
+    """
 
     __slots__ = ()
 
@@ -255,4 +301,4 @@ class TensorOps(OpNamespace[M]):
     tensordot = method(Tensordot)
 
 
-FAMILY = Family(TensorOps, uses=("linalg", "elementwise", "reduce", "arrays"))
+FAMILY = Family(TensorOps, uses=("tensor", "linalg", "elementwise", "reduce", "arrays"))

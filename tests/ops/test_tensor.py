@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gc
 import pickle
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,7 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import accel
-from accel import ops
+from accel import DType, ops
+from accel.cpu import backend
+from accel.cpu.backend import CpuDevice
+from accel.cpu.views import array
+from accel.enums import CAPABILITIES
 from accel.ops.contraction import Matrices, Products, Sums, contraction, parsed
 from accel.views import steps_of
 
@@ -60,20 +65,57 @@ def calls(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
 _DTYPES = {"float32": 1e-4, "float64": 1e-11, "complex64": 1e-4, "complex128": 1e-11, "float16": 0.04, "bfloat16": 0.3}
 
 
-async def test_random_subscripts_are_those_of_numpy(device: accel.Device) -> None:
-    loop = asyncio.get_running_loop()
+class Contracting(CpuDevice):
+    """A context with a library of contractions, numpy's, that takes down the steps it is given."""
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
-    def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
-        asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
+    capabilities = MappingProxyType({**CAPABILITIES, "contract": frozenset(map(DType.of, _DTYPES))})
+    taken: ClassVar[list[Any]] = []
 
-    await asyncio.to_thread(check)
+    def kernels(self, library: str) -> Any:
+        return {"contract": self._contract} if library == "tensor" else super().kernels(library)
+
+    def _contract(self, lane: Any, op: Any, plan: Any, inputs: Any, outputs: Any) -> None:
+        step = op.step
+        self.taken.append(step)
+        numbers = {label: n for n, label in enumerate(dict.fromkeys([label for term in step.terms for label in term.labels]))}
+        operands: list[Any] = []
+        for address, term, ref in zip(inputs, step.terms, op.operands, strict=True):
+            assert all(length > 1 for length in term.lengths)
+            strides = tuple([stride * ref.dtype.itemsize for stride in term.strides])
+            operands += array(address, term.lengths, ref.dtype.numpy, strides), [numbers[label] for label in term.labels]
+            if not plan.dtype.is_complex:  # numpy sums no bfloat16
+                operands[-2] = operands[-2].astype(np.float64)
+        out = array(outputs[0], step.result.lengths, plan.dtype.numpy)
+        kept = [numbers[label] for label, length in zip(step.result.labels, step.result.lengths, strict=True) if length > 1]
+        lane.stream.submit(lambda: np.copyto(out, np.einsum(*operands, kept).reshape(out.shape), casting="unsafe"), 0.0)
+
+
+@pytest.fixture
+def contracting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let the CPU have a library of contractions; return the steps that it takes."""
+    monkeypatch.setattr(backend, "CpuDevice", Contracting)
+    Contracting.taken.clear()
+    return Contracting.taken
+
+
+@pytest.mark.parametrize("way", ["", "contracting"])
+async def test_random_subscripts_are_those_of_numpy(request: pytest.FixtureRequest, way: str) -> None:
+    taken: list[Any] = request.getfixturevalue(way) if way else []
+    async with opened() as device:
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
+        def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
+            asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
+
+        await asyncio.to_thread(check)
+    assert not way or {type(step) for step in taken} >= {Sums, Matrices}
 
 
 async def compare(device: accel.Device, subscripts: str, shapes: list[tuple[int, ...]], seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
-    numpy = accel.DType.of(dtype).numpy
+    numpy = DType.of(dtype).numpy
     arrays, refs = [], []
     for shape in shapes:
         values = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if numpy.kind == "c" else 0)
@@ -116,6 +158,76 @@ def test_what_lies_as_matrices_do_is_one_product_and_no_copy(subscripts: str, sh
     assert isinstance(step, Matrices)
     assert step.copied == (False, False)
     assert step.turned is None
+
+
+async def test_a_library_takes_what_moves_elements(contracting: list[Any], device: accel.Device, rng: np.random.Generator) -> None:
+    a, b = await device.put(rng.standard_normal((4, 5))), await device.put(rng.standard_normal((5, 4)))
+    for subscripts, refs in (("ij->ji", (a,)), ("ij->j", (a,)), ("ij,ji->ij", (a, b)), ("ji,ij->ij", (b, a))):
+        await device.tensor.einsum(subscripts, *refs)
+        assert [sorted(step.of) for step in contracting] == [list(range(len(refs)))], subscripts
+        contracting.clear()
+    for subscripts, refs in (
+        ("ij->ij", (a,)),
+        ("ij->i", (a,)),
+        ("ij,ij->ij", (a, a)),
+        ("ij,j->ij", (a, b[:, 0])),
+        ("i,j->ij", (a[0], b[0])),
+    ):
+        await device.tensor.einsum(subscripts, *refs)
+        assert not contracting, f"{subscripts} reads elements in their order"
+    for view in (a[::-1], a[:, :0]):  # strides backward, and no elements
+        await device.tensor.einsum("ij->ji", view)
+    assert not contracting
+    async with device.graph() as graph:
+        made = graph.tensor.einsum("ij,jk,kl->li", a, b, a)
+    await graph.replay()
+    x, y = await device.get(a), await device.get(b)
+    np.testing.assert_allclose(await device.get(made), (x @ y @ x).T, atol=1e-12)
+    await graph.aclose()
+
+
+@pytest.mark.parametrize("has_library", [False, True])
+async def test_real_and_complex_operands_of_one_precision_are_mixed(
+    rng: np.random.Generator, request: pytest.FixtureRequest, *, has_library: bool
+) -> None:
+    taken = request.getfixturevalue("contracting") if has_library else None
+    a, b = rng.standard_normal((4, 6)), rng.standard_normal((6, 5)) + 1j * rng.standard_normal((6, 5))
+    async with opened() as device:
+        x, y = await device.put(a), await device.put(b)
+        for subscripts, operands in (
+            ("ij,jk->ik", (x, y)),
+            ("jk,ij->ki", (y, x)),
+            ("ij,jk,kl->il", (x.transpose(), x, y)),
+            ("ij,jk->ijk", (x, y)),
+            ("ij,jk->i", (x[:, ::-1], y)),
+        ):
+            made = await device.tensor.einsum(subscripts, *operands)
+            assert made.dtype is DType.COMPLEX128
+            expected = np.einsum(subscripts, *[await device.get(ref) for ref in operands])
+            np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
+        assert taken is None or taken
+        with pytest.raises(accel.InvalidArgumentError, match="differ in dtype"):
+            await device.tensor.einsum("ij,jk->ik", await device.zeros((2, 2)), await device.zeros((2, 2), "complex64"))
+
+
+async def test_options_are_honoured_or_rejected(device: accel.Device) -> None:
+    x = await device.full((3, 3), 1.0, "float32")
+    made = await device.tensor.einsum("ij,jk->ik", x, x, autotune=True, allow_tf32=True)
+    np.testing.assert_array_equal(await device.get(made), np.full((3, 3), 3, np.float32))
+    with pytest.raises(accel.InvalidArgumentError, match="autotune is 3"):
+        await device.tensor.tensordot(x, x, autotune=3)  # type: ignore[arg-type]
+
+
+async def test_a_library_contracts_where_copies_are_more_than_the_product(
+    contracting: list[Any], device: accel.Device, rng: np.random.Generator
+) -> None:
+    q, k = [await device.put(rng.standard_normal((2, length, 3, 8))) for length in (300, 320)]
+    thin, wide = [await device.put(rng.standard_normal(shape)) for shape in ((40, 30, 2), (2, 30, 40))]
+    await device.tensor.einsum("bqhd,bkhd->bhqk", q, k)
+    assert [type(step) for step in contracting] == [Sums, Sums], "heads between: both are copied, and the product takes longer"
+    contracting.clear()
+    await device.tensor.einsum("abk,kcd->dbca", thin, wide)
+    assert [type(step) for step in contracting] == [Matrices], "a large result of short sums would be copied"
 
 
 def test_the_smaller_of_two_copies_is_made() -> None:
@@ -288,5 +400,5 @@ async def test_expressions_have_it(device: accel.Device, rng: np.random.Generato
 
 async def test_the_families_that_compute_it_are_made_ready() -> None:
     async with opened(libraries=("tensor", "blas")) as device:
-        assert device._core.options.libraries == ("linalg", "elementwise", "reduce", "arrays", "blas")
+        assert device._core.options.libraries == ("tensor", "linalg", "elementwise", "reduce", "arrays", "blas")
         await device.tensor.einsum("ij->", await device.zeros((2, 2)))
