@@ -27,6 +27,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "nvtx": {"nvtx": "nvtx"},
     "dnn": {"cudnn": "nvidia-cudnn-frontend"},
     "sparse-direct": {"cudss": "nvidia-cudss-cu13"},
+    "tensor": {"cutensor": "cutensor-cu13"},
     "torch": {"torch": "torch"},
     "onnx": {"onnxruntime": "onnxruntime"},
     "notebook": {"cloudpickle": "cloudpickle"},
