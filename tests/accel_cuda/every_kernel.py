@@ -38,9 +38,11 @@ from accel.ops import (
     Unary,
     Where,
 )
+from accel.ops.contraction import Term
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel.sparse_ref import ELEMENTS
+from accel.views import steps_of
 from accel_cuda import CudaBackend
 from accel_cuda.families import blas_matrices, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
@@ -49,11 +51,14 @@ from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
 from accel_cuda.families.reduce import BASIC, enqueue_fold
+from accel_cuda.families.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["every_kernel", "every_order", "every_solver", "every_sparse"]
+    from accel_cuda.families.tensor import Call
+
+__all__ = ["every_contraction", "every_kernel", "every_order", "every_solver", "every_sparse"]
 
 ODD = 1001
 # Few and many rows, short and long axes, narrow and wide columns, aligned and not: every way in which reductions are cut.
@@ -175,6 +180,30 @@ def every_sparse() -> None:
         name, kind = f"{CODES[dtype]}_{index.itemsize}", dtype.numpy
         for shape, block in (((300, 211), (1, 1)), ((3, 1), (2, 3)), ((67, 41), (3, 5))):
             _launch_sparse(stream, memory, name, (kind, index), shape, block)
+    stream.close()
+    context.close()
+
+
+def every_contraction() -> None:
+    """Make every call of cuTENSOR, where it is installed, on operands that lie in other orders, of even and odd lengths."""
+    context = CudaBackend().open(0)
+    stream, memory = context.create_stream(), Memory(context)
+    library = context.families.states["tensor"]
+    for dtype, n in itertools.product(library.capabilities.get("contract", ()), (8, 33)):
+        plans, shape = library.loaded(), (n, n + 2, n + 1)
+        x, y, z = (
+            Term((0, 1, 2), shape, steps_of(shape)),
+            Term((2, 1, 0), shape[::-1], steps_of(shape[::-1])),
+            Term((2, 0), (n + 1, n), (n, 1)),
+        )
+        calls: dict[Call, tuple[Term, ...]] = {"contract": (x, y._replace(labels=(2, 1, 3)), z._replace(labels=(3, 0), lengths=(n, n))),
+                                               "reduce": (x, z), "permute": (x, y), "multiply": (x, y, y)}  # fmt: skip
+        for call, terms in calls.items():
+            spec = TensorSpec(call, terms, (dtype,) * len(terms), (dtype.itemsize,) * len(terms), False, False, False)
+            plans.measure(spec)
+            sizes = [math.prod(term.lengths) * dtype.itemsize for term in terms]
+            with memory.take(*sizes, plans.sizes[spec]) as pointers:
+                plans.enqueue(stream, spec, pointers[:-1], pointers[-1])
     stream.close()
     context.close()
 

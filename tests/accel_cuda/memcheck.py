@@ -23,7 +23,7 @@ from accel_cuda import CudaBackend
 from accel_cuda.core.compiler import architecture, compile_source
 from accel_cuda.core.driver import load_driver
 from accel_cuda.families.programs import PROGRAMS, source_of
-from tests.accel_cuda.every_kernel import every_kernel, every_order, every_solver, every_sparse
+from tests.accel_cuda.every_kernel import every_contraction, every_kernel, every_order, every_solver, every_sparse
 from tests.accel_cuda.signal_kernels import signal_kernels
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = ["EXTRA", "main"]
 ROOT = Path(__file__).resolve().parents[2]
 
 EXTRA: dict[str, Callable[[], None]] = {
+    "every_contraction": every_contraction,
     "every_kernel": every_kernel,
     "every_order": every_order,
     "every_solver": every_solver,
