@@ -29,8 +29,8 @@ class AdaptiveCompletion(CompletionStrategy):
         When ops are polled; devices with equal strategies share a poller.
     watch_interval
         For devices that compute on this machine's own processors, where the worker thread wakes the
-        loop: seconds between two queries of the oldest marks. They find what no thread reports: a
-        fault.
+        loop: seconds between two queries of the oldest marks. They find faults, which no thread
+        reports.
     """
 
     name: ClassVar[str] = "adaptive"

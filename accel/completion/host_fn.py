@@ -56,27 +56,32 @@ class HostFnCompletion(CompletionStrategy):
 
 
 class HostFnWatcher(SignalledWatcher):
-    """Has a side stream for each lane: in a common one, slow lanes would hold up the others."""
+    """Signalled by a host function in a side stream, of which each lane has one.
+
+    In a common side stream a slow lane would delay the signals of the others.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
         super().__init__(loop, watch_interval)
         self._device = device
-        self._sides: dict[Hashable, AccelStream] = {}
+        self._side_streams: dict[Hashable, AccelStream] = {}
         self._semaphore = Semaphore()
         self._is_stopping = False
         self._thread = start_thread(f"accel-host-fn-{device.description.spec}", self._run)
 
     def _request_signal(self, mark: Mark) -> None:
+        """Have the lane's side stream wait for the mark, and then post the semaphore."""
         try:
-            side = self._sides.get(mark.lane)
-            if side is None:
-                side = self._sides[mark.lane] = self._device.create_stream()
-            side.wait(mark.event)
-            side.launch_host_function(self._semaphore)
+            side_stream = self._side_streams.get(mark.lane)
+            if side_stream is None:
+                side_stream = self._side_streams[mark.lane] = self._device.create_stream()
+            side_stream.wait(mark.event)
+            side_stream.launch_host_function(self._semaphore)
         except Exception:  # a poisoned context takes no more work: the query of the mark tells
             self._semaphore()
 
     def _run(self) -> None:
+        """Signal the loop at each post of the semaphore: the body of the thread."""
         while True:
             self._semaphore.wait()
             if self._is_stopping:
@@ -84,19 +89,21 @@ class HostFnWatcher(SignalledWatcher):
             self.signal()
 
     async def _release(self, *, abandon: bool) -> None:
+        """Close the side streams, which may block, then stop the thread."""
         await super()._release(abandon=abandon)
-        sides, self._sides = list(self._sides.values()), {}
+        side_streams, self._side_streams = list(self._side_streams.values()), {}
         try:
             if abandon:
-                _close(sides, abandon=True)
-            elif sides:
-                await self._loop.run_in_executor(None, _close, sides)
+                _close(side_streams, abandon=True)
+            elif side_streams:
+                await self._loop.run_in_executor(None, _close, side_streams)
         finally:
             self._is_stopping = True
             self._semaphore()
             await wait_ended(self._thread)
 
 
-def _close(sides: list[AccelStream], *, abandon: bool = False) -> None:
-    for side in sides:
-        side.close(abandon=abandon)
+def _close(side_streams: list[AccelStream], *, abandon: bool = False) -> None:
+    """Close streams. May block unless ``abandon``."""
+    for side_stream in side_streams:
+        side_stream.close(abandon=abandon)

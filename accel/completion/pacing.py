@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptivePace", "Pacing", "delay"]
 
-_LATE = 3
-"""The latest expected end lies this many windows after the mean, the earliest one window before it,
-both besides the deviation."""
+_LATE_WINDOWS = 3
+"""An op is late this many windows after its expected end, besides the deviation. It may end one
+window before."""
 
-_PARTS = 8
-"""An op whose end is not known well is polled at least this often while its end is expected, so
-that the next estimate is better."""
+_POLLS_WHILE_EXPECTED = 8
+"""While the end of an op whose duration varies is expected, it is polled this many times at least:
+the next estimate is then better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Pacing:
 
 
 def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
-    """Return the seconds until the next poll of an op; 0 means: in the next loop iteration.
+    """Return the seconds until the next poll of an op; 0 for the next loop iteration.
 
     Parameters
     ----------
@@ -70,18 +70,19 @@ def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
         Bounds.
     """
     interval = min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
-    if expected is None:
+    if expected is None:  # nothing is known: poll often while it is young
         return 0.0 if elapsed < pacing.young else interval
     spread = 2 * expected.deviation
     earliest = expected.mean - spread - pacing.window
-    latest = expected.mean + spread + _LATE * pacing.window
+    latest = expected.mean + spread + _LATE_WINDOWS * pacing.window
     if elapsed < earliest - 2 * pacing.shortest:
         # In steps, and half of the time that is left: timers are late after a long sleep, and the
         # op may have become shorter.
         return min((earliest - elapsed) / 2, max(interval, pacing.step))
-    if elapsed > latest:
+    if elapsed > latest:  # it takes longer than expected: poll ever less often
         return interval
-    return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _PARTS), pacing.shortest)
+    # Its end is expected now: poll in each iteration, unless that may take too long.
+    return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _POLLS_WHILE_EXPECTED), pacing.shortest)
 
 
 class AdaptivePace(Predictor):

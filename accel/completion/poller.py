@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.backend import QueriesInSection
-from accel.completion.strategy import Ended, Lane, LaneWatcher, take_ended
+from accel.completion.strategy import Ended, Lane, LaneWatcher, pop_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -45,19 +45,19 @@ class PolledLane(Lane):
 
     Attributes
     ----------
-    settle : callable
+    end_marks : callable
         Completes or fails marks that have ended.
-    began, polled, due : float
-        When the oldest mark's work began, as far as is known, when it was last queried, and when it
-        is to be queried next.
+    began_at, polled_at, due_at : float
+        When the oldest mark's work began at the latest, when the mark was last queried, and when it
+        is to be queried next; seconds of ``time.perf_counter()``.
     """
 
-    __slots__ = ("began", "due", "polled", "settle")
+    __slots__ = ("began_at", "due_at", "end_marks", "polled_at")
 
-    def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
+    def __init__(self, end_marks: Callable[[list[Ended]], None]) -> None:
         super().__init__()
-        self.settle = settle
-        self.began = self.polled = self.due = 0.0
+        self.end_marks = end_marks
+        self.began_at = self.polled_at = self.due_at = 0.0
 
 
 class MarkPoller:
@@ -84,19 +84,19 @@ class MarkPoller:
         self._pace = pace
         self._section = section or nullcontext()
         self._lanes: dict[PolledLane, None] = {}  # those with marks
-        self._next: asyncio.Handle | None = None  # the poll of the next loop iteration
+        self._next_poll: asyncio.Handle | None = None  # the poll of the next loop iteration
         self._timer = create_timer(loop, self._on_timer)
-        self._due = math.inf  # when the timer calls back
+        self._timer_due = math.inf  # when the timer calls back
 
     def add(self, lane: PolledLane, mark: Mark) -> None:
         """Poll for ``mark``, the newest of ``lane``."""
         lane.marks.append(mark)
         if len(lane.marks) == 1:
             # The next loop iteration polls it for the first time: a short op has ended by then.
-            lane.began = lane.polled = lane.due = mark.enqueued_at
+            lane.began_at = lane.polled_at = lane.due_at = mark.enqueued_at
             self._lanes[lane] = None
-            if self._next is None:
-                self._next = self._loop.call_soon(self._poll)
+            if self._next_poll is None:
+                self._next_poll = self._loop.call_soon(self._poll)
 
     def remove(self, lane: PolledLane) -> None:
         """Stop polling a lane."""
@@ -114,69 +114,73 @@ class MarkPoller:
 
         Return the seconds until then.
         """
-        delay = self._pace.delay(lane.marks[0].kind, now - lane.began)
-        lane.polled, lane.due = now, now + delay
+        delay = self._pace.delay(lane.marks[0].kind, now - lane.began_at)
+        lane.polled_at, lane.due_at = now, now + delay
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
-        if self._next is not None:
+        """Have the next poll ``delay`` seconds from now, unless an earlier one is scheduled."""
+        if self._next_poll is not None:
             return
         if delay <= 0.0:
-            self._next = self._loop.call_soon(self._poll)
-        elif now + delay < self._due:
-            self._due = now + delay
+            self._next_poll = self._loop.call_soon(self._poll)
+        elif now + delay < self._timer_due:
+            self._timer_due = now + delay
             self._timer.arm(delay)
 
     def _unschedule(self) -> None:
-        """Schedule nothing any more."""
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        if self._due < math.inf:
-            self._due = math.inf
+        """Cancel the next poll and the timer: there are no marks."""
+        if self._next_poll is not None:
+            self._next_poll.cancel()
+            self._next_poll = None
+        if self._timer_due < math.inf:
+            self._timer_due = math.inf
             self._timer.disarm()
 
     def _on_timer(self) -> None:
-        self._due = math.inf
-        if self._next is None:
+        """Poll, unless the next loop iteration does so anyway; called by the timer."""
+        self._timer_due = math.inf
+        if self._next_poll is None:
             # All lanes: a timer of its own for each would cost more than the queries.
             self._poll(math.inf)
 
     def _poll(self, horizon: float = 0.0) -> None:
         """Query the lanes that are due within ``horizon`` seconds, and schedule the next poll.
 
-        Of each lane the oldest mark is queried; what has ended completes.
+        Of each lane the oldest mark is queried; marks that have ended complete.
         """
-        self._next = None
+        self._next_poll = None
         now = time.perf_counter()
-        found: list[tuple[PolledLane, list[Ended]]] = []
-        soonest = math.inf
+        ended_by_lane: list[tuple[PolledLane, list[Ended]]] = []
+        soonest = math.inf  # seconds until the next lane is due
+        # 1. Query the lanes that are due. Nothing else is done inside the section.
         with self._section:
             for lane in self._lanes:
-                if lane.due > now + horizon:
-                    soonest = min(soonest, lane.due - now)
-                elif ended := take_ended(lane.marks):
-                    found.append((lane, ended))
+                if lane.due_at > now + horizon:
+                    soonest = min(soonest, lane.due_at - now)
+                elif ended := pop_ended(lane.marks):
+                    ended_by_lane.append((lane, ended))
                 else:
                     soonest = min(soonest, self._reschedule(lane, now))
-        for lane, ended in found:
+        # 2. Learn the durations, and schedule the lanes that have more marks.
+        for lane, ended in ended_by_lane:
             oldest, error = ended[0]
-            if error is None and lane.due > lane.began:
+            if error is None and lane.due_at > lane.began_at:
                 # It ended between two polls, not before its first one: such ops need no estimate. A
                 # poll that came late, because the loop was busy, says nothing about the op.
-                self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
+                self._pace.observe(oldest.kind, (lane.polled_at + min(lane.due_at, now)) / 2 - lane.began_at)
             if lane.marks:
-                lane.began = now
+                lane.began_at = now
                 soonest = min(soonest, self._reschedule(lane, now))
             else:
                 del self._lanes[lane]
         if not self._lanes:
             self._unschedule()
-        # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds
-        # what has ended meanwhile.
+        # 3. Complete the marks before the next poll is scheduled: the loop then runs their waiters
+        # first, and the poll finds what has ended meanwhile.
         try:
-            for lane, ended in found:
-                lane.settle(ended)
+            for lane, ended in ended_by_lane:
+                lane.end_marks(ended)
         finally:
             if self._lanes:
                 self._schedule(now, soonest)
@@ -192,13 +196,13 @@ class PollingWatcher(LaneWatcher[PolledLane]):
     loop
         The loop on which marks end.
     shared
-        Where pollers are kept.
+        A dictionary of the system's, in which pollers are kept.
     strategy
-        The key there.
+        The strategy, which is a part of the poller's key there.
     create_pace
         Makes the pace of a new poller.
     device
-        Whose marks are polled.
+        The context whose marks are polled.
     """
 
     def __init__(
@@ -215,7 +219,7 @@ class PollingWatcher(LaneWatcher[PolledLane]):
             shared[self._key] = MarkPoller(loop, create_pace(), section)
         self._poller: MarkPoller = shared[self._key]
         self._poller.users += 1
-        super().__init__(loop, lambda: PolledLane(self._settle), self._poller.add)
+        super().__init__(loop, lambda: PolledLane(self._end_marks), self._poller.add)
 
     def _abandon(self) -> None:
         for lane in self._lanes.values():

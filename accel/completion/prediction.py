@@ -29,12 +29,12 @@ class Estimate(NamedTuple):
 
 
 _OUTLIER = 4
-"""An error larger than this many deviations counts as this many: a loop that stood still once must
-not spoil the estimate."""
+"""A duration that differs by more than this many deviations counts as that many: a loop that was
+blocked once must not spoil the estimate."""
 
 _SMALLEST = 10e-6
-"""Seconds. A smaller deviation counts as this one when an error is held against it, or a change
-would never be followed."""
+"""Seconds. The least deviation that bounds an outlier: with none the estimate would never follow a
+change."""
 
 
 class Predictor:
@@ -68,8 +68,8 @@ class Predictor:
         estimates = self._estimates
         known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
         if known is None or seconds < known.mean / 2:
-            # A loop that stands still makes an op seem longer; nothing makes it seem shorter than
-            # half.
+            # A blocked loop makes an op seem longer, and nothing makes it seem shorter: so half of
+            # the mean is a new duration, not an outlier.
             if len(estimates) >= self._capacity:
                 del estimates[next(iter(estimates))]
             estimates[kind] = Estimate(seconds, seconds / 2)

@@ -21,6 +21,7 @@ class Semaphore:
     """
 
     def __init__(self) -> None:
+        # The C library, called with the GIL kept, and with the GIL released.
         keeping, releasing = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
         # Larger than any system's sem_t, and aligned for it.
         self._storage = (ctypes.c_uint64 * 16)()
@@ -33,7 +34,7 @@ class Semaphore:
             raise UnsupportedError("this system has no unnamed semaphores", code=ctypes.get_errno(), remedy="Use completion='adaptive'.")
 
     def __call__(self) -> None:
-        """Post: let one waiting thread go on. Never blocks."""
+        """Post the semaphore: wakes one thread in :meth:`wait`. Never blocks."""
         self._post(self._pointer)
 
     def wait(self) -> None:
@@ -47,6 +48,6 @@ class Semaphore:
             pass
 
     def try_acquire(self) -> bool:
-        """Take one post back, and return whether there was one. Never blocks."""
+        """Decrement the semaphore if it is above 0; return whether it was. Never blocks."""
         acquired: bool = self._try_wait(self._pointer) == 0
         return acquired

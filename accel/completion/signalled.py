@@ -1,4 +1,4 @@
-"""Watchers that a signal wakes; besides, they query the oldest marks at a long interval."""
+"""Watchers that are signalled by the work's end; besides, they query the oldest marks at times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Ended, Lane, LaneWatcher, take_ended
+from accel.completion.strategy import Ended, Lane, LaneWatcher, pop_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ class SignalledWatcher(LaneWatcher[Lane]):
         self._is_signalled = False
 
     def signal(self) -> None:
-        """Have the loop query the marks, unless it is about to. Called on any thread."""
+        """Have the loop query the marks, unless that is scheduled already. Thread-safe."""
         if not self._is_signalled:
             self._is_signalled = True
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
                 self._loop.call_soon_threadsafe(self._poll)
 
     def _add_mark(self, lane: Lane, mark: Mark) -> None:
+        """Append a mark to its lane, and request the signal at its end."""
         lane.marks.append(mark)
         if not self._is_armed:
             self._arm()
@@ -55,25 +56,29 @@ class SignalledWatcher(LaneWatcher[Lane]):
         """Have :meth:`signal` called once ``mark`` has ended without a fault."""
 
     def _arm(self) -> None:
+        """Start the timer of the queries that find marks without a signal: after a fault."""
         self._is_armed = True
         self._timer.arm(self._watch_interval)
 
     def _on_timer(self) -> None:
+        """Query the marks; called by the timer."""
         self._is_armed = False
         self._poll()
 
     def _poll(self) -> None:
+        """Query the oldest marks of all lanes, and end those that are passed."""
         self._is_signalled = False  # first: a mark that ends from now on needs another signal
         if not self._pending:  # the timer or another signal came before
             return
         ended: list[Ended] = []
         for lane in self._lanes.values():
-            ended += take_ended(lane.marks)
+            ended += pop_ended(lane.marks)
         if self._pending > len(ended) and not self._is_armed:
             self._arm()
-        self._settle(ended)
+        self._end_marks(ended)
 
     async def _release(self, *, abandon: bool) -> None:
+        """See :meth:`LaneWatcher._release`."""
         self._timer.close()
 
 
@@ -91,6 +96,7 @@ class NotifiedWatcher(SignalledWatcher):
     __call__ = SignalledWatcher.signal
 
     def _request_signal(self, mark: Mark) -> None:
+        """Have the mark's stream call this watcher behind the mark."""
         try:
             mark.stream.launch_host_function(self)
         except Exception:  # the context is poisoned, or has no thread: the query of the mark tells

@@ -22,7 +22,7 @@ __all__ = [
     "Mark",
     "Watcher",
     "check_seconds",
-    "take_ended",
+    "pop_ended",
 ]
 
 
@@ -139,15 +139,15 @@ def check_seconds(name: str, seconds: float, *, or_zero: bool = False) -> None:
         raise InvalidArgumentError(f"{name}={seconds!r} is not a time to wait", remedy=f"Use {least} seconds.")
 
 
-_FEW = 2
-"""Up to this many marks are queried one by one."""
+_BISECT_ABOVE = 2
+"""Up to this many marks are queried one by one, more by bisection."""
 
 Ended: TypeAlias = "tuple[Mark, AccelError | None]"
 """A mark that has ended, and the error if it failed."""
 
 
-def _error_of(raised: Exception) -> AccelError:
-    """Return what a mark fails with whose query raised."""
+def _mark_error(raised: Exception) -> AccelError:
+    """Return the error for a mark whose event's query raised."""
     if isinstance(raised, AccelError):
         # The traceback holds the frames of the watcher, and they hold the mark and its waiter.
         return raised.with_traceback(None)
@@ -158,7 +158,7 @@ def _error_of(raised: Exception) -> AccelError:
 
 
 class Lane:
-    """The marks of one lane, oldest first."""
+    """The queue of the watched marks of one lane of the engine, oldest first."""
 
     __slots__ = ("marks",)
 
@@ -181,7 +181,7 @@ class LaneWatcher(Watcher, Generic[L]):
     create_lane
         Makes the queue of a lane, at its first mark.
     add
-        Appends a mark to its lane, and sees that it is queried once it may have ended.
+        Appends a mark to its lane, and has it queried later: by a timer, a thread or a signal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, create_lane: Callable[[], L], add: Callable[[L, Mark], None]) -> None:
@@ -190,13 +190,13 @@ class LaneWatcher(Watcher, Generic[L]):
         self._add = add
         self._lanes: dict[Hashable, L] = {}
         self._pending = 0
-        self._closing = False
-        self._released = False
+        self._is_closing = False
+        self._is_released = False
         self._drained: asyncio.Future[None] | None = None
 
     def watch(self, mark: Mark) -> None:
         """Watch a mark until it ends; see :meth:`Watcher.watch`."""
-        if self._closing:
+        if self._is_closing:
             raise ClosedError("this device's completion watcher is closed")
         lane = self._lanes.get(mark.lane)
         if lane is None:
@@ -206,7 +206,7 @@ class LaneWatcher(Watcher, Generic[L]):
 
     async def aclose(self, *, abandon: bool = False) -> None:
         """Wait until every watched mark has ended; see :meth:`Watcher.aclose`."""
-        self._closing = True
+        self._is_closing = True
         if not abandon and self._pending:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -217,12 +217,12 @@ class LaneWatcher(Watcher, Generic[L]):
                 raise
         if self._pending:
             self._abandon()
-        if not self._released:
-            self._released = True
+        if not self._is_released:
+            self._is_released = True
             await self._release(abandon=abandon)
 
-    def _settle(self, ended: list[Ended]) -> None:
-        """Complete or fail marks, which are in no queue any more."""
+    def _end_marks(self, ended: list[Ended]) -> None:
+        """Complete or fail marks that were taken out of their queues; wakes :meth:`aclose`."""
         for mark, error in ended:
             self._pending -= 1
             try:
@@ -236,24 +236,23 @@ class LaneWatcher(Watcher, Generic[L]):
             self._drained.set_result(None)
 
     def _abandon(self) -> None:
-        """End every watched mark: those that have not passed fail."""
+        """End every watched mark: those that are not passed fail with :class:`ClosedError`."""
         ended: list[Ended] = []
         for lane in self._lanes.values():
-            ended += take_ended(lane.marks)
+            ended += pop_ended(lane.marks)
             ended += [(mark, ClosedError("the device was closed before this ended")) for mark in lane.marks]
             lane.marks.clear()
-        self._settle(ended)
+        self._end_marks(ended)
 
     @abstractmethod
     async def _release(self, *, abandon: bool) -> None:
         """Release threads and timers; called once, when nothing is pending."""
 
 
-def take_ended(marks: deque[Mark]) -> list[Ended]:
-    """Remove the oldest marks of a lane that have ended from ``marks``, and return them.
+def pop_ended(marks: deque[Mark]) -> list[Ended]:
+    """Remove the marks of a lane that have ended from ``marks``, and return them, oldest first.
 
-    A stream passes its marks in order, so of many it is enough to find the last one that was
-    passed.
+    A stream passes its marks in order, so of many it is enough to find the last one that is passed.
     """
     ended: list[Ended] = []
     while marks:
@@ -261,18 +260,18 @@ def take_ended(marks: deque[Mark]) -> list[Ended]:
             if not marks[0].event.query():
                 break
         except Exception as raised:
-            ended.append((marks.popleft(), _error_of(raised)))
+            ended.append((marks.popleft(), _mark_error(raised)))
             continue
         ended.append((marks.popleft(), None))
-        if len(marks) > _FEW:
-            ended += [(marks.popleft(), None) for _ in range(_passed(marks))]
+        if len(marks) > _BISECT_ABOVE:
+            ended += [(marks.popleft(), None) for _ in range(_count_passed(marks))]
     return ended
 
 
-def _passed(marks: deque[Mark]) -> int:
-    """Return how many of the oldest marks were passed, by bisection.
+def _count_passed(marks: deque[Mark]) -> int:
+    """Return how many of the oldest marks are passed, by bisection.
 
-    It stops at a mark that raises, which is then queried by itself.
+    It stops at a mark whose query raises; :func:`pop_ended` then queries that one by itself.
     """
     passed, unknown = 0, len(marks)
     probe = unknown - 1  # usually all have passed, or nearly all

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Lane, LaneWatcher, take_ended
+from accel.completion.strategy import CompletionStrategy, Lane, LaneWatcher, pop_ended
 from accel.completion.threads import start_thread, wait_ended
 from accel.errors import OutOfMemoryError
 
@@ -36,6 +36,18 @@ class SyncCompletion(CompletionStrategy):
 
 
 class _BlockedLane(Lane):
+    """A lane, and the thread that blocks until its oldest mark is passed.
+
+    Attributes
+    ----------
+    is_blocked : bool
+        Whether the thread has an event, or will get it.
+    events : SimpleQueue
+        Events for the thread; ``None`` ends it.
+    thread : Thread or None
+        Started at the lane's first mark.
+    """
+
     __slots__ = ("events", "is_blocked", "thread")
 
     def __init__(self) -> None:
@@ -46,31 +58,34 @@ class _BlockedLane(Lane):
 
 
 class SyncWatcher(LaneWatcher[_BlockedLane]):
-    """Blocks one thread per lane; what it finds ready together ends together."""
+    """Blocks one thread per lane; marks that are found passed together end together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: str) -> None:
         super().__init__(loop, _BlockedLane, self._add_mark)
         self._device = device
 
     def _add_mark(self, lane: _BlockedLane, mark: Mark) -> None:
+        """Append a mark to its lane, and have the lane's thread block if it does not."""
         lane.marks.append(mark)
         self._block(lane)
 
     def _block(self, lane: _BlockedLane) -> None:
-        # The thread gets the next event only when the loop has dealt with the last one: until then
-        # an event that the thread has in hand cannot be recorded anew for something else.
+        """Give the lane's thread the event of its oldest mark, unless it blocks already."""
+        # The thread gets the next event only when the loop has ended the last mark: until then the
+        # event that the thread waits for is not released, and so not recorded for something else.
         if lane.marks and not lane.is_blocked:
             lane.is_blocked = True
             if lane.thread is None:
                 name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
                 try:
                     lane.thread = start_thread(name, lambda: self._run(lane))
-                except OutOfMemoryError:  # the work is enqueued: poll until there is a thread
+                except OutOfMemoryError:  # the work is enqueued all the same: poll, and try again
                     self._loop.call_later(_POLL, self._on_passed, lane)
                     return
             lane.events.put(lane.marks[0].event)
 
     def _run(self, lane: _BlockedLane) -> None:
+        """Block in each event that the loop gives, then tell the loop: the body of the thread."""
         while (event := lane.events.get()) is not None:
             with contextlib.suppress(Exception):  # the loop's query of the event raises it too
                 event.synchronize()
@@ -79,16 +94,17 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
                 self._loop.call_soon_threadsafe(self._on_passed, lane)
 
     def _on_passed(self, lane: _BlockedLane) -> None:
+        """End the marks that are passed, and block in the next one; told by the lane's thread."""
         lane.is_blocked = False
-        ended = take_ended(lane.marks)
+        ended = pop_ended(lane.marks)
         self._block(lane)
-        self._settle(ended)
+        self._end_marks(ended)
 
     async def _release(self, *, abandon: bool) -> None:
+        """End the threads, and wait for those that can end."""
         lanes = list(self._lanes.values())
         for lane in lanes:
             lane.events.put(None)
-        # Of an abandoned watcher, a thread that is blocked ends when its event does: it is not
-        # waited for.
+        # A thread of an abandoned watcher may be blocked until its event is passed: it ends then.
         for thread in [lane.thread for lane in lanes if lane.thread is not None and not abandon]:
             await wait_ended(thread)

@@ -49,6 +49,7 @@ class LoopTimer:
         self.disarm()
 
     def _expired(self) -> None:
+        """Call back; called by the loop."""
         self._handle = None
         self._callback()
 
@@ -106,6 +107,7 @@ class TimerfdTimer:
             os.close(fd)
 
     def _expired(self) -> None:
+        """Call back; called by the loop when the descriptor is readable."""
         if self._fd < 0:  # a forked child shares the selector with its parent, which owns the timer
             return
         self._is_set = False
@@ -132,6 +134,7 @@ def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) 
 if sys.version_info >= (3, 13):
 
     def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+        """Return the descriptor of a new timer, and a function that sets it to a delay."""
         fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
         return fd, lambda delay: os.timerfd_settime(fd, initial=delay)
 
@@ -144,6 +147,7 @@ else:
         _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
 
     def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+        """Return the descriptor of a new timer, and a function that sets it to a delay."""
         # Neither call blocks, so they keep the GIL: releasing it can cost a switch interval of 5
         # ms.
         libc = ctypes.PyDLL(None, use_errno=True)
@@ -157,6 +161,7 @@ else:
         value = specification.it_value
 
         def set_time(delay: float) -> object:
+            """Set the timer by the one structure that all calls reuse."""
             seconds = int(delay)
             value.tv_sec = seconds
             value.tv_nsec = int((delay - seconds) * 1e9)

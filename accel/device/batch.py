@@ -75,8 +75,8 @@ class Batch(Recorder):
         return found
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
-        core, sent, is_over = self._core, self._ops, False
+        self._end_recording()
+        core, sent, has_ended = self._core, self._ops, False
         submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), sent.generation)
         submission.name = self._name
         try:
@@ -85,7 +85,7 @@ class Batch(Recorder):
             elif sent.ops:
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
-            is_over = True
+            has_ended = True
         except AccelError as failed:
             if not submission.launched:
                 submission.free_unlaunched_results()
@@ -94,4 +94,4 @@ class Batch(Recorder):
         finally:
             # An error's traceback holds this frame, and the submission's future holds the error.
             del submission
-            await self._forget(is_over=is_over)
+            await self._release_ops(are_refs_unused=has_ended)

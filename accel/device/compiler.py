@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel.engine.host import Host
     from accel.engine.sender import Sender
 
-__all__ = ["Compiler", "CompilesApart", "DeviceKernel", "Launches"]
+__all__ = ["Compiler", "CompilesRemotely", "DeviceKernel", "Launches"]
 
 
 class Launches:
@@ -112,8 +112,8 @@ class DeviceKernel:
 
 
 @runtime_checkable
-class CompilesApart(Protocol):
-    """A context that has its compiler in another process."""
+class CompilesRemotely(Protocol):
+    """A context whose compiler is in a child process."""
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have a kernel compiled and loaded there; see :class:`accel.ops.CompilesKernels`."""
@@ -221,6 +221,10 @@ class Compiler(Launches):
         return await self._create("load", name, timeout, lambda: loaded_kernel(code, name, parameters))
 
     async def _create(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
+        """Make a kernel of source or code, have it compiled or loaded, and bind it to the device.
+
+        ``op`` names the call in errors; ``make`` checks the user's arguments.
+        """
         core = self._core
         core.guard()
         self._sender.check_timeout(timeout)
@@ -240,12 +244,13 @@ class Compiler(Launches):
         return DeviceKernel(self._sender.submit, compiled)
 
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Have the present context compile and load a kernel, or the next one after a rebuild."""
         core = self._core
         while True:
             await self._sender.wait_ready(None)
             context = self._host.context
             try:
-                if isinstance(context, CompilesApart):
+                if isinstance(context, CompilesRemotely):
                     return await context.compile(kernel)
                 if not isinstance(context.device, CompilesKernels):
                     raise UnsupportedError(f"{core.name} has no compiler", remedy=NO_COMPILER)
@@ -262,6 +267,7 @@ class Compiler(Launches):
 
 
 def _arguments(args: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the arguments of a launch as a tuple; the iterable is the user's."""
     try:
         return tuple(args)
     except Exception as error:

@@ -16,9 +16,9 @@ from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
 from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.memory_exchange import MemoryExchange
-from accel.device.memory_face import MemoryFace
-from accel.device.model_face import ModelFace
-from accel.device.telemetry_face import TelemetryFace, monitor_of
+from accel.device.memory_methods import MemoryMethods
+from accel.device.model_methods import ModelMethods
+from accel.device.telemetry_methods import TelemetryMethods, monitor_of
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -51,7 +51,7 @@ N = TypeVar("N", bound=OpNamespace[Any])
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
+class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awaited], NoModel, NotEntered):
     """One opened device.
 
     Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its
@@ -77,14 +77,14 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
         self._open_quarantine = open_quarantine
         self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse, "device")
         self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}
-        self._outside: dict[str, type[OpNamespace[Any]]] = {}  # families that are not built in
+        self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # name -> not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
         self._hardware = monitor_of(core)
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None
-        self._owned: ActorSystem | None = None
+        self._own_system: ActorSystem | None = None
 
     def __repr__(self) -> str:
         return f"<Device {self.name} {self.state.value} generation {self.generation}>"
@@ -111,7 +111,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             _check_name(found.library)
             self._families[namespace] = found
             if not (found.library in vars(self) or hasattr(type(self), found.library)):
-                self._outside[found.library] = type(found)
+                self._extra_families[found.library] = type(found)
                 setattr(self, found.library, found)
         result: N = found
         return result
@@ -280,7 +280,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             if core.registrations.get(name) is registration:  # it stays
                 registration.is_leaving = False
                 core.on_registrations_changed()
-            del submission, registration  # as above
+            del submission, registration  # for the same reason as in register_as()
 
     def batch(self, *, timeout: float | None = None, name: str = "batch") -> Batch:
         """Return a batch: ``async with device.batch() as batch`` records ops without awaiting them.
@@ -296,7 +296,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             What errors that concern all of its ops call it, as their ``op``.
         """
         self._sender.check_timeout(timeout)
-        return Batch(self._core, self._sender, timeout, self._outside, name)
+        return Batch(self._core, self._sender, timeout, self._extra_families, name)
 
     def graph(self, *, timeout: float | None = None) -> Graph:
         """Return a graph: ``async with device.graph() as graph`` records ops without running them.
@@ -310,7 +310,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             making of the graph, until :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
-        return Graph(self._core, self._sender, timeout, self._outside)
+        return Graph(self._core, self._sender, timeout, self._extra_families)
 
     def quarantine(self) -> AbstractAsyncContextManager[Device]:
         """Open a second device like this one, for work that may kill its context.
@@ -480,7 +480,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
             return
         core.check_home()
         self._sender.check_timeout(timeout)
-        owned, self._owned = self._owned, None
+        owned, self._own_system = self._own_system, None
         if owned is not None:
             atexit.unregister(self.close_at_exit)
             try:
@@ -498,7 +498,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
                 await self._residents.aclose()
                 await self._wait_drained()
         except TimeoutError:
-            self._log_left_behind()
+            self._log_work_left()
         finally:
             core.close()
             if self._hardware is not None:
@@ -512,14 +512,14 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
                 await core.disposal.aclose()
 
     def own(self, system: ActorSystem) -> None:
-        """End the device's own system with the device; see :func:`accel.open_device`."""
-        self._owned = system
+        """Have :meth:`aclose` close the device's own system too; see :func:`accel.open_device`."""
+        self._own_system = system
         atexit.register(self.close_at_exit)
 
     def close_at_exit(self) -> None:
-        """Warn, when the program ends, that the device was not closed.
+        """Warn that the device was not closed, and close it if its loop can still run.
 
-        It is closed then, if its loop can still run.
+        Called by ``atexit``, for a device of :func:`accel.open_device`.
         """
         loop = self._core.loop
         if self.state is DeviceState.CLOSED or self._core.home.is_inherited:
@@ -534,6 +534,7 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
 
         In a context that has faulted nothing retires any more.
         """
+        # `workload.wait_changed` returns whenever an op, or a caller's wait, has ended.
         core, host = self._core, self._host
         while not core.lifecycle.is_final:
             context = host.context
@@ -541,7 +542,8 @@ class Device(MemoryFace, ModelFace, TelemetryFace, BuiltInFamilies[Awaited], NoM
                 return
             await core.workload.wait_changed()
 
-    def _log_left_behind(self) -> None:
+    def _log_work_left(self) -> None:
+        """Warn that work in flight had not ended within the timeout of :meth:`aclose`."""
         info = self.info()
         logger.warning(
             "device_closed_with_work_left", device=info.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation
@@ -561,16 +563,16 @@ async def _quarantine(open_quarantine: Callable[[], Awaitable[Device]]) -> Async
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.
-for _base in (MemoryFace, MemoryExchange, ModelFace, TelemetryFace):
+for _base in (MemoryMethods, MemoryExchange, ModelMethods, TelemetryMethods):
     for _method in vars(_base).values():
         if inspect.isfunction(_method):
             _method.__qualname__ = f"Device.{_method.__name__}"
 
 
 def _check_name(library: str) -> None:
-    """Raise if a family of that name would hide something of a device, a batch or a graph.
+    """Raise if a family of that name would hide an attribute of a device, a batch or a graph.
 
-    Names of built-in families are not judged here.
+    Names of built-in families are attributes already, and pass.
     """
     owner = next((kind for kind in (Device, Batch, Graph) if hasattr(kind, library)), None)
     if library not in LIBRARIES and (owner is not None or library.startswith("_")):

@@ -21,16 +21,17 @@ __all__ = ["Graph", "GraphFunction"]
 
 
 class GraphFunction:
-    """A recorded graph as a function of its operands: see :meth:`Graph.into_function`.
+    """A recorded graph as a function of its operands; made by :meth:`Graph.into_function`.
 
     Parameters
     ----------
     sender
-        The device's.
+        Sends each call as an op to the device.
     program
-        What was recorded.
+        The recorded ops, bound to the memory that they keep.
     inputs, results
-        Buffers of the graph's own: where operands are copied to, and what is copied to new buffers.
+        Buffers of the program. A call copies its operands to ``inputs``, and after the ops
+        ``results`` to new buffers, which it returns.
     """
 
     __slots__ = ("_inputs", "_program", "_results", "_sender")
@@ -47,8 +48,8 @@ class GraphFunction:
         Parameters
         ----------
         *operands
-            What is copied to each of the inputs, and then all that the recorded ops read besides,
-            which is read where it was at the recording.
+            A ref for each input, which is copied there; then a ref of each other buffer that the
+            recorded ops read, which is read in place and keeps the buffer alive.
 
         Raises
         ------
@@ -86,6 +87,7 @@ class Graph(Recorder):
     what: ClassVar[str] = "graph"
 
     def _record(self, op: KernelOp[Any]) -> Any:
+        """See :meth:`Recorder._record`; refuses ops that a replay could not repeat."""
         if isinstance(op, ops.Checksum):
             raise InvalidArgumentError("a graph fills no host memory", op="checksum", remedy="Await it after the block.")
         if isinstance(op, ops.Put):
@@ -101,7 +103,7 @@ class Graph(Recorder):
         return super()._record(op)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+        self._end_recording()
         core, recorded, generation = self._core, self._ops, self._ops.generation
         self._program: Program | None = None
         program = submission = None
@@ -123,7 +125,7 @@ class Graph(Recorder):
                         ref.owner.dropped.append(ref.buffer)
             # An error's traceback holds this frame, and the submission's future holds the error.
             submission = program = None
-            await self._forget(is_over=self._program is not None)
+            await self._release_ops(are_refs_unused=self._program is not None)
 
     async def replay(self, *, timeout: float | None = None) -> None:
         """Run the recorded ops; returns when they have ended.
@@ -149,7 +151,7 @@ class Graph(Recorder):
         Cancelling detaches the waiter; a replay that has reached the device runs on.
         """
         try:
-            await self._sender.run(Replay(self._recorded()), timeout)
+            await self._sender.run(Replay(self._live_program()), timeout)
         except AccelError as error:
             error.op_index = self._ops.given_index(error.op_index)
             raise
@@ -183,7 +185,7 @@ class Graph(Recorder):
             If a buffer is no such one, an op writes a buffer that the graph did not make, or has a
             status, which only :meth:`replay` reports.
         """
-        program = self._recorded()
+        program = self._live_program()
         own = {id(ref) for ref in program.owned_refs}
         is_pure = program.plan.writes == (program.handle,)  # which stands for the graph's own buffers
         if program.plan.status is not None or not is_pure or not own.issuperset(map(id, (*inputs, *results))):
@@ -203,9 +205,10 @@ class Graph(Recorder):
     @property
     def is_stale(self) -> bool:
         """Whether :meth:`replay` would raise :class:`~accel.StaleRefError` because of a rebuild."""
-        return self._recorded().handle.is_stale
+        return self._live_program().handle.is_stale
 
-    def _recorded(self) -> Program:
+    def _live_program(self) -> Program:
+        """Return the captured program; raise before the block's end, and after :meth:`aclose`."""
         if self._state != "ended":
             raise NotInitializedError("the graph is not recorded yet", remedy="Replay it after its `async with` block.")
         if self._program is None:

@@ -66,7 +66,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
 
 
 def check_not_importing() -> None:
-    """See that no module opens a device while accel imports it for a model, library or server.
+    """Raise if a module opens a device while accel imports it for a model, library or server.
 
     Such a module is a program without a main guard. Its child would import it, and start a child
     that imports it, and so on.
@@ -93,12 +93,12 @@ def check_not_importing() -> None:
 
 
 def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", "imports", "context", "model"]) -> None:
-    """See that a spare child may have a context while another process has one. May block.
+    """Raise if a spare child cannot have a context while another process has one. May block.
 
     Raises
     ------
     UnsupportedError
-        If the device is one process's at a time.
+        If the device is in exclusive-process mode.
     """
     check: Any = getattr(backend, "check_shareable", None)
     if standby in ("context", "model") and check is not None:

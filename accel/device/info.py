@@ -153,7 +153,7 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
         pinned=core.pinned.info(),
         standby=host.children.standby,
-        spare=_spare(host.children.spare_pid),
+        spare=_spare_info(host.children.spare_pid),
     )
 
 
@@ -162,11 +162,12 @@ def account(info: DeviceInfo, health: DeviceHealth) -> dict[str, Any]:
     return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled}
 
 
-def _spare(pid: int | None) -> SpareInfo | None:
+def _spare_info(pid: int | None) -> SpareInfo | None:
+    """Return the memory of a spare child, as the kernel reports it now, if there is one."""
     if pid is None:
         return None
     try:
         resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return SpareInfo(pid, 0)
     return SpareInfo(pid, (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))

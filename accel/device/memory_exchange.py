@@ -1,4 +1,4 @@
-"""The part of a device's face for other memory: other libraries' arrays, and managed memory."""
+"""The methods of :class:`~accel.Device` for other libraries' arrays, and for managed memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MemoryExchange"]
 
 
 class MemoryExchange:
-    """The methods of :class:`~accel.Device` for memory beyond its own buffers."""
+    """The methods of :class:`~accel.Device` for memory beyond its buffers; a base class of it."""
 
     _core: DeviceCore
     _sender: Sender
@@ -97,6 +97,7 @@ class MemoryExchange:
         await self._sender.run(ops.Advise(ref, advice, undo), timeout)
 
     async def _sharing(self) -> Sharing:
+        """Return what shares memory with other libraries in the present context."""
         self._sender.guard()
         await self._sender.wait_ready(None)
         sharing: Sharing = self._host.context.sharing

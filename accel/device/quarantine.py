@@ -22,18 +22,20 @@ no context comes up."""
 
 
 def set_quarantine_options(core: DeviceCore) -> None:
-    """Give a quarantine its options: no planned faults, waiting for room, and its own budget.
+    """Set the options of a quarantine: no planned faults, waiting for room, and its own budget.
 
-    Faults are expected, so only a context that does not come up at all ends it.
+    Faults are expected there. So a fault spends no budget, and only a context that fails to come up
+    several times in a row ends it.
     """
-    failures, seen = 0, 0
+    failures, seen_generation = 0, 0
 
     def decide(error: BaseException) -> Directive:
-        nonlocal failures, seen
+        """Restart, unless the device is gone or no context came up since the last failures."""
+        nonlocal failures, seen_generation
         if isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE:
             return Directive.STOP
-        if seen != core.lifecycle.generation:
-            failures, seen = 0, core.lifecycle.generation
+        if seen_generation != core.lifecycle.generation:
+            failures, seen_generation = 0, core.lifecycle.generation
         failures += 1
         return Directive.RESTART if failures < _STARTS else Directive.STOP
 

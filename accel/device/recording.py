@@ -1,4 +1,4 @@
-"""Recording ops without awaiting them: what a batch and a graph have in common."""
+"""The common base of batches and graphs: records ops without awaiting them."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         return self.run(ops.Copy(source, destination))
 
     def _record(self, op: KernelOp[Any]) -> Any:
+        """Check and record an op; return its result, refs that later ops of the block may use."""
         if self._state != "recording":
             if self._state == "new":
                 raise NotInitializedError(
@@ -132,6 +133,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         return self._ops.add(op, plan, self)
 
     def _refuse(self, error: AccelError) -> NoReturn:
+        """Raise the error of a family method's arguments, with the device's name."""
         error.device = error.device or self._core.name
         raise error
 
@@ -154,38 +156,41 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         """Whether the block has begun and not ended."""
         return self._state == "recording"
 
-    def _end(self) -> None:
-        """Record no more; the refs are not of a block any more."""
+    def _end_recording(self) -> None:
+        """Record no more; called at the end of the block."""
         self._state = "ended"
         # Namespaces refer to the recorder: without them, one that is dropped is gone at once.
         for name, value in tuple(vars(self).items()):
             if isinstance(value, OpNamespace):
                 delattr(self, name)
 
-    async def _forget(self, *, is_over: bool) -> None:
-        """Release the ops, and what is known of their refs, in several loop iterations.
+    async def _release_ops(self, *, are_refs_unused: bool) -> None:
+        """Release the recorded ops, and allow their refs outside the block, in loop iterations.
 
-        It comes after the sending, so that blocks are sent in the order in which they end.
+        Called after the block was sent, so that blocks are sent in the order in which they end.
 
         Parameters
         ----------
-        is_over
-            Whether the device has no use for the refs any more.
+        are_refs_unused
+            Whether the device has no use for the result refs any more: they are released in turns
+            too, where no user keeps them.
         """
         recording, sent = self._core.refs.recording, self._ops
         ops, plans, outputs = sent.ops, sent.plans, sent.outputs
         sent.clear()
-        left = iter(outputs)
+        # One iterator for both loops: what the first has not reached when it is cancelled, the
+        # second does at once.
+        remaining = iter(outputs)
         try:
             if len(ops) > EVERY:
                 turn = Turn()
-                for number, refs in enumerate(left, 1):
+                for number, refs in enumerate(remaining, 1):
                     for ref in refs:
                         recording.pop(ref.buffer, None)
                     if not number % EVERY and turn.is_over:
                         await turn.next()
-                await release(ops, plans, outputs if is_over else [])
-        finally:  # also where it is cancelled
-            for refs in left:
+                await release(ops, plans, outputs if are_refs_unused else [])
+        finally:
+            for refs in remaining:
                 for ref in refs:
                     recording.pop(ref.buffer, None)

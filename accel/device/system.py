@@ -247,7 +247,7 @@ class System(ActorSystem):
             if host_kind != "process":
                 self._opening.append(core)
             try:
-                device = await self._bring_up(core, host_kind)
+                device = await self._start_device(core, host_kind)
             finally:
                 if host_kind != "process":
                     self._opening.remove(core)
@@ -258,8 +258,8 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]
         return device
 
-    async def _bring_up(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
-        """Spawn the actor of a device, and return its face once the first context is ready.
+    async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
+        """Spawn the actor of a device, and return the device once its first context is ready.
 
         ``host_kind`` says where contexts are made: ``"inline"`` in this process, ``"process"`` in
         children, ``"auto"`` in this process until a fault, and in children after that. A quarantine
@@ -270,10 +270,12 @@ class System(ActorSystem):
         children = Children(core.name, slot)
 
         async def start_forkserver(owner: ActorContext) -> None:
+            """Start the forkserver of the device, unless it needs none or shares one."""
             if (host_kind == "process" or standby != "none") and forkserver is None:
                 await owner.spawn(ForkserverActor, core, slot, is_first=host_kind == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
+            """Start the actors of ``standby=``, each of which keeps one spare child."""
             kind = ModelStandbyActor if standby == "model" else StandbyActor
             for number in range(core.options.spares if standby != "none" else 0):
                 name = "standby" if not number else f"standby-{number + 1}"
@@ -298,16 +300,16 @@ class System(ActorSystem):
         :attr:`devices` does not show it.
         """
         name = f"{core.name} quarantine"  # in its errors and its lines of the log
-        own = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
-        set_quarantine_options(own)
-        # Libraries that are registered with this device's memory have none there.
-        own.registrations.update((name, library) for name, library in core.registrations.items() if not library.refs)
-        device = await self._bring_up(own, "process", forkserver)
+        quarantine = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
+        set_quarantine_options(quarantine)
+        # Without the libraries that were registered with refs: this device's memory is not there.
+        quarantine.registrations.update((name, library) for name, library in core.registrations.items() if not library.refs)
+        device = await self._start_device(quarantine, "process", forkserver)
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
 
     def _choose_host(self, host_kind: str, core: DeviceCore) -> str:
-        """Return where the contexts of a new device are made: what :meth:`_bring_up` takes.
+        """Return where the contexts of a new device are made: what :meth:`_start_device` takes.
 
         ``"auto"`` becomes ``"process"`` where this process cannot have the device, or where a fault
         of the device would end another one that this process has.
@@ -327,8 +329,9 @@ class System(ActorSystem):
         return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
+        """Close all devices and quarantines; see :meth:`ActorSystem._close_resources`."""
         timeout = max(0.0, deadline - self.loop.time())
-        # Less than the whole: what is left behind must be released within the deadline too.
+        # Not the whole time: what has not ended then must be released within the deadline too.
         closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
         try:
             await asyncio.gather(*closing)
@@ -337,10 +340,10 @@ class System(ActorSystem):
                 task.cancel()
 
 
-def _of_its_own(
+def _with_own_system(
     opening: Callable[Concatenate[System, P], Coroutine[Any, Any, Device]],
 ) -> Callable[P, Coroutine[Any, Any, Device]]:
-    """Return the function, with the parameters of the method, that opens a device of its own."""
+    """Return :func:`open_device`: it has the parameters of the method, and makes its own system."""
 
     @wraps(opening)
     async def open_device(*args: P.args, **kwargs: P.kwargs) -> Device:
@@ -366,4 +369,4 @@ def _of_its_own(
     return open_device
 
 
-open_device = _of_its_own(System.open_device)
+open_device = _with_own_system(System.open_device)

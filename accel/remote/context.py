@@ -146,7 +146,7 @@ class RemoteContext(RequestContext):
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have the child compile and load a kernel.
 
-        See :class:`~accel.device.compiler.CompilesApart`.
+        See :class:`~accel.device.compiler.CompilesRemotely`.
         """
         layout = await self.ask(Kind.COMPILE, pickle.dumps(kernel))
         if layout is None:

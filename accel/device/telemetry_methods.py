@@ -1,4 +1,4 @@
-"""The part of a device's face for what can be seen of it."""
+"""The methods of :class:`~accel.Device` for the telemetry of its hardware."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.telemetry.hardware import HardwareInfo
 
-__all__ = ["TelemetryFace", "monitor_of"]
+__all__ = ["TelemetryMethods", "monitor_of"]
 
 
-class TelemetryFace:
-    """The methods of :class:`~accel.Device` for its telemetry: see there."""
+class TelemetryMethods:
+    """The methods of :class:`~accel.Device` for its hardware's telemetry; a base class of it."""
 
     _core: DeviceCore
     _hardware: HardwareMonitor | None
@@ -99,7 +99,7 @@ def _write(file: Path, timeline: Timeline) -> None:
 
 
 def monitor_of(core: DeviceCore) -> HardwareMonitor | None:
-    """Return what reads the hardware of a device, once it is asked; ``None`` where its backend cannot."""
+    """Return the monitor of a device's hardware; ``None`` if its backend cannot read that."""
     backend, uuid = core.backend, core.description.uuid
     if not isinstance(backend, ReadsHardware):
         return None

@@ -1,4 +1,4 @@
-"""The part of a device's face that moves data: buffers made, filled, copied, read and freed."""
+"""The methods of :class:`~accel.Device` that make, fill, copy, read and free buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
 
-__all__ = ["MemoryFace"]
+__all__ = ["MemoryMethods"]
 
 _NO_READS = ops.Plan((), (), ())
 
@@ -23,8 +23,8 @@ _CONVERT_OFF_LOOP = 1 << 18
 """Bytes above which a worker thread rearranges a host array."""
 
 
-class MemoryFace(MemoryExchange):
-    """The methods of :class:`~accel.Device` for data: see there."""
+class MemoryMethods(MemoryExchange):
+    """The methods of :class:`~accel.Device` for buffers; a base class of it."""
 
     async def put(
         self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
@@ -56,16 +56,16 @@ class MemoryFace(MemoryExchange):
             self._check_durable(durable, checksum)
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
-            array, timeout = await self._converted(array, timeout)
+            array, timeout = await self._to_contiguous(array, timeout)
         result: AccelRef = await self._sender.run(ops.Put(array, out, durable), timeout)
         if checksum:
             await self._sender.keep_checksum(result, deadline)
         return result
 
-    async def _converted(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
-        """Convert to a C-contiguous array, off the loop if it is large.
+    async def _to_contiguous(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
+        """Return a C-contiguous copy of a host array, and what is left of the timeout.
 
-        Return the timeout's rest too.
+        A large array is copied on a worker thread.
         """
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
@@ -181,7 +181,7 @@ class MemoryFace(MemoryExchange):
         return result
 
     def _check_durable(self, durable: bool, checksum: bool = False) -> None:
-        """Refuse what the device does not offer, or what makes no sense."""
+        """Raise if the device has no durable buffers, or the two flags do not go together."""
         if not isinstance(durable, bool) or not isinstance(checksum, bool):
             raise InvalidArgumentError(f"durable is {durable!r} and checksum {checksum!r}", remedy="Give True or False.")
         if durable:
@@ -219,7 +219,7 @@ class MemoryFace(MemoryExchange):
             What else keeps the checksum from being made, such as a fault or the deadline. The
             buffer is not sealed then.
         """
-        await self._sender.keep_checksum(self._durable(ref), self._sender.deadline_after(timeout))
+        await self._sender.keep_checksum(self._check_checksum_target(ref), self._sender.deadline_after(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
         """Return whether a sealed buffer still holds what its checksum was made of.
@@ -238,10 +238,10 @@ class MemoryFace(MemoryExchange):
         InvalidArgumentError, StaleRefError
             As in :meth:`keep_checksum`.
         """
-        return await self._sender.verify_checksum(self._durable(ref), self._sender.deadline_after(timeout))
+        return await self._sender.verify_checksum(self._check_checksum_target(ref), self._sender.deadline_after(timeout))
 
-    def _durable(self, ref: AccelRef) -> AccelRef:
-        """Return the whole of a durable buffer. Raises unless there can be a checksum of it."""
+    def _check_checksum_target(self, ref: AccelRef) -> AccelRef:
+        """Return the ref of the whole durable buffer; raise if it cannot have a checksum."""
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")
         self._core.guard()
@@ -263,18 +263,18 @@ class MemoryFace(MemoryExchange):
         core = self._core
         core.guard()
         if operand("ref", ref).is_freed:
-            raise _freed_before(ref)
+            raise _already_freed_error(ref)
         core.refs.check(ref, None, _NO_READS)
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
         core.refs.sharing.check_free(ref)
-        holder = next((name for name, library in core.registrations.items() if library.holds(ref)), None)
-        if holder is not None:
+        user = next((name for name, library in core.registrations.items() if library.holds(ref)), None)
+        if user is not None:
             raise InvalidArgumentError(
-                f"{ref!r} cannot be freed: library {holder!r} was registered with it",
-                remedy=f"First: await device.unregister({holder!r}).",
+                f"{ref!r} cannot be freed: library {user!r} was registered with it",
+                remedy=f"First: await device.unregister({user!r}).",
                 device=core.name,
             )
         ref.is_freed = True
@@ -282,8 +282,7 @@ class MemoryFace(MemoryExchange):
         try:
             await self._sender.run(None, None, submission)
         except BaseException:
-            # It never took its place in the queue, and earlier ops may still need the memory: so it
-            # is freed when the ref is dropped.
+            # The free was not dispatched: the ref stays valid, and is freed when it is dropped.
             if not submission.future.done() or submission.future.cancelled():
                 ref.is_freed = False
             raise
@@ -304,9 +303,10 @@ class MemoryFace(MemoryExchange):
         return self._core.refs.resolve(token)
 
 
-def _freed_before(ref: AccelRef) -> AccelError:
-    # In a function: with a name for the error, the frame that raises it and the error would keep
-    # each other alive, and the ref.
+def _already_freed_error(ref: AccelRef) -> AccelError:
+    """Return the error of a second ``free`` of a ref."""
+    # A function of its own, because a frame that raises an error and has a name for it forms a
+    # cycle with the error, which would keep the ref alive.
     error = ref.stale_error()
     error.remedy = "Free a ref once: this one's memory was given back before."
     return error

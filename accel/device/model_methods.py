@@ -1,4 +1,4 @@
-"""The part of a device's face for models, and for values that it keeps by name."""
+"""The methods of :class:`~accel.Device` for models, and for values that it keeps by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from accel.models.runner import ModelDevice
     from accel.residents import Residents
 
-__all__ = ["ModelFace"]
+__all__ = ["ModelMethods"]
 
 T = TypeVar("T")
 
 
-class ModelFace:
-    """The methods of :class:`~accel.Device` for models and residents: see there."""
+class ModelMethods:
+    """The methods of :class:`~accel.Device` for models and residents; a base class of it."""
 
     _core: DeviceCore
     _residents: Residents
