@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class _Handover(Generic[T]):
-    """The hand-over of a resource from the thread that creates it to the task that waits for it.
+    """Hands a resource over from the thread that makes it to the task that waits for it.
 
-    Exactly one of them owns it.
+    The task may be cancelled at any moment. The lock decides who owns the resource then: the task,
+    if it was made before :meth:`give_up`, else the thread, which disposes of it.
     """
 
     def __init__(self, make: Callable[[], T], dispose: Callable[[T], object]) -> None:
@@ -31,6 +32,7 @@ class _Handover(Generic[T]):
         self._is_unwanted = False
 
     def make(self) -> T:
+        """Make the resource, on the worker thread; dispose of it if the task has given up."""
         made = self._make()
         with self._lock:
             if not self._is_unwanted:
@@ -40,6 +42,7 @@ class _Handover(Generic[T]):
         raise ClosedError("what was made is not waited for any more")
 
     def give_up(self) -> list[T]:
+        """Return the resource for the caller to dispose of, if it was made; else the thread does."""
         with self._lock:
             self._is_unwanted = True
             return self._made

@@ -185,6 +185,7 @@ class ActorCell:
         return True
 
     def _interrupt(self, level: Stop, reason: BaseException | None) -> None:
+        """Cancel what the task awaits, if a request of this level may; ``reason``: the failure."""
         if self.task is not None and self.interruptible and level >= self.interruptible and current_task() is not self.task:
             self._reason = reason
             self._interrupts += 1
@@ -250,7 +251,7 @@ class ActorCell:
 
     # -- the end
 
-    def ended(self, task: asyncio.Task[Any]) -> None:
+    def on_task_done(self, task: asyncio.Task[Any]) -> None:
         """Finish if the task never took its first step; called when the task is done.
 
         A loop that ends cancels such tasks too.
@@ -304,6 +305,7 @@ class ActorCell:
             logger.warning("actor_messages_lost", actor=self.path, count=lost)
 
     def _stopped_error(self, cause: BaseException | None) -> ActorStoppedError:
+        """Return the error for a sender whose message is not handled."""
         error = ActorStoppedError(f"actor {self.path!r} stopped before it answered")
         error.__cause__ = cause
         return error

@@ -48,7 +48,7 @@ class Home:
         """See :class:`accel.fork.Inherited`."""
         self.is_inherited = True
 
-    def not_here(self) -> ClosedError:
+    def wrong_place_error(self) -> ClosedError:
         """Return the error for a call from another loop, thread or process."""
         if self.is_inherited:
             where, remedy = f"the process that this one (pid {os.getpid()}) was forked from", "Make a new system after the fork."

@@ -53,13 +53,13 @@ class ActorLife(ActorCell):
         outcome: BaseException | None = None
         try:
             outcome = await self._live()
-            await self._wind_down(outcome)
+            await self._shut_down(outcome)
         except asyncio.CancelledError:
             # Not by a stop or a failure: other code cancelled the task, such as asyncio.run at its
             # end.
             if not self.home.is_inherited:
                 self.request_stop(Stop.NOW)
-                await self._wind_down(outcome)
+                await self._shut_down(outcome)
             raise
         except (KeyboardInterrupt, SystemExit) as fatal:
             outcome = fatal
@@ -100,11 +100,11 @@ class ActorLife(ActorCell):
             self.interruptible = _NOW
             await self._actor.started(self._context)
         except BaseException as caught:
-            error = self._sort(caught)
+            error = self._classify(caught)
             self._actor = None
         finally:
             self.interruptible = _NO
-        if self._interrupts and (error := self._absorb()) is not None:
+        if self._interrupts and (error := self._consume_interrupts()) is not None:
             self._actor = None
         if self._actor is None:
             self.failures += error is not None
@@ -162,7 +162,7 @@ class ActorLife(ActorCell):
                     if reply is not None and (reply.done() or (self.deadline is not None and self.loop.time() >= self.deadline)):
                         continue
                 elif type(item) is Failure:
-                    if item.incarnation == self._incarnation and self._failed(item.error, None):
+                    if item.incarnation == self._incarnation and self._on_failure(item.error, None):
                         outcome = FAILED
                     continue
                 else:
@@ -171,10 +171,10 @@ class ActorLife(ActorCell):
                 result = yield from self._actor.receive(item, self._context)  # type: ignore[misc, union-attr]
                 if reply is not None and not reply.done():
                     reply.set_result(result)
-                if self._interrupts and self._failed(asyncio.CancelledError(), None):
+                if self._interrupts and self._on_failure(asyncio.CancelledError(), None):
                     outcome = FAILED
             except BaseException as caught:
-                if self._failed(caught, reply):
+                if self._on_failure(caught, reply):
                     outcome = FAILED
             finally:
                 self.interruptible = _NO
@@ -183,36 +183,37 @@ class ActorLife(ActorCell):
 
     # -- failures
 
-    def _failed(self, caught: BaseException, reply: asyncio.Future[Any] | None) -> bool:
+    def _on_failure(self, caught: BaseException, reply: asyncio.Future[Any] | None) -> bool:
         """Fail the sender's ``ask``, and store the error for :meth:`_recover`.
 
-        Return whether the actor failed, and was not stopped.
+        Return whether the actor has failed; not if it was stopped.
         """
         try:
-            error = self._sort(caught)
+            error = self._classify(caught)
         except BaseException:
-            self._answer(reply, None)
+            self._fail_reply(reply, None)
             raise
-        self._answer(reply, error)
+        self._fail_reply(reply, error)
         self._failure = error
         self.failures += error is not None
         return error is not None
 
-    def _answer(self, reply: asyncio.Future[Any] | None, error: BaseException | None) -> None:
+    def _fail_reply(self, reply: asyncio.Future[Any] | None, error: BaseException | None) -> None:
+        """Fail the sender's ``ask`` with an instance of its own; without an error, as stopped."""
         if reply is not None and not reply.done():
             reply.set_exception(self._stopped_error(None) if error is None else own_instance(error))
 
-    def _sort(self, caught: BaseException) -> BaseException | None:
-        """Return the failure that an exception stands for; ``None`` for a stop.
+    def _classify(self, caught: BaseException) -> BaseException | None:
+        """Return the actor's failure for what its code raised; ``None`` if that was a stop.
 
-        Raise what must end the task.
+        Raise it again if it must end the task: the end of the program, or of the loop.
         """
         if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise caught
         if self.home.is_inherited:  # in a forked child there is nothing to recover
             raise asyncio.CancelledError from caught
         if self._interrupts:
-            return self._absorb()
+            return self._consume_interrupts()
         if isinstance(caught, StopIteration):  # a future cannot carry it
             error: BaseException = RuntimeError(f"actor {self.path!r} raised StopIteration")
             error.__cause__ = caught
@@ -225,8 +226,12 @@ class ActorLife(ActorCell):
         error.__cause__ = caught
         return error
 
-    def _absorb(self) -> BaseException | None:
-        """Consume a cancellation by ``_interrupt``; return its failure, or ``None`` for a stop."""
+    def _consume_interrupts(self) -> BaseException | None:
+        """Undo the cancellations of the task by ``_interrupt``, which have been delivered.
+
+        Return the failure that they stand for, or ``None`` for a stop. Raise if other code has
+        cancelled the task too.
+        """
         reason, self._reason = self._reason, None
         task = self.task
         while self._interrupts and task is not None:
@@ -236,8 +241,8 @@ class ActorLife(ActorCell):
             raise asyncio.CancelledError
         return None if self._stop >= Stop.NOW else reason
 
-    def _ask(self, strategy: RestartStrategy, error: BaseException) -> Directive:
-        """Return what the strategy decides."""
+    def _strategy_directive(self, strategy: RestartStrategy, error: BaseException) -> Directive:
+        """Return what the restart strategy decides about a failure."""
         directive = default_decision(error, strategy.on_exception)
         if strategy.decide is None:
             return directive
@@ -248,9 +253,10 @@ class ActorLife(ActorCell):
             return directive
 
     def _decide(self, error: BaseException) -> Directive:
+        """Return what to do about a failure: as was decided when it was reported, or by strategy."""
         directive, self._verdict = self._verdict, None
         if directive is None:
-            directive = self._ask(self.budget.strategy, error)
+            directive = self._strategy_directive(self.budget.strategy, error)
         log = logger.debug if directive is Directive.RESUME and isinstance(error, AccelError) else logger.warning
         log("actor_failed", actor=self.path, directive=directive.value, error=error)
         self._escalates = directive is Directive.ESCALATE
@@ -278,30 +284,31 @@ class ActorLife(ActorCell):
                 return error
             self.state = ActorState.RESTARTING
             if not starts:
-                await self._hook("restarting", error)
+                await self._run_hook("restarting", error)
                 await self._stop_children(Stop.NOW)
             del error  # not to be kept over the delay
             if delay > 0:
-                await self._pause(delay)
+                await self._wait_before_restart(delay)
             starts += 1
             error = await self._start()
         return None
 
-    async def _pause(self, delay: float) -> None:
+    async def _wait_before_restart(self, delay: float) -> None:
+        """Wait for the delay before a restart; a stop ends the wait."""
         if self._stop >= Stop.NOW:
             return
         self.interruptible = _NOW
         try:
             await self.system.sleep(delay)
         except asyncio.CancelledError as caught:
-            self._sort(caught)
+            self._classify(caught)
         finally:
             self.interruptible = _NO
         if self._interrupts:
-            self._absorb()
+            self._consume_interrupts()
 
-    async def _hook(self, name: str, *args: Any) -> None:
-        """Run an instance's last hook, and drop the instance.
+    async def _run_hook(self, name: str, *args: Any) -> None:
+        """Run the last hook of the instance, ``restarting`` or ``stopped``, and drop the instance.
 
         An error of the hook is only logged.
         """
@@ -313,25 +320,27 @@ class ActorLife(ActorCell):
         try:
             await getattr(actor, name)(*args, self._context)
         except BaseException as caught:
-            error = self._sort(caught)
+            error = self._classify(caught)
         finally:
             self.interruptible = _NO
         if self._interrupts:
-            self._absorb()
+            self._consume_interrupts()
         if error is not None:
             logger.warning("actor_hook_failed", actor=self.path, hook=name, error=error)
 
     # -- the end
 
     async def _stop_children(self, level: Stop) -> None:
+        """Stop all children, one after the other, and wait for their end."""
         # Newest first: a later one may have been given the ref of an earlier one.
         for child in reversed(tuple(self.children.values())):
             child.request_stop(level)
             await child.stopped.wait()
 
-    async def _wind_down(self, outcome: BaseException | None) -> None:
+    async def _shut_down(self, outcome: BaseException | None) -> None:
+        """Refuse messages, stop the children, and run ``stopped``: the end, as far as it waits."""
         self.state = ActorState.STOPPING
         if self._stop < Stop.NOW:  # else the request has refused them
             self._refuse_messages(outcome)
         await self._stop_children(Stop.DRAIN if outcome is None and self._stop <= Stop.DRAIN else max(self._stop, Stop.NOW))
-        await self._hook("stopped")
+        await self._run_hook("stopped")

@@ -78,7 +78,6 @@ class Mailbox(Generic[M]):
     """
 
     __slots__ = (
-        "_ahead",
         "_capacity",
         "_cause",
         "_clock",
@@ -92,6 +91,7 @@ class Mailbox(Generic[M]):
         "_loop",
         "_name",
         "_putters",
+        "_putters_ahead",
         "_rejected",
         "_system",
         "_taken",
@@ -119,14 +119,14 @@ class Mailbox(Generic[M]):
         self._getter: asyncio.Future[None] | None = None
         self._putters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # waiting, in order
         self._granted = 0  # putters that were woken and hold a reserved place, but have not run yet
-        self._ahead = 0  # len(_putters) + _granted: while there are any, newcomers queue behind them
+        self._putters_ahead = 0  # len(_putters) + _granted: while there are any, newcomers queue behind them
         self._closed = False
         self._cause: BaseException | None = None
         self._taken = self._rejected = self._discarded = self._high_water = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<Mailbox {self._name!r} {state} {len(self._items)}/{self._capacity} waiting_putters={self._ahead}>"
+        return f"<Mailbox {self._name!r} {state} {len(self._items)}/{self._capacity} waiting_putters={self._putters_ahead}>"
 
     def __len__(self) -> int:
         return len(self._items)
@@ -144,12 +144,12 @@ class Mailbox(Generic[M]):
     @property
     def has_room(self) -> bool:
         """Whether :meth:`put_nowait` would succeed now."""
-        return not self._ahead and len(self._items) < self._limit
+        return not self._putters_ahead and len(self._items) < self._limit
 
     @property
     def is_awaited(self) -> bool:
         """Whether the reader waits, and nothing can be taken without a further put."""
-        return self._getter is not None and not (self._items or self._system or self._ahead or self._closed)
+        return self._getter is not None and not (self._items or self._system or self._putters_ahead or self._closed)
 
     @property
     def is_empty(self) -> bool:
@@ -170,9 +170,11 @@ class Mailbox(Generic[M]):
         """
         if not self.offer(message):
             if self._closed:
-                raise self._stopped()
+                raise self._stopped_error()
             self._rejected += 1
-            raise MailboxFullError(f"the mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
+            raise MailboxFullError(
+                f"the mailbox of {self._name!r} is full ({self._capacity} messages, {self._putters_ahead} waiting for room)"
+            )
 
     def offer(self, message: M) -> bool:
         """Append a message if there is room now; return whether there was.
@@ -181,7 +183,7 @@ class Mailbox(Generic[M]):
         """
         items = self._items
         depth = len(items)
-        if depth >= self._limit or self._ahead:
+        if depth >= self._limit or self._putters_ahead:
             return False
         items.append(message)
         self._times.append(self._clock())
@@ -205,7 +207,7 @@ class Mailbox(Generic[M]):
         if not self.offer(message):
             await self._wait_for_room()
             self._append(message)
-            self._grant()  # after the append: a putter woken before it could run first
+            self._wake_putters()  # after the append: a putter woken before it could run first
 
     def put_system(self, message: M) -> None:
         """Queue a system message: it overtakes all ordinary ones, and needs no room.
@@ -218,17 +220,19 @@ class Mailbox(Generic[M]):
         self._wake()
 
     def _append(self, message: M) -> None:
+        """Append a message for which a place is reserved, and wake the reader."""
         self._items.append(message)
         self._times.append(self._clock())
         self._high_water = max(self._high_water, len(self._items))
         self._wake()
 
     async def _wait_for_room(self) -> None:
+        """Wait behind earlier putters for a place, which is reserved until this has run on."""
         if self._closed:
-            raise self._stopped()
+            raise self._stopped_error()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._putters[place] = None
-        self._ahead += 1
+        self._putters_ahead += 1
         try:
             await place
         except BaseException:
@@ -236,15 +240,15 @@ class Mailbox(Generic[M]):
                 self._granted -= 1  # it was already woken: its place is free for the next
             else:
                 self._putters.pop(place, None)
-            self._ahead -= 1
-            self._grant()
+            self._putters_ahead -= 1
+            self._wake_putters()
             raise
         self._granted -= 1
-        self._ahead -= 1
+        self._putters_ahead -= 1
         if self._closed:
-            raise self._stopped()
+            raise self._stopped_error()
 
-    def _grant(self) -> None:
+    def _wake_putters(self) -> None:
         """Wake as many waiting putters as there are places that are not reserved."""
         while self._putters and len(self._items) + self._granted < self._limit:
             place, _ = self._putters.popitem(last=False)
@@ -252,7 +256,8 @@ class Mailbox(Generic[M]):
                 self._granted += 1
                 place.set_result(None)
 
-    def _stopped(self) -> ActorStoppedError:
+    def _stopped_error(self) -> ActorStoppedError:
+        """Return the error for a put to a closed mailbox."""
         error = ActorStoppedError(f"{self._name!r} takes no more messages")
         error.__cause__ = self._cause
         return error
@@ -268,7 +273,7 @@ class Mailbox(Generic[M]):
             self._times.popleft()
             message = self._items.popleft()
             if self._putters:
-                self._grant()
+                self._wake_putters()
             return message
         return ENDED if self._closed else NOTHING
 
@@ -281,6 +286,7 @@ class Mailbox(Generic[M]):
         return self._getter
 
     def _wake(self) -> None:
+        """Wake the reader, if it waits."""
         getter, self._getter = self._getter, None
         if getter is not None and not getter.done():  # done: the reader was cancelled, and finds the message later
             getter.set_result(None)
@@ -305,7 +311,7 @@ class Mailbox(Generic[M]):
                 del self._items[index]
                 del self._times[index]
                 self._discarded += 1
-                self._grant()
+                self._wake_putters()
                 return True
         return False
 
@@ -338,7 +344,7 @@ class Mailbox(Generic[M]):
         self._system.clear()
         self._items.clear()
         self._times.clear()
-        self._grant()
+        self._wake_putters()
         return left
 
     def oldest_age(self) -> float:
@@ -350,7 +356,7 @@ class Mailbox(Generic[M]):
         return MailboxStatistics(
             depth=len(self._items),
             capacity=self._capacity,
-            waiting_putters=self._ahead,
+            waiting_putters=self._putters_ahead,
             accepted=self._taken + self._discarded + len(self._items),
             rejected=self._rejected,
             discarded=self._discarded,

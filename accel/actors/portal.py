@@ -126,8 +126,8 @@ class Portal:
         _check_callable(function)
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         context = contextvars.copy_context()
-        self._admit(future, lambda: self._begin(future, context, function, args))
-        future.add_done_callback(self._ended)
+        self._admit(future, lambda: self._start_task(future, context, function, args))
+        future.add_done_callback(self._on_done)
         return future
 
     def call_soon(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -159,6 +159,7 @@ class Portal:
         self._admit(future, call)
 
     def _admit(self, future: concurrent.futures.Future[Any], call: Callable[[], None]) -> None:
+        """Count a call, and have the loop make it; raise if it may not be made. On any thread."""
         if self._home.is_inherited:
             raise ClosedError("this portal belongs to the process that this one was forked from")
         if threading.get_ident() == self._home.thread:
@@ -182,25 +183,27 @@ class Portal:
 
     # -- on the loop
 
-    def _begin(
+    def _start_task(
         self,
         future: concurrent.futures.Future[Any],
         context: contextvars.Context,
         function: Callable[..., Coroutine[Any, Any, Any]],
         args: Any,
     ) -> None:
+        """Start the task of a coroutine. On the loop."""
         if self._closed or future.cancelled():
             return
-        task = self._group.create_task(self._call(future, function, args), name="accel-portal-call", context=context)
+        task = self._group.create_task(self._run_call(future, function, args), name="accel-portal-call", context=context)
         with self._lock:
             if future in self._calls:
                 self._calls[future] = task
         if future.cancelled():  # between the check and the entry
             task.cancel()
 
-    async def _call(self, future: concurrent.futures.Future[Any], function: Callable[..., Coroutine[Any, Any, Any]], args: Any) -> None:
+    async def _run_call(self, future: concurrent.futures.Future[Any], function: Callable[..., Coroutine[Any, Any, Any]], args: Any) -> None:
+        """Await the coroutine, and settle the future of its thread: the body of the task."""
         try:
-            result = await _called(function, args)
+            result = await _awaitable_of(function, args)
         except asyncio.CancelledError:
             if not self._closed:
                 future.cancel()
@@ -215,7 +218,7 @@ class Portal:
         finally:
             del future  # it keeps an error, whose traceback keeps this frame
 
-    def _ended(self, future: concurrent.futures.Future[Any]) -> None:
+    def _on_done(self, future: concurrent.futures.Future[Any]) -> None:
         """Remove the call; cancel the coroutine if its future was cancelled. Runs on any thread."""
         task = self._forget(future)
         if task is not None and future.cancelled():
@@ -223,6 +226,7 @@ class Portal:
                 self._home.loop.call_soon_threadsafe(task.cancel)
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> asyncio.Task[None] | None:
+        """Count a call as ended, and return its task, if it has one."""
         with self._lock:
             return self._calls.pop(future, None)
 
@@ -241,6 +245,7 @@ class Portal:
 
 
 def _check_callable(function: object) -> None:
+    """Raise unless ``function`` can be called; a coroutine cannot."""
     if inspect.iscoroutine(function):
         function.close()  # it will not be awaited: this avoids the warning
     if not callable(function):
@@ -249,7 +254,8 @@ def _check_callable(function: object) -> None:
         )
 
 
-def _called(function: Callable[..., Any], args: Any) -> Awaitable[Any]:
+def _awaitable_of(function: Callable[..., Any], args: Any) -> Awaitable[Any]:
+    """Call a coroutine function; raise if it returns nothing to await."""
     answer: Any = function(*args)
     if inspect.isawaitable(answer):
         return answer
@@ -260,6 +266,7 @@ def _called(function: Callable[..., Any], args: Any) -> Awaitable[Any]:
 
 
 def _name_of(function: object) -> str:
+    """Return the name of a function for errors."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 

@@ -208,7 +208,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     def hand_over(self, message: M_contra) -> bool:
@@ -229,7 +229,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         return cell.hand_over(message)
 
     @property
@@ -251,7 +251,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         await cell.mailbox.put(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     async def ask(self, message: M_contra, timeout: float | None = None) -> R_co:
@@ -291,7 +291,7 @@ class ActorRef(Generic[M_contra, R_co]):
         cell = self._cell
         loop = cell.loop
         if _get_running_loop() is not loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         if cell.interruptible and current_task() is cell.task:
             raise InvalidArgumentError(
                 f"actor {cell.path!r} asks itself and would wait for ever", remedy="Call the method directly, or tell()."
@@ -315,6 +315,7 @@ class ActorRef(Generic[M_contra, R_co]):
             del reply, envelope
 
     async def _ask_by(self, message: Any, timeout: float) -> Any:
+        """Do what :meth:`ask` does, with a timeout."""
         cell = self._cell
         check_seconds("timeout", timeout)
         if timeout <= 0:
@@ -336,6 +337,7 @@ class ActorRef(Generic[M_contra, R_co]):
             del reply, envelope, timer
 
     async def _put_by(self, deadline: float, envelope: Envelope, timeout: float) -> None:
+        """Queue a message once there is room; raise after the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._cell.mailbox.put(envelope)
@@ -368,7 +370,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         cell.request_stop(Stop.DRAIN if drain else Stop.NOW)
         if not cell.is_ancestor_of(current_task()):
             await cell.stopped.wait()
@@ -416,7 +418,7 @@ class ActorRef(Generic[M_contra, R_co]):
             raise InvalidArgumentError(f"error is {error!r}", remedy="Give the exception that the actor shall fail with.")
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.home.not_here()
+            raise cell.home.wrong_place_error()
         return cell.fail(error, verdict)
 
     def restarts_left(self) -> int:
@@ -440,12 +442,14 @@ class ActorRef(Generic[M_contra, R_co]):
 
     @staticmethod
     def _cell_of(watcher: ActorRef[Any, Any]) -> RefTarget:
+        """Return the actor behind a watcher's ref; raise if that is none."""
         if not isinstance(watcher, ActorRef):
             raise InvalidArgumentError(f"watcher is {watcher!r}", remedy="Give the ActorRef of the actor that shall be told.")
         return watcher._cell
 
 
 def _expire(envelope: Envelope, cell: RefTarget, timeout: float) -> None:
+    """Fail an ``ask`` whose deadline has passed, and remove its message. A timer's callback."""
     message, reply, _, _ = envelope
     if reply is not None and not reply.done():
         reply.set_exception(_late(cell, message, timeout))
@@ -453,4 +457,5 @@ def _expire(envelope: Envelope, cell: RefTarget, timeout: float) -> None:
 
 
 def _late(cell: RefTarget, message: object, timeout: float) -> DeadlineExceededError:
+    """Return the error for a message that was not answered in time."""
     return DeadlineExceededError(f"actor {cell.path!r} did not answer {type(message).__name__} within {timeout:g} s")

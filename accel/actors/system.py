@@ -194,6 +194,7 @@ class ActorSystem(AsyncOnly):
             raise cancelled
 
     def _end_drain(self) -> None:
+        """Give queued messages no more time: actors that still drain are cancelled now."""
         self._is_drain_ended = True
         self._deadline = self.loop.time()
         if self._close_timer is not None:
@@ -209,7 +210,7 @@ class ActorSystem(AsyncOnly):
                     await self._closing.wait()
                 finally:
                     if not self.is_inherited:
-                        await self._end()
+                        await self._close()
         except BaseExceptionGroup as errors:
             logger.exception("system_failed", system=self.name, error=errors)
         except (KeyboardInterrupt, SystemExit):
@@ -222,8 +223,9 @@ class ActorSystem(AsyncOnly):
             if self._give_up_timer is not None:
                 self._give_up_timer.cancel()
 
-    async def _end(self) -> None:
-        left = self._living()
+    async def _close(self) -> None:
+        """Close the system in the root task, and warn if its owner has not asked for it."""
+        left = self._running_paths()
         if not self._closing.is_set():  # cancelled: the loop ends, or an actor ends the program
             self._closing.set()
             self._end_drain()
@@ -232,6 +234,7 @@ class ActorSystem(AsyncOnly):
             logger.warning("system_not_closed", system=self.name, actors=left)
 
     async def _shut_down(self) -> None:
+        """Drain until the deadline, then cancel what is left, and end the threads."""
         self._state = "closing"
         if self._deadline is None:
             self._deadline = self.loop.time() + self.close_timeout
@@ -240,14 +243,14 @@ class ActorSystem(AsyncOnly):
                 await self._close_gracefully(self._deadline)
         except TimeoutError:
             if not self._is_drain_ended:
-                logger.warning("close_timeout", system=self.name, actors=self._living())
+                logger.warning("close_timeout", system=self.name, actors=self._running_paths())
         finally:
             self._close_timer = None
             if self._portal is not None:
                 self._portal.close()
             for cell in tuple(self._children.values()):
                 cell.request_stop(Stop.KILL)
-            self._give_up_timer = self.loop.call_later(3 * _GRACE, self._give_up)  # after what is waited for below
+            self._give_up_timer = self.loop.call_later(3 * _GRACE, self._leave_behind)  # after what is waited for below
         if self._cells:
             await asyncio.wait(set(self._cells), timeout=_GRACE)
         deadline = max(self._deadline, self.loop.time() + _GRACE)
@@ -255,6 +258,7 @@ class ActorSystem(AsyncOnly):
             logger.error("threads_left_behind", system=self.name, threads=tuple(left))
 
     async def _close_gracefully(self, deadline: float) -> None:
+        """Close the subclass's resources, and stop the actors after their queued messages."""
         try:
             await self._close_resources(deadline)
         except Exception as error:
@@ -264,14 +268,16 @@ class ActorSystem(AsyncOnly):
             cell.request_stop(Stop.DRAIN)
             await cell.stopped.wait()
 
-    def _give_up(self) -> None:
-        left = self._living()
+    def _leave_behind(self) -> None:
+        """End the wait of :meth:`aclose`, and log the actors that have not ended. A timer's callback."""
+        left = self._running_paths()
         if left:
             logger.error("actors_left_behind", system=self.name, actors=left)
         if not self._abandoned.done():
             self._abandoned.set_result(None)
 
-    def _living(self) -> list[str]:
+    def _running_paths(self) -> list[str]:
+        """Return the paths of the actors that have not ended."""
         return sorted(cell.path for cell in self._cells.values())
 
     # -- for subclasses
@@ -294,7 +300,7 @@ class ActorSystem(AsyncOnly):
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the system."""
         if self._home is None:
-            raise self._wrong_place()
+            raise self._wrong_place_error()
         return self._home.loop
 
     @property
@@ -314,7 +320,7 @@ class ActorSystem(AsyncOnly):
     def portal(self) -> Portal:
         """Runs calls from other threads; the only part of a system that they may use."""
         if self._portal is None:
-            raise self._wrong_place()
+            raise self._wrong_place_error()
         return self._portal
 
     async def spawn(
@@ -375,7 +381,7 @@ class ActorSystem(AsyncOnly):
         """
         self._check_home()
         if self._state == "closed":
-            raise self._closed("runs nothing more")
+            raise self._closed_error("runs nothing more")
         if not callable(function) or inspect.iscoroutinefunction(function):
             raise InvalidArgumentError(
                 f"{function!r} is not a function that blocks",
@@ -414,7 +420,7 @@ class ActorSystem(AsyncOnly):
         home = self._check_home()
         group = self._group
         if group is None or self._state == "closed":
-            raise self._closed("starts no more actors")
+            raise self._closed_error("starts no more actors")
         _check_factory(actor)
         if not isinstance(restart, (RestartStrategy, type(None))):
             raise InvalidArgumentError(f"restart is {restart!r}", remedy="Give an accel.RestartStrategy, or None.")
@@ -428,33 +434,37 @@ class ActorSystem(AsyncOnly):
         # An eager task runs before create_task returns, and may look up its own name.
         siblings[name] = cell
         task = group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
-        task.add_done_callback(cell.ended, context=Context())
+        task.add_done_callback(cell.on_task_done, context=Context())
         return await cell.wait_started()
 
-    def _wrong_place(self) -> ClosedError | NotInitializedError:
+    def _wrong_place_error(self) -> ClosedError | NotInitializedError:
         """Return the error for a call before the system was entered, or from another place.
 
         That is another loop, thread or process.
         """
         if self._home is None:
             return NotInitializedError(f"system {self.name!r} was not entered", remedy="Enter it: `async with accel.System() as system:`.")
-        return self._home.not_here()
+        return self._home.wrong_place_error()
 
     def _check_open(self, refusal: str) -> None:
+        """Raise unless the system is open and this is its loop."""
         self._check_home()
         if self._state != "open":
-            raise self._closed(refusal)
+            raise self._closed_error(refusal)
 
-    def _closed(self, refusal: str) -> ClosedError:
+    def _closed_error(self, refusal: str) -> ClosedError:
+        """Return the error for a call to a system that is not open."""
         return ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
 
     def _check_home(self) -> Home:
+        """Return the system's loop, thread and process; raise if this is another."""
         if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:
-            raise self._wrong_place()
+            raise self._wrong_place_error()
         return self._home
 
 
 def _check_gil() -> None:
+    """Raise on a Python without the GIL."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise UnsupportedError(
             "this Python runs without the GIL, on which the queues of accel rely",

@@ -51,6 +51,7 @@ class ActorTree:
 
 
 def _draw(tree: ActorTree, first: str, rest: str) -> Iterator[str]:
+    """Yield the lines of a tree, the first one after ``first`` and the others after ``rest``."""
     yield f"{first}{tree.name} [{tree.state}] mailbox={tree.depth} oldest={tree.oldest_age:.3f}s restarts={tree.restarts}"
     for index, child in enumerate(tree.children):
         last = index == len(tree.children) - 1

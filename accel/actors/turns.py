@@ -1,4 +1,4 @@
-"""Long work on the event loop's thread, in turns with everything else that runs there."""
+"""Cooperative yielding: long work on the event loop's thread lets the loop run now and then."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 from time import perf_counter
 from typing import Any, Final
 
-__all__ = ["EVERY", "Turn", "release"]
+__all__ = ["CHECK_EVERY", "Turn", "release"]
 
-EVERY: Final = 64
-"""After how many steps of some ten microseconds work looks at the clock."""
+CHECK_EVERY: Final = 64
+"""Steps of some ten microseconds after which long work checks whether its turn is over."""
 
 _SECONDS: Final = 0.003
-"""How long a turn takes, and a little more."""
+"""Seconds of work after which the loop runs."""
 
 
 class Turn:
-    """The turn of a coroutine that computes.
+    """A turn of a coroutine that computes for long on the loop's thread.
 
-    Work that is short ends in the first one, without a step of the loop.
+    Short work ends within the first turn, and never yields.
 
     ::
 
-        for number, each in enumerate(work, 1):
-            if not number % EVERY and turn.is_over:
+        for number, item in enumerate(work, 1):
+            if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
     """
 
@@ -34,22 +34,22 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether others are to run now."""
+        """Whether the turn has lasted long enough, and the loop is to run."""
         return perf_counter() >= self._end
 
     async def next(self) -> None:
-        """Let others run."""
+        """Let the loop run once, and begin the next turn."""
         await asyncio.sleep(0)
         self._end = perf_counter() + _SECONDS
 
 
 async def release(*collections: list[Any] | dict[Any, Any]) -> None:
-    """Empty lists and dicts, from their ends, in turns: the end of many objects takes long too."""
+    """Empty lists and dicts, from their ends, in turns: dropping many objects takes long too."""
     turn = Turn()
     for collection in collections:
         take = collection.popitem if isinstance(collection, dict) else collection.pop
         while collection:
-            for _ in range(min(EVERY, len(collection))):
+            for _ in range(min(CHECK_EVERY, len(collection))):
                 take()
             if turn.is_over:
                 await turn.next()

@@ -51,8 +51,8 @@ class _Job:
         self.error: BaseException | None = None
         self.future: Any = concurrent.futures.Future() if loop is None else loop.create_future()
 
-    def starts(self) -> bool:
-        """Return whether the future is not cancelled; from here on it cannot be."""
+    def try_start(self) -> bool:
+        """Return whether the job is to run: not if its future is cancelled, as it cannot be now."""
         if self.loop is not None:
             return not self.future.done()  # a cancellation at this moment is the same as one a moment later
         is_wanted: bool = self.future.set_running_or_notify_cancel()
@@ -65,7 +65,7 @@ class _Job:
         count what is left. The outcome is the job's, which lets go of it for the waiter: this
         thread may still be here when the waiter drops it.
         """
-        if not self.starts():
+        if not self.try_start():
             return
         function, (args, kwargs) = self.function, self.arguments
         del self.function, self.arguments
@@ -82,12 +82,13 @@ class _Job:
     def finish(self) -> None:
         """Set the outcome of the future, on its loop if it is one of a loop."""
         if self.loop is None:
-            self._settle()
+            self._set_outcome()
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the waiter
-            self.loop.call_soon_threadsafe(self._settle, context=self.context)
+            self.loop.call_soon_threadsafe(self._set_outcome, context=self.context)
 
-    def _settle(self) -> None:
+    def _set_outcome(self) -> None:
+        """Set the outcome of the future, unless its waiter has gone. On its loop."""
         future, result, error = self.future, self.result, self.error
         del self.future, self.result, self.error
         if future.done():
@@ -154,6 +155,7 @@ class WorkerPool:
         return future
 
     def _queue(self, job: _Job) -> None:
+        """Queue a job, and wake an idle thread or start one."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the worker pool is closed")
@@ -164,7 +166,8 @@ class WorkerPool:
                 self._start_thread()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        """Start a thread; raise only if there is no other one for the job. The lock is held."""
+        thread = threading.Thread(target=self._run_thread, name=f"{self._name}-{len(self._threads)}", daemon=True)
         self._running.add(thread)
         try:
             thread.start()
@@ -202,7 +205,8 @@ class WorkerPool:
         finally:
             del future  # it keeps an error, whose traceback keeps this frame
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
+        """Run jobs, and report the end of the last thread: the body of a thread."""
         try:
             self._run_jobs()
         finally:
@@ -216,6 +220,7 @@ class WorkerPool:
                     ended.get_loop().call_soon_threadsafe(_settle, ended)
 
     def _run_jobs(self) -> None:
+        """Run jobs until the pool is closed, and wait on a lock of this thread between them."""
         wake = threading.Lock()
         wake.acquire()
         while True:
@@ -246,7 +251,7 @@ class WorkerPool:
         for wake in idle:
             wake.release()
         for job in dropped:
-            if job.starts():
+            if job.try_start():
                 job.error = ClosedError("the worker pool closed before this started")
                 job.finish()
 
@@ -282,5 +287,6 @@ class WorkerPool:
 
 
 def _settle(future: asyncio.Future[None]) -> None:
+    """Wake the waiter of a future."""
     if not future.done():
         future.set_result(None)

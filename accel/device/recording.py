@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 from accel import ops
-from accel.actors.turns import EVERY, Turn, release
+from accel.actors.turns import CHECK_EVERY, Turn, release
 from accel.device.compiler import Launches
 from accel.device.families import BuiltInFamilies
 from accel.device.hints import RECORDER_HINTS
@@ -182,12 +182,12 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         # second does at once.
         remaining = iter(outputs)
         try:
-            if len(ops) > EVERY:
+            if len(ops) > CHECK_EVERY:
                 turn = Turn()
                 for number, refs in enumerate(remaining, 1):
                     for ref in refs:
                         recording.pop(ref.buffer, None)
-                    if not number % EVERY and turn.is_over:
+                    if not number % CHECK_EVERY and turn.is_over:
                         await turn.next()
                 await release(ops, plans, outputs if are_refs_unused else [])
         finally:

@@ -160,7 +160,7 @@ class DeviceCore:
         ClosedError
         """
         if not self.home.is_here:
-            error = self.home.not_here()
+            error = self.home.wrong_place_error()
             error.device = self.name
             raise error
 

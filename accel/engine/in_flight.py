@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from accel.actors.turns import EVERY, Turn
+from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.stall import StallWatch
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
@@ -212,7 +212,7 @@ class ContextBase(ABC):
         """
         turn = Turn()
         while len(self.core.refs.dropped) > MANY_FREES:
-            self.apply_frees(EVERY)
+            self.apply_frees(CHECK_EVERY)
             if turn.is_over:
                 await turn.next()
                 self.check_alive()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
-from accel.actors.turns import EVERY, Turn
+from accel.actors.turns import CHECK_EVERY, Turn
 from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
@@ -140,7 +140,7 @@ class Program:
         written: dict[int, AccelRef] = {}
         overwritten: set[int] = set(own)  # wholly overwritten so far: earlier contents are not read
         for number, plan in enumerate(plans, 1):
-            if not number % EVERY and turn.is_over:
+            if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
             for ref in plan.reads + plan.writes if plan.updates else plan.reads:
                 if ref.buffer not in overwritten:
@@ -183,7 +183,7 @@ class Program:
             self._status_address = address(self._status)
         statuses = {status.op_index: [self._status_address + status.start] for status in self._statuses}
         for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
-            if not index % EVERY and turn.is_over:
+            if not index % CHECK_EVERY and turn.is_over:
                 await turn.next()
             if is_captured:
                 self._check_capturable(context, op)
@@ -266,7 +266,7 @@ class Program:
 
 def _free_with_own_usage(free: Callable[[Block], object], block: Block) -> None:
     """Free the block of a program's buffer, with a usage of its own instead of the joined one."""
-    block.usage = block.usage.alone()
+    block.usage = block.usage.split()
     free(block)
 
 
@@ -445,7 +445,7 @@ class GraphSubmission(OpSubmission):
         # Finding the kernels of a family also tells the sizes of their scratch memory.
         for number, op in enumerate(program.ops, 1):
             context.kernel_of(op)
-            if not number % EVERY and turn.is_over:
+            if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
         for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
             program.use_scratch(ref)
@@ -453,8 +453,8 @@ class GraphSubmission(OpSubmission):
         for ref in context.core.refs.make(status, self.generation):
             program.use_status(ref)
         made = program.owned_refs
-        for start in range(0, len(made), EVERY):
-            some = made[start : start + EVERY]
+        for start in range(0, len(made), CHECK_EVERY):
+            some = made[start : start + CHECK_EVERY]
             while not self.is_settled and not buffers.allocate(some, lane):
                 await buffers.ensure_room([Spec(ref.shape, ref.dtype) for ref in some], lane)
             if turn.is_over:

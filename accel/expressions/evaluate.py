@@ -11,7 +11,7 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from accel.actors.turns import EVERY, Turn, release
+from accel.actors.turns import CHECK_EVERY, Turn, release
 from accel.dtype import FLOATS
 from accel.enums import CAPABILITIES, BinaryOp, UnaryOp
 from accel.errors import AccelError, InvalidArgumentError, StaleRefError
@@ -129,7 +129,7 @@ async def _order(roots: Sequence[Array]) -> Order:
     found = [root for root in dict.fromkeys(roots) if root.result is None]
     known = set(found)
     for number, each in enumerate(found, 1):  # which grows
-        if not number % EVERY and turn.is_over:
+        if not number % CHECK_EVERY and turn.is_over:
             await turn.next()
         for i in each.inputs:
             if isinstance(i, Array) and i.result is None and i not in known:
@@ -139,7 +139,7 @@ async def _order(roots: Sequence[Array]) -> Order:
     found.sort(key=_NUMBER)
     order: Order = {}
     for number, each in enumerate(found, 1):
-        if not number % EVERY and turn.is_over:
+        if not number % CHECK_EVERY and turn.is_over:
             await turn.next()
         if each.result is None:  # else another task has computed it meanwhile
             order[each] = each.step, each.inputs, each.arguments
@@ -200,7 +200,7 @@ async def record(recorder: Any, roots: Sequence[Array], order: Order, refs: dict
     groups = await _grouped(order, roots, turn)
     absorbed = {group.product for group in groups.values()}
     for number, (each, (step, inputs, arguments)) in enumerate(order.items(), 1):
-        if not number % EVERY and turn.is_over:
+        if not number % CHECK_EVERY and turn.is_over:
             await turn.next()
         if each in absorbed:
             continue
@@ -225,7 +225,7 @@ async def _grouped(order: Order, roots: Sequence[Array], turn: Turn) -> dict[Arr
     groups: dict[Array, _Group] = {}
     users: dict[Array, _Group | None] = dict.fromkeys(roots)  # None: used by several ops, or kept
     for number, (each, (step, inputs, _)) in enumerate(reversed(order.items()), 1):
-        if not number % EVERY and turn.is_over:
+        if not number % CHECK_EVERY and turn.is_over:
             await turn.next()
         group = None
         if isinstance(step, str):

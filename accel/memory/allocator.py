@@ -186,7 +186,7 @@ class Allocator:
             raise self.out_of_memory(nbytes)
         least = -(-round_up(nbytes) // self.granularity) * self.granularity
         release: list[Slab] = []
-        room = self._room()
+        room = self._bytes_left()
         if last_resort or (room is not None and room < least):
             release = self._empty_slabs()
             if room is not None:
@@ -352,16 +352,19 @@ class Allocator:
             device=self.device,
         )
 
-    def _room(self) -> int | None:
+    def _bytes_left(self) -> int | None:
+        """Return the bytes of slabs that the limit still allows; ``None`` without a limit."""
         if self.limit is None:
             return None
         return self.limit - self.reserved - sum(request.nbytes for request in self._requests)
 
     def _empty_slabs(self) -> list[Slab]:
+        """Return the slabs that are wholly free and whose uses are over."""
         self._memory.clean_idle()
         return [slab for slab in self._memory.slabs if slab.is_empty()]
 
     def _remove(self, slab: Slab) -> SlabMemory:
+        """Remove an empty slab, and return its memory for the caller to close."""
         self._memory.remove_slab(slab)
         self.reserved -= slab.memory.nbytes
         return slab.memory

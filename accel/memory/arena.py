@@ -382,16 +382,19 @@ class HostArena:
             return ArenaStatistics(self._allocator.used, self._allocator.reserved, self.limit)
 
     def _notify_room(self) -> None:
+        """Call :attr:`on_room`, if it is set: there may be room for a waiter."""
         on_room = self.on_room
         if on_room is not None:
             on_room()
 
     def _report_block_closed(self, number: int) -> None:
+        """Call :attr:`on_block_closed`, if it is set."""
         on_block_closed = self.on_block_closed
         if on_block_closed is not None:
             on_block_closed(number)
 
     def _drain(self) -> None:
+        """Give pieces that were freed back to the allocator. The lock is held."""
         freed = self._freed
         while freed:
             self._allocator.free(freed.popleft())

@@ -73,6 +73,7 @@ class Block:
         return chunk.address - chunk.slab.memory.address
 
     def _live_chunk(self) -> Chunk:
+        """Return the block's chunk; raise once the block is freed."""
         if self._chunk is None:
             raise StaleRefError("a freed block has no place in a slab", reason="freed")
         return self._chunk

@@ -46,7 +46,7 @@ class ExternalWork:
     advance
         Notes that a number is in the stream.
     watch
-        Sees that the timeline learns when the last number given out is over.
+        Has the timeline told when the last number given out is over.
     """
 
     __slots__ = ("_advance", "_watch", "timeline")
@@ -57,13 +57,13 @@ class ExternalWork:
         self._watch = watch
 
     def now(self) -> int:
-        """Give out the number that stands for all that is enqueued by now."""
+        """Return a new number, which stands for all that is enqueued by now."""
         seq = self.timeline.issue()
         self._advance(seq)
         return seq
 
     def last(self) -> int:
-        """Give out such a number, and have its end watched: no outside work comes after it."""
+        """Return such a number after which no such work follows, and have its end watched."""
         seq = self.now()
         self._watch()
         return seq
@@ -78,16 +78,16 @@ class SharedUsage(Usage):
     ----------
     usage
         The uses so far, which it inherits.
-    outside
+    external_work
         The work of the other libraries.
     is_shared
         Whether they can still enqueue uses; once they cannot, only those that they did are waited
         for.
     """
 
-    __slots__ = ("_is_over", "_outside", "_seq", "is_shared")
+    __slots__ = ("_external_work", "_is_over", "_seq", "is_shared")
 
-    def __init__(self, usage: Usage, outside: ExternalWork, is_shared: Callable[[], object]) -> None:
+    def __init__(self, usage: Usage, external_work: ExternalWork, is_shared: Callable[[], object]) -> None:
         super().__init__()
         self.merge(usage)
         written = usage.pending_write()
@@ -95,7 +95,7 @@ class SharedUsage(Usage):
             # Merged uses are only waited for by writes; this one is not over, and reads come after
             # it too.
             self._writer, self._written = written
-        self._outside = outside
+        self._external_work = external_work
         self.is_shared = is_shared
         self._is_over = False
         self._seq = 0
@@ -103,26 +103,27 @@ class SharedUsage(Usage):
     def read(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
         """See :meth:`Usage.read`."""
         super().read(timeline, seq, dependencies)
-        self._depend_on_outside(dependencies)
+        self._depend_on_external(dependencies)
 
     def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
         """See :meth:`Usage.write`."""
         super().write(timeline, seq, dependencies)
-        self._depend_on_outside(dependencies)
+        self._depend_on_external(dependencies)
 
-    def _depend_on_outside(self, dependencies: list[Dependency]) -> None:
-        outside = self._outside
+    def _depend_on_external(self, dependencies: list[Dependency]) -> None:
+        """Add a dependency on all that other libraries have enqueued by now, or had at the last use."""
+        external_work = self._external_work
         if not self._is_over:
             self._is_over = not self.is_shared()
-            self._seq = outside.last() if self._is_over else outside.now()
-        if self._seq > outside.timeline.completed:
-            dependencies.append((outside.timeline, self._seq))
+            self._seq = external_work.last() if self._is_over else external_work.now()
+        if self._seq > external_work.timeline.completed:
+            dependencies.append((external_work.timeline, self._seq))
 
-    def alone(self) -> Usage:
+    def split(self) -> Usage:
         """Return ordinary uses in the place of these, for memory that is freed.
 
         The next block of the memory waits for all uses there were.
         """
-        usage = super().alone()
-        usage.read(self._outside.timeline, self._outside.last(), [])
+        usage = super().split()
+        usage.read(self._external_work.timeline, self._external_work.last(), [])
         return usage

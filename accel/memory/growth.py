@@ -87,10 +87,12 @@ class SlabRequest:
         return left
 
     def _next_release(self) -> SlabMemory | None:
+        """Return the next slab to close before the new one is created. Thread-safe."""
         with self._lock:
             return self.release.pop() if self.release else None
 
     def _create(self) -> SlabMemory:
+        """Create the slab, at half the size each time that the device has no room for it."""
         size = self.nbytes
         while True:
             try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FreeMemory"]
 
-_LOOK: Final = 8
+_MAX_SEARCH: Final = 8
 """How many of the newest chunks of a size are looked at for one of the same timeline: a longer
 search costs more than it finds."""
 
@@ -51,12 +51,12 @@ class FreeMemory:
         """Add a slab, and those of its chunks that are clean."""
         self.slabs.append(slab)
         for chunk in clean:
-            self._insert(chunk)
+            self._add_clean(chunk)
 
     def remove_slab(self, slab: Slab) -> None:
         """Remove an empty slab."""
         self.slabs.remove(slab)
-        self._remove(slab.first)
+        self._remove_clean(slab.first)
 
     def allocate(self, size: int, timeline: Timeline | None) -> Chunk | None:
         """Return a chunk of ``size`` bytes for use on ``timeline``, or ``None``.
@@ -64,10 +64,10 @@ class FreeMemory:
         Its ``usage`` is what is pending on it. The caller sets its state.
         """
         chunks = self.resting.get(size)
-        found = (_pop_idle(chunks, timeline) if chunks else None) or self._cut(size)
+        found = (_pop_idle(chunks, timeline) if chunks else None) or self._take_clean(size)
         if found is None and self._nbytes() >= size:  # else merging it all, which takes long, is in vain
             self.clean_idle(size)
-            found = self._cut(size) or self._inherit_one(size, timeline) or self._inherit_many(size)
+            found = self._take_clean(size) or self._take_pending(size, timeline) or self._join_pending(size)
         return found
 
     def _nbytes(self) -> int:
@@ -85,38 +85,40 @@ class FreeMemory:
                     self.resting[size] += chunks[at:]
                     return
 
-    def _cut(self, size: int) -> Chunk | None:
+    def _take_clean(self, size: int) -> Chunk | None:
         """Return a chunk of exactly ``size`` bytes, of the smallest clean one that has them."""
         at = bisect_left(self.clean, (size,))
         if at == len(self.clean):
             return None
         chunk = self.clean.pop(at)[2]
         if chunk.size > size:
-            self._insert(chunk.split(size))
+            self._add_clean(chunk.split(size))
         return chunk
 
     def _merge(self, chunk: Chunk) -> int:
         """Make an idle chunk clean: merge it with its clean neighbours, and return their size."""
         after = chunk.next
         if after is not None and after.state == CLEAN:
-            self._remove(after)
+            self._remove_clean(after)
             chunk.absorb_next()
         before = chunk.prev
         if before is not None and before.state == CLEAN:
-            self._remove(before)
+            self._remove_clean(before)
             before.absorb_next()
             chunk = before
         chunk.state = CLEAN
-        self._insert(chunk)
+        self._add_clean(chunk)
         return chunk.size
 
-    def _insert(self, chunk: Chunk) -> None:
+    def _add_clean(self, chunk: Chunk) -> None:
+        """Add a chunk to the clean ones, which are sorted."""
         insort(self.clean, (chunk.size, chunk.address, chunk))
 
-    def _remove(self, chunk: Chunk) -> None:
+    def _remove_clean(self, chunk: Chunk) -> None:
+        """Remove a chunk from the clean ones."""
         del self.clean[bisect_left(self.clean, (chunk.size, chunk.address))]
 
-    def _inherit_one(self, size: int, timeline: Timeline | None) -> Chunk | None:
+    def _take_pending(self, size: int, timeline: Timeline | None) -> Chunk | None:
         """Return a resting chunk of the size in spite of its pending uses.
 
         One with uses of this timeline alone if there is one, else the oldest.
@@ -128,7 +130,7 @@ class FreeMemory:
         chunks.remove(chunk)
         return chunk
 
-    def _inherit_many(self, size: int) -> Chunk | None:
+    def _join_pending(self, size: int) -> Chunk | None:
         """Join neighbours to a chunk of ``size``, which inherits the pending uses of all."""
         # What is wholly clean was tried, so a fitting run has a resting chunk; and those are few,
         # because the work in flight is bounded.
@@ -144,10 +146,11 @@ class FreeMemory:
         return None
 
     def _join(self, window: list[Chunk], size: int) -> Chunk:
+        """Make neighbouring chunks one of ``size`` bytes, with the pending uses of all."""
         usage = Usage()
         for chunk in window:
             if chunk.state == CLEAN:
-                self._remove(chunk)
+                self._remove_clean(chunk)
             else:
                 self.resting[chunk.size].remove(chunk)
             usage.merge(chunk.usage)
@@ -157,10 +160,11 @@ class FreeMemory:
         first.usage = usage
         first.state = LIVE
         if first.size > size:
-            self._put_rest(first.split(size), last_usage)
+            self._free_tail(first.split(size), last_usage)
         return first
 
-    def _put_rest(self, tail: Chunk, usage: Usage) -> None:
+    def _free_tail(self, tail: Chunk, usage: Usage) -> None:
+        """Free what is left of the last chunk that was joined, which has that one's uses."""
         if usage.is_idle():
             self._merge(tail)
         else:
@@ -172,7 +176,7 @@ class FreeMemory:
 def _pop_idle(chunks: list[Chunk], timeline: Timeline | None) -> Chunk | None:
     """Remove a chunk that nothing has to wait for, and return it."""
     # The oldest is the most likely to be over, the newest to be of this timeline.
-    for chunk in (chunks[0], *reversed(chunks[-_LOOK:])):
+    for chunk in (chunks[0], *reversed(chunks[-_MAX_SEARCH:])):
         if chunk.usage.is_idle_for(timeline):
             chunks.remove(chunk)
             return chunk

@@ -137,7 +137,7 @@ class Usage:
             if seq > self._read:
                 self._read = seq
         else:
-            self._hold(timeline, seq)
+            self._record_read(timeline, seq)
 
     def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
         """Record that work ``seq`` of ``timeline`` writes the memory.
@@ -208,18 +208,19 @@ class Usage:
         no contents to wait for.
         """
         for timeline, seq in other.pending():
-            self._hold(timeline, seq)
+            self._record_read(timeline, seq)
 
-    def alone(self) -> Usage:
-        """Return a usage with the pending uses of this one, for one of its several blocks.
+    def split(self) -> Usage:
+        """Return a usage of its own for one of several blocks that share this one.
 
-        The next write of that block waits for all of them.
+        It has the pending uses of this one: the next write of that block waits for all of them.
         """
         usage = Usage()
         usage.merge(self)
         return usage
 
-    def _hold(self, timeline: Timeline, seq: int) -> None:
+    def _record_read(self, timeline: Timeline, seq: int) -> None:
+        """Record a read: in the fields of the one reader if these are free, else in the dict."""
         reader = self._reader
         if reader is timeline:
             self._read = max(self._read, seq)

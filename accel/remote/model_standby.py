@@ -42,9 +42,11 @@ class ModelStandbyActor(StandbyActor):
         self._logged: weakref.WeakSet[Registration] = weakref.WeakSet()
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
+        """Listen to the registered libraries, too."""
         return [*super()._subscriptions(), (self._core.registration_listeners, self._on_registrations)]
 
     def _on_prepared(self, link: Link) -> None:
+        """Have the spare, which has its context now, brought up to what is registered."""
         self._prepared = link
         self._on_registrations()
 
@@ -75,7 +77,7 @@ class ModelStandbyActor(StandbyActor):
         # Close libraries that are registered no more.
         for name, registration in link.libraries.items():
             if own.get(name) is not registration:
-                del link.libraries[name]
+                del link.libraries[name]  # so leave the loop: the next call begins anew
                 await self._ask(link, Kind.UNREGISTER, name.encode(), registration)
                 return True
         # Unmap slabs that no library uses any more.

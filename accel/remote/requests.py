@@ -8,7 +8,7 @@ import struct
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
-from accel.actors.turns import EVERY, Turn
+from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.by_value import dumps
 from accel.engine.in_flight import ContextBase
 from accel.engine.launches import OpSubmission
@@ -160,7 +160,7 @@ class RequestContext(ContextBase):
         for op, plan in zip(program.ops, program.plans, strict=True):
             self._check_operands(plan, created)
             wires.append(self._op_writer.write(op))
-            if not len(wires) % EVERY and turn.is_over:
+            if not len(wires) % CHECK_EVERY and turn.is_over:
                 await turn.next()
         if submission.is_settled:
             return

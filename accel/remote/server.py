@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from accel.actors import Directive, RestartStrategy
-from accel.actors.turns import EVERY, Turn
+from accel.actors.turns import CHECK_EVERY, Turn
 from accel.backend import Injection, PreloadsLibraries
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -293,10 +293,10 @@ class Server:
         """Handle a GRAPH message: decode its ops in turns with other work, and capture them."""
         number, handle, ids, _, wires, _, _ = unpack(data)
         decoded, turn = _DecodedOps([], [], []), Turn()
-        for start in range(0, len(wires), EVERY):
+        for start in range(0, len(wires), CHECK_EVERY):
             if turn.is_over:
                 await turn.next()
-            next_ops = self._decode_ops(ids[start : start + EVERY], wires[start : start + EVERY])
+            next_ops = self._decode_ops(ids[start : start + CHECK_EVERY], wires[start : start + CHECK_EVERY])
             if next_ops.refused is not None:
                 self._refuse(number, next_ops.refused.clone(op_index=start + (next_ops.refused.op_index or 0)))
                 return

@@ -53,6 +53,7 @@ class StandbyActor(HelperProcessActor):
         self._is_loss_logged = False  # and the log says that another spare is ready
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
+        """Listen to the device's state, and to the forkserver, by which a spare starts faster."""
         return [(self._core.lifecycle.listeners, self._on_state), (self._children.forkserver.listeners, self._request_check)]
 
     async def started(self, context: ActorContext) -> None:
@@ -176,6 +177,7 @@ class StandbyActor(HelperProcessActor):
             self._replace_later(error)
 
     def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
+        """See :class:`HelperProcessActor`."""
         self._is_loss_logged = True
         self.state = "failed" if is_spent else "none"
         if is_spent:
@@ -190,6 +192,7 @@ class StandbyActor(HelperProcessActor):
         await super().stopped(context)
 
     async def _end_process(self) -> None:
+        """See :class:`HelperProcessActor`."""
         link = self._detach()
         if link is not None:
             self._children.kill(link)

@@ -28,7 +28,7 @@ One call may hold the GIL of the child all that time.
 
 
 class _Child(Protocol):
-    """The part of a child that the watchdog uses."""
+    """The members of a :class:`~accel.remote.link.Link` that the watchdog uses."""
 
     @property
     def pid(self) -> int: ...

@@ -254,7 +254,7 @@ class Sharing:
         """Free the block of an exported buffer: the next use of the memory waits for all work on it."""
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
-            block.usage = block.usage.alone()
+            block.usage = block.usage.split()
         free(block)
 
     def _watch_outside(self) -> None:

@@ -100,7 +100,7 @@ class Refs:
     def check_process(self) -> None:
         """Raise :class:`~accel.ClosedError` in a process forked from the device's."""
         if self._home.is_inherited:
-            error = self._home.not_here()
+            error = self._home.wrong_place_error()
             error.device = self.name
             raise error
 

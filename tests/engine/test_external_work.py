@@ -71,7 +71,7 @@ def test_memory_that_the_others_have_let_go_is_ordinary_again_after_their_last_w
     usage, ours, next_one = SharedUsage(Usage(), others.work, lambda: True), Timeline("ours"), Timeline("next")
     use(usage, ours, "write")
 
-    left = usage.alone()
+    left = usage.split()
 
     assert type(left) is Usage
     assert others.watched == 1
