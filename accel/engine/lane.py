@@ -148,6 +148,8 @@ class Lane(StreamClock):
         try:
             submission: Submission = group if isinstance(group, OpSubmission) else group.submission
             launches: Sequence[BoundOp] = (group,) if isinstance(group, OpSubmission) else group.launches
+            work = submission.observed
+            is_timed = work is not None and work.is_timed
             while self._next_index < len(launches):
                 launch = launches[self._next_index]
                 if (launch.dependencies and self._unenqueued_dependency(launch) is not None) or self._must_offload(launch):
@@ -158,7 +160,7 @@ class Lane(StreamClock):
                         launch.dependencies
                         or self.pending_waits
                         or launch.injected_fault
-                        or submission.observed
+                        or (is_timed and group.span is None)
                         or submission.future.done()
                         or context.fault
                     )

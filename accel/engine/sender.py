@@ -213,7 +213,7 @@ class Sender:
             core.workload.pending -= 1
             if core.refs.is_closing:
                 core.workload.wake()
-            if submission.observed is not None and not submission.outstanding:
+            if (work := submission.observed) is not None and not (work.ended_at or submission.outstanding):
                 submission.end_observed(core.probes)
             # The error's traceback holds this frame, and the future holds the error: a cycle.
             del future, submission

@@ -46,10 +46,6 @@ class DeviceTime:
     def __repr__(self) -> str:
         return f"<DeviceTime {'not measured' if self.seconds is None else f'{self.seconds:.6f} s'}>"
 
-    def charge(self, seconds: float) -> None:
-        """Add device time."""
-        self.seconds = (self.seconds or 0.0) + seconds
-
     def __enter__(self) -> Self:
         if self._token is not None:
             raise InvalidArgumentError("a DeviceTime is entered once at a time", remedy="Make one for each block.")

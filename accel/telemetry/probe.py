@@ -303,5 +303,5 @@ class DeviceWork:
     def charge(self, seconds: float) -> None:
         """Add device time that was measured."""
         self.device_seconds = (self.device_seconds or 0.0) + seconds
-        if self._charged is not None:
-            self._charged.charge(seconds)
+        if (block := self._charged) is not None:
+            block.seconds = (block.seconds or 0.0) + seconds
