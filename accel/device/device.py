@@ -428,7 +428,9 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         ready = lifecycle.state is DeviceState.READY and not self._core.refs.is_closing
         stall = context.stall_reason() if ready and context is not None else ""
         reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
-        return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall))
+        cause = None if ready else lifecycle.cause
+        error = "" if cause is None else type(cause).__name__ + ("" if cause.code is None else f" {cause.code}")
+        return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall), error)
 
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.

@@ -34,6 +34,8 @@ class MemoryInfo:
         The ``memory_limit`` for ``reserved``; ``None`` without one.
     workspace
         Workspaces of the libraries, one per stream: a part of ``reserved``, but not of ``used``.
+    peak
+        The most bytes that were ``reserved`` at once in this generation.
     """
 
     used: int
@@ -41,6 +43,7 @@ class MemoryInfo:
     reserved: int
     limit: int | None
     workspace: int = 0
+    peak: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class DeviceInfo:
         ``"failed"``. After ``"failed"`` the next generation starts another one.
     spare
         That child; ``None`` while there is none.
+    device_seconds
+        Device time that was measured: see :class:`accel.DeviceTime`.
     """
 
     name: str
@@ -106,6 +111,7 @@ class DeviceInfo:
     pinned: PinnedInfo
     standby: str = "none"
     spare: SpareInfo | None = None
+    device_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,9 @@ class DeviceHealth:
         Why the device does not serve; empty while it does.
     is_stalled
         Whether an op does not end, or a child does not answer, although the state is READY.
+    error
+        Class and code of the fault behind the state, such as ``"DriverError 700"``, without its
+        message; empty where there is none.
     """
 
     is_live: bool
@@ -133,6 +142,7 @@ class DeviceHealth:
     generation: int
     reason: str
     is_stalled: bool = False
+    error: str = ""
 
 
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
@@ -150,10 +160,11 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         restarts=core.restarts,
         queued=queue.depth + queue.waiting_putters + core.workload.in_hand,
         in_flight=0 if context is None or context.fault is not None else context.in_flight,
-        memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
+        memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace, 0 if context is None else context.peak),
         pinned=core.pinned.info(),
         standby=host.children.standby,
         spare=_spare_info(host.children.spare_pid),
+        device_seconds=core.workload.device_seconds,
     )
 
 

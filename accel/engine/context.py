@@ -529,6 +529,11 @@ class Context(ContextBase):
         """See :meth:`ContextBase.busy_seconds`."""
         return self.offloaded.busy_seconds()
 
+    @property
+    def peak(self) -> int:
+        """The most bytes of slabs at once. Thread-safe."""
+        return self.buffers.allocator.peak
+
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of workspaces, in this order. Thread-safe."""
         allocator = self.buffers.allocator

@@ -147,7 +147,11 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
 def _state(device: Device, ok: bool) -> Answer:
     health = device.health()
     body = {"ok": ok, "state": health.state.value, "generation": health.generation}
-    return Answer(200 if ok else 503, {**body, "stalled": True} if health.is_stalled else body)
+    if health.is_stalled:
+        body |= {"stalled": True, "reason": health.reason}
+    elif health.error:  # its class and code: a message may have more than clients are to see
+        body["reason"] = health.error
+    return Answer(200 if ok else 503, body)
 
 
 def health_answer(device: Device) -> Answer:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.integrations.encoding import dumps
 from accel.values import check_count
 
@@ -51,7 +50,7 @@ class ModelRoute:
         self.metrics: Metrics | None = None
 
     def show(self, metrics: Metrics, service: ModelService) -> None:
-        """Show the route's requests, and the service, in these metrics."""
+        """Show the service in these metrics."""
         self.metrics = metrics
         metrics.add(self.name, service)
 
@@ -97,17 +96,10 @@ class ModelRoute:
         return await dumps({"items": answers})
 
     async def _answered(self, service: ModelService, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        began, taken = perf_counter(), True
         try:
             answer = await service.submit(arrays, timeout=self.timeout)
-        except (MailboxFullError, asyncio.CancelledError):
-            taken = False  # or its client left: how long that took says nothing of the service
-            raise
         except InvalidArgumentError as error:
             raise error.clone(argument=None) from error  # the client's input was checked: this one concerns the model, and is not told
-        finally:
-            if taken and self.metrics is not None:
-                self.metrics.observe(self.name, perf_counter() - began)
         return _named(service.model.outputs, answer)
 
 

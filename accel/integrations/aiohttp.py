@@ -90,7 +90,8 @@ def cleanup_ctx(
 
     async def opened(app: web.Application) -> AsyncIterator[None]:
         async with open_system(device, close_timeout, on_lost, options) as (app[SYSTEM], app[DEVICE]):
-            yield
+            with app[METRICS].watching(app[SYSTEM]) if METRICS in app else contextlib.nullcontext():
+                yield
 
     return opened
 

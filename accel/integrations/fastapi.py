@@ -127,6 +127,9 @@ def lifespan(
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:
         async with open_system(device, close_timeout, on_lost, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
+            metrics = getattr(app.state, "accel_metrics", None)
+            if metrics is not None:
+                stack.enter_context(metrics.watching(system))
             manager = contextlib.nullcontext() if setup is None else setup(opened_device)
             if not isinstance(manager, contextlib.AbstractAsyncContextManager):
                 raise _no_context_manager(setup)
@@ -135,7 +138,6 @@ def lifespan(
             page = getattr(app.state, "accel_page", None)
             if page is not None:
                 page.open(system)
-            metrics = getattr(app.state, "accel_metrics", None)
             if metrics is not None:
                 show_mounted(app, metrics)
             yield

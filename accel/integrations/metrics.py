@@ -1,25 +1,32 @@
-"""Metrics of services and of their device for Prometheus.
+"""Metrics of services and of their device for Prometheus: :data:`METRICS` has all of them.
 
-Counters are read when they are scraped, from what services and devices count anyway. Only the latency of requests is observed as they end.
+Counters are read when they are scraped, from what services and devices count anyway. The others are counted by :class:`Metrics`, which is a probe.
 
 Needs prometheus_client: ``pip install '.[metrics]'``, in a checkout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import re
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from itertools import accumulate
+from operator import itemgetter
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel.device import DeviceState
 from accel.errors import ClosedError, InvalidArgumentError
+from accel.telemetry import Probe
 
 try:
-    from prometheus_client import CollectorRegistry, Histogram
+    from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
+    from prometheus_client.utils import floatToGoString
 except ImportError as missing:
     message = "accel.integrations.metrics needs prometheus_client. In a checkout, run: pip install '.[metrics]'"
     raise ImportError(message, name=missing.name) from missing
@@ -27,19 +34,181 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from accel.device import Device
-    from accel.patterns import BatcherStatistics, DynamicBatcher
+    from accel.device import Device, System
+    from accel.errors import AccelError
+    from accel.patterns import DynamicBatcher
+    from accel.telemetry import DeviceWork, ServedBatch, ServedRequest, Service
 
-__all__ = ["Metrics"]
-
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Upper bounds of the latency histogram, in seconds: from a small batch on an idle GPU to a recovery without a spare."""
-
-_LABELS = ("device", "model")
-"""Of everything that a service counts."""
+__all__ = ["METRICS", "MetricSpec", "Metrics"]
 
 
-class Metrics:
+class MetricSpec(NamedTuple):
+    """One metric.
+
+    Parameters
+    ----------
+    name
+        Without the suffix ``_total`` that counters have.
+    kind
+        Its type.
+    labels
+        Names of its labels.
+    text
+        What it is.
+    bounds
+        Upper bounds of a histogram's buckets.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    text: str
+    bounds: tuple[float, ...] = ()
+
+
+_SERVICE = ("device", "model")
+_DEVICE = ("device",)
+_LATENCY = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""From a small batch on an idle GPU to a recovery without a spare."""
+
+METRICS = (
+    MetricSpec(
+        "accel_request_duration_seconds",
+        "histogram",
+        _SERVICE,
+        "Seconds from the submission of a request that had room to its answer or error, if its caller stayed.",
+        _LATENCY,
+    ),
+    MetricSpec(
+        "accel_request_queue_seconds",
+        "histogram",
+        _SERVICE,
+        "Seconds from the submission of a request to the first batch that it is in.",
+        (0.0001, 0.0005, *_LATENCY),
+    ),
+    MetricSpec(
+        "accel_requests",
+        "counter",
+        (*_SERVICE, "outcome"),
+        "Requests by how they ended: answered, failed, expired (their timeout), dropped or abandoned (by their callers), rejected (no room), "
+        "refused (known poison).",
+    ),
+    MetricSpec("accel_requests_retried", "counter", _SERVICE, "Times that a request was run again."),
+    MetricSpec("accel_requests_isolated", "counter", _SERVICE, "Requests that were on the device at a fault, and went to quarantine."),
+    MetricSpec("accel_requests_poisoned", "counter", _SERVICE, "Requests that were found to fault the context by themselves."),
+    MetricSpec("accel_requests_isolating", "gauge", _SERVICE, "Requests in quarantine."),
+    MetricSpec("accel_queue_items", "gauge", _SERVICE, "Items in the queue."),
+    MetricSpec("accel_queue_waiting_items", "gauge", _SERVICE, "Items that wait for room in the queue."),
+    MetricSpec("accel_batches_in_flight", "gauge", _SERVICE, "Batches that run."),
+    MetricSpec("accel_batch_items", "histogram", _SERVICE, "Items in a batch.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+    MetricSpec("accel_batch_device_seconds", "counter", _SERVICE, "Device time of batches."),
+    MetricSpec("accel_model_version", "gauge", _SERVICE, "Number of the weights that serve, from 1."),
+    MetricSpec(
+        "accel_model_forwards",
+        "counter",
+        (*_SERVICE, "bucket"),
+        "Runs of the model, by the bucket that its inputs were padded to: batch=8,length=32.",
+    ),
+    MetricSpec("accel_model_graph_replays", "counter", _SERVICE, "Runs of the model that replayed a CUDA graph."),
+    MetricSpec("accel_ops", "counter", ("device", "library", "kind"), "Ops that have ended on a device, batches' ops too."),
+    MetricSpec(
+        "accel_device_seconds",
+        "counter",
+        _DEVICE,
+        "Device time that was measured: of batches of services, and of what asked for it. Streams overlap, so it may grow faster than the clock.",
+    ),
+    MetricSpec("accel_device_state", "gauge", ("device", "state"), "1 for the state that the device is in, 0 for the others."),
+    MetricSpec("accel_device_ready", "gauge", _DEVICE, "1 while the device serves, else 0."),
+    MetricSpec("accel_device_stalled", "gauge", _DEVICE, "1 while an op does not end or a child process does not answer, else 0."),
+    MetricSpec("accel_device_generation", "gauge", _DEVICE, "Number of the device's context, from 1."),
+    MetricSpec("accel_device_faults", "counter", ("device", "code", "scope"), "Faults of contexts, by code and scope."),
+    MetricSpec("accel_device_restarts", "counter", _DEVICE, "Contexts that were made after a fault."),
+    MetricSpec(
+        "accel_device_rebuild_seconds", "histogram", _DEVICE, "Seconds from a fault to the next context.", (0.05, *_LATENCY[6:], 60.0)
+    ),
+    MetricSpec("accel_device_spare_ready", "gauge", _DEVICE, "1 while a spare child is ready, else 0; only with standby=."),
+    MetricSpec("accel_device_queued_ops", "gauge", _DEVICE, "Ops and batches in the device's queue."),
+    MetricSpec("accel_device_in_flight_ops", "gauge", _DEVICE, "Ops that were sent to the device and have not ended."),
+    MetricSpec("accel_device_memory_used_bytes", "gauge", _DEVICE, "Device memory of live buffers."),
+    MetricSpec("accel_device_memory_durable_bytes", "gauge", _DEVICE, "The part of the used memory that outlives faults."),
+    MetricSpec("accel_device_memory_reserved_bytes", "gauge", _DEVICE, "Device memory taken from the driver."),
+    MetricSpec("accel_device_memory_peak_bytes", "gauge", _DEVICE, "Most device memory that this context has reserved at once."),
+    MetricSpec("accel_device_memory_limit_bytes", "gauge", _DEVICE, "Most device memory that may be reserved; only with memory_limit=."),
+    MetricSpec("accel_hardware_age_seconds", "gauge", _DEVICE, "Seconds since the hardware was read; stale values of it are not shown."),
+    MetricSpec("accel_hardware_utilization_ratio", "gauge", _DEVICE, "Part of the last sampling period in which the hardware worked."),
+    MetricSpec("accel_hardware_memory_used_bytes", "gauge", _DEVICE, "Memory of the hardware that is in use, by all processes."),
+    MetricSpec("accel_hardware_memory_total_bytes", "gauge", _DEVICE, "Memory of the hardware."),
+    MetricSpec("accel_hardware_power_watts", "gauge", _DEVICE, "Power that the hardware draws."),
+    MetricSpec("accel_hardware_temperature_celsius", "gauge", _DEVICE, "Temperature of the hardware."),
+    MetricSpec(
+        "accel_hardware_uncorrected_errors", "gauge", _DEVICE, "Memory errors that ECC could not correct, since the driver was loaded."
+    ),
+    MetricSpec("accel_hardware_remapped_rows", "gauge", _DEVICE, "Rows of memory that were replaced after errors."),
+    MetricSpec(
+        "accel_hardware_remap_pending", "gauge", _DEVICE, "1 while a row of memory waits for a reset of the hardware to be replaced."
+    ),
+    MetricSpec("accel_hardware_remap_failed", "gauge", _DEVICE, "1 if a row of memory could not be replaced."),
+    MetricSpec("accel_hardware_xid_errors", "counter", ("device", "xid"), "Xid errors of the NVIDIA driver, by number."),
+    MetricSpec(
+        "accel_loop_lag_seconds",
+        "histogram",
+        (),
+        "Seconds that a timer of the event loop was late, twice a second.",
+        (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+    ),
+)
+"""All metrics, in the order in which they are shown."""
+
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+_BOUNDS = {spec.name: spec.bounds for spec in METRICS}
+
+_MOST_KINDS = 1000
+"""Kinds of ops that are told apart; later ones count as ``other``."""
+
+_LAG_PERIOD = 0.5
+"""Seconds between two readings of the loop's lag."""
+
+_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected", "refused")
+_READ = {
+    "accel_requests_retried": "retried",
+    "accel_requests_isolated": "isolated",
+    "accel_requests_poisoned": "poisoned",
+    "accel_requests_isolating": "isolating",
+    "accel_queue_items": "queued",
+    "accel_queue_waiting_items": "waiting",
+    "accel_batches_in_flight": "in_flight",
+    "accel_batch_device_seconds": "device_seconds",
+}
+"""Name of a metric -> field of the statistics of a service."""
+
+
+class _Counts:
+    """The observations of one histogram with one set of labels: several times faster than prometheus_client's."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: tuple[str, ...]) -> None:
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
+class _Shown(NamedTuple):
+    """A service, under the labels that it is shown with."""
+
+    labels: tuple[str, str]
+    batcher: DynamicBatcher[Any, Any]
+
+
+class Metrics(Probe):
     """The metrics of one application. ``install(app, metrics="/metrics")`` makes them, and the route that shows them.
 
     Parameters
@@ -70,16 +239,35 @@ class Metrics:
         self._other = registry
         self._constant = _checked(labels)
         self._device = device
-        self._services: dict[str, tuple[DynamicBatcher[Any, Any], Any]] = {}
+        self._shown: dict[str, _Shown] = {}
+        self._labels: dict[Service, tuple[str, str]] = {}
+        self._histograms: dict[tuple[str, tuple[str, ...]], _Counts] = {}
+        self._ops: dict[tuple[str, str, str], int] = {}
+        self._faults: dict[tuple[str, str, str], int] = {}
+        self._rebuilding: dict[str, float] = {}
         self.registry = CollectorRegistry()
-        self._latency = Histogram(
-            "accel_request_duration_seconds",
-            "Seconds from the submission of a request that had room to its answer or error.",
-            _LABELS,
-            registry=self.registry,
-            buckets=_BUCKETS,
-        )
         self.registry.register(self)
+
+    @contextlib.contextmanager
+    def watching(self, system: System) -> Iterator[None]:
+        """Count in the block what the devices of a system do, and how late timers of the running loop are."""
+        loop, timers = asyncio.get_running_loop(), contextlib.ExitStack()
+
+        def arm() -> None:
+            timers.pop_all()  # the last one has run
+            timers.callback(loop.call_later(_LAG_PERIOD, read_lag, loop.time() + _LAG_PERIOD).cancel)
+
+        def read_lag(due: float) -> None:
+            self._count("accel_loop_lag_seconds", (), max(0.0, loop.time() - due))
+            arm()
+
+        with timers:
+            arm()
+            system.probes.add(self)
+            try:
+                yield
+            finally:
+                system.probes.remove(self)
 
     def add(self, name: str, service: DynamicBatcher[Any, Any]) -> None:
         """Show a service, or any batcher, under a name: the label ``model``. One of the same name is replaced.
@@ -87,17 +275,18 @@ class Metrics:
         Raises
         ------
         InvalidArgumentError
-            It has no statistics.
+            It is no batcher.
         """
         if not callable(getattr(service, "statistics", None)):
             raise InvalidArgumentError(f"service is {service!r}", remedy="Give a ModelService, or a DynamicBatcher.")
-        self._services[name] = (service, self._latency.labels(self._device_name(service), name))
-
-    def observe(self, name: str, seconds: float) -> None:
-        """Count the latency of a request to the service of this name; does nothing if there is none."""
-        found = self._services.get(name)
-        if found is not None:
-            found[1].observe(seconds)
+        if name in self._shown:
+            self._labels.pop(self._shown[name].batcher.service, None)
+        device = self._device()
+        labels = service.service.device or ("" if device is None else device.name), name
+        self._shown[name], self._labels[service.service] = _Shown(labels, service), labels
+        service.service.probes.add(self)
+        for histogram in ("accel_request_duration_seconds", "accel_request_queue_seconds", "accel_batch_items"):
+            self._histogram(histogram, labels)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text, and its content type.
@@ -110,57 +299,153 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(_Rendered(self.registry, self._other, self._constant)), content_type
 
+    # -- what is counted as it happens
+
+    def _histogram(self, name: str, labels: tuple[str, ...]) -> _Counts:
+        found = self._histograms.get((name, labels))
+        if found is None:
+            found = self._histograms[name, labels] = _Counts(_BOUNDS[name])
+        return found
+
+    def _count(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        self._histogram(name, labels).observe(value)
+
+    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
+        """See :meth:`accel.Probe.request_ended`."""
+        labels = self._labels.get(request.service)
+        if labels is not None and not isinstance(error, asyncio.CancelledError):
+            self._count("accel_request_duration_seconds", labels, perf_counter() - request.begun_at)
+
+    def batch_launched(self, batch: ServedBatch) -> None:
+        """See :meth:`accel.Probe.batch_launched`."""
+        labels = self._labels.get(batch.service)
+        if labels is None:
+            return
+        self._count("accel_batch_items", labels, batch.items)
+        queue, launched_at = self._histogram("accel_request_queue_seconds", labels), batch.launched_at
+        for request in batch.requests:
+            if request.launches == 1 and request.begun_at:
+                queue.observe(launched_at - request.begun_at)
+
+    def op_ended(self, work: DeviceWork) -> None:
+        """See :meth:`accel.Probe.op_ended`."""
+        ops, device = self._ops, work.device
+        for library, kind in work.ops:
+            # Each set of weights of a model is a library of its own.
+            key = device, "model" if library.startswith("model-") else library, kind
+            if key not in ops and len(ops) >= _MOST_KINDS:
+                key = device, "other", "other"
+            ops[key] = ops.get(key, 0) + 1
+
+    def state_changed(self, device: str, state: str, generation: int) -> None:
+        """See :meth:`accel.Probe.state_changed`."""
+        began = self._rebuilding.pop(device, None)
+        if state == "rebuilding":
+            self._rebuilding[device] = perf_counter() if began is None else began
+        elif state == "ready" and began is not None:
+            self._count("accel_device_rebuild_seconds", (device,), perf_counter() - began)
+
+    def fault(self, device: str, generation: int, error: AccelError) -> None:
+        """See :meth:`accel.Probe.fault`."""
+        key = device, "" if error.code is None else str(error.code), error.scope.name.lower()
+        self._faults[key] = self._faults.get(key, 0) + 1
+
+    # -- what is read at the scrape
+
     def collect(self) -> Iterator[Metric]:
         """Yield what can be read now; called by the registry."""
+        families: dict[str, Any] = {spec.name: _FAMILIES[spec.kind](spec.name, spec.text, labels=spec.labels) for spec in METRICS}
+
+        def add(name: str, labels: tuple[str, ...], value: float) -> None:
+            families[name].add_metric(labels, value)
+
+        for shown in self._shown.values():
+            _read_service(add, *shown)
+        for (name, labels), counts in sorted(self._histograms.items(), key=itemgetter(0)):
+            counts.add_to(families[name], labels)
+        for key, count in sorted(self._ops.items()):
+            add("accel_ops", key, count)
+        for key, count in sorted(self._faults.items()):
+            add("accel_device_faults", key, count)
         device = self._device()
         if device is not None:
-            yield from _of_device(device)
-            yield from _of_hardware(device)
-        if self._services:
-            yield from self._of_services()
-
-    def _device_name(self, service: Any) -> str:
-        """Return the name of a service's device, or of the application's."""
-        model = getattr(service, "model", None)
-        device = self._device() if model is None else model.device
-        return "" if device is None else str(device.name)
-
-    def _of_services(self) -> Iterator[Metric]:
-        read = [((self._device_name(service), name), service, service.statistics()) for name, (service, _) in self._services.items()]
-
-        requests = CounterMetricFamily("accel_requests", "Requests, by how they ended.", labels=(*_LABELS, "outcome"))
-        for labels, _, statistics in read:
-            for outcome in _OUTCOMES:
-                requests.add_metric((*labels, outcome), getattr(statistics, outcome))
-        yield requests
-
-        sizes = SummaryMetricFamily("accel_batch_items", "Batches, and the items in them.", labels=_LABELS)
-        for labels, _, statistics in read:
-            sizes.add_metric(labels, statistics.batches, round(statistics.batches * statistics.mean_batch))
-        yield sizes
-
-        for field, (name, text) in _COUNTED.items():
-            yield _filled(CounterMetricFamily(name, text, labels=_LABELS), read, field)
-        for field, (name, text) in _GAUGES.items():
-            yield _filled(GaugeMetricFamily(name, text, labels=_LABELS), read, field)
-
-        models = [(labels, service.model) for labels, service, _ in read if hasattr(service, "model")]
-        versions = GaugeMetricFamily("accel_model_version", "Number of the weights that serve, from 1.", labels=_LABELS)
-        forwards = CounterMetricFamily(
-            "accel_model_forwards", "Runs of the model, by the bucket that its inputs were padded to.", labels=(*_LABELS, "bucket")
-        )
-        replays = CounterMetricFamily("accel_model_graph_replays", "Runs of the model that replayed a CUDA graph.", labels=_LABELS)
-        for labels, model in models:
-            replays.add_metric(labels, model.replays)
-            with contextlib.suppress(ClosedError):  # the model, and its weights with it
-                versions.add_metric(labels, model.version)
-            for lengths, count in model.forwards.items():
-                bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
-                forwards.add_metric((*labels, bucket), count)
-        yield from (versions, forwards, replays)
+            _read_device(add, device)
+            _read_hardware(add, device)
+        yield from [family for family in families.values() if family.samples]
 
 
-_OWN_LABELS = {*_LABELS, "outcome", "bucket", "state", "xid", "le", "quantile"}
+def _read_service(add: Callable[[str, tuple[str, ...], float], None], labels: tuple[str, str], batcher: DynamicBatcher[Any, Any]) -> None:
+    statistics = batcher.statistics()
+    for outcome in _OUTCOMES:
+        add("accel_requests", (*labels, outcome), getattr(statistics, outcome))
+    for name, field in _READ.items():
+        add(name, labels, getattr(statistics, field))
+    model = getattr(batcher, "model", None)
+    if model is None:
+        return
+    add("accel_model_graph_replays", labels, model.replays)
+    with contextlib.suppress(ClosedError):  # the model, and its weights with it
+        add("accel_model_version", labels, model.version)
+    for lengths, count in model.forwards.items():
+        bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
+        add("accel_model_forwards", (*labels, bucket), count)
+
+
+def _read_device(add: Callable[[str, tuple[str, ...], float], None], device: Device) -> None:
+    info, health = device.info(), device.health()
+    for state in DeviceState:
+        add("accel_device_state", (info.name, state.value), info.state is state)
+    memory = info.memory
+    values = {
+        "seconds": info.device_seconds,
+        "ready": health.is_ready,
+        "stalled": health.is_stalled,
+        "generation": info.generation,
+        "restarts": info.restarts,
+        "spare_ready": None if info.standby == "none" else info.standby == "ready",
+        "queued_ops": info.queued,
+        "in_flight_ops": info.in_flight,
+        "memory_used_bytes": memory.used,
+        "memory_durable_bytes": memory.durable,
+        "memory_reserved_bytes": memory.reserved,
+        "memory_peak_bytes": memory.peak,
+        "memory_limit_bytes": memory.limit,
+    }
+    for name, value in values.items():
+        if value is not None:
+            add(f"accel_device_{name}", (info.name,), value)
+
+
+_HARDWARE = {
+    "accel_hardware_utilization_ratio": "utilization",
+    "accel_hardware_memory_used_bytes": "memory_used",
+    "accel_hardware_memory_total_bytes": "memory_total",
+    "accel_hardware_power_watts": "power",
+    "accel_hardware_temperature_celsius": "temperature",
+    "accel_hardware_uncorrected_errors": "uncorrected_errors",
+    "accel_hardware_remapped_rows": "remapped_rows",
+    "accel_hardware_remap_pending": "remap_pending",
+    "accel_hardware_remap_failed": "remap_failed",
+}
+"""Name of a metric -> field of :class:`~accel.HardwareInfo`."""
+
+
+def _read_hardware(add: Callable[[str, tuple[str, ...], float], None], device: Device) -> None:
+    """Add what the hardware told last; of stale values only their age."""
+    info = device.hardware()
+    if info is None:
+        return
+    add("accel_hardware_age_seconds", (device.name,), info.age)
+    if info.is_stale:
+        return
+    for name, field in _HARDWARE.items():
+        if (value := getattr(info, field)) is not None:
+            add(name, (device.name,), value)
+    for xid, count in info.xid_errors.items():
+        add("accel_hardware_xid_errors", (device.name, str(xid)), count)
+
+
+_OWN_LABELS = {*(label for spec in METRICS for label in spec.labels), "le", "quantile"}
 
 
 def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
@@ -192,94 +477,3 @@ class _Rendered(Collector):
                 labelled = copy.copy(metric)
                 labelled.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
                 yield labelled
-
-
-_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected", "refused")
-"""Fields of the statistics."""
-
-_COUNTED = {
-    "retried": ("accel_requests_retried", "Times that a request was run again."),
-    "isolated": ("accel_requests_isolated", "Requests that were on the device at a fault, and went to quarantine."),
-    "poisoned": ("accel_requests_poisoned", "Requests that were found to fault the context by themselves."),
-}
-"""Field of the statistics -> name and description of a counter."""
-
-_GAUGES = {
-    "queued": ("accel_queue_items", "Items in the queue."),
-    "waiting": ("accel_queue_waiting_items", "Items that wait for room in the queue."),
-    "in_flight": ("accel_batches_in_flight", "Batches that run."),
-    "isolating": ("accel_requests_isolating", "Requests in quarantine."),
-}
-"""Field of the statistics -> name and description of a gauge."""
-
-
-def _filled(
-    family: CounterMetricFamily | GaugeMetricFamily, read: list[tuple[tuple[str, str], Any, BatcherStatistics]], field: str
-) -> Metric:
-    for labels, _, statistics in read:
-        family.add_metric(labels, getattr(statistics, field))
-    return family
-
-
-def _of_device(device: Device) -> Iterator[Metric]:
-    info, health = device.info(), device.health()
-
-    def metric(name: str, text: str, value: float, kind: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily) -> Metric:
-        family = kind(f"accel_device_{name}", text, labels=("device",))
-        family.add_metric((info.name,), value)
-        return family
-
-    states = GaugeMetricFamily("accel_device_state", "1 for the state that the device is in.", labels=("device", "state"))
-    for state in DeviceState:
-        states.add_metric((info.name, state.value), info.state is state)
-    yield states
-    yield metric("ready", "Whether the device serves.", health.is_ready)
-    yield metric("stalled", "Whether an op does not end, or a child process does not answer.", health.is_stalled)
-    yield metric("generation", "Number of the device's context, from 1.", info.generation)
-    # Every generation has ended by a fault but this one, and this one if it is over.
-    faults = max(0, info.generation - (info.state not in (DeviceState.REBUILDING, DeviceState.LOST)))
-    yield metric("faults", "Faults that ended a context.", faults, CounterMetricFamily)
-    yield metric("restarts", "Contexts that were made after a fault.", info.restarts, CounterMetricFamily)
-    yield metric("queued_ops", "Ops and batches in the device's queue.", info.queued)
-    yield metric("in_flight_ops", "Ops that were sent to the device and have not ended.", info.in_flight)
-    memory = info.memory
-    yield metric("memory_used_bytes", "Device memory of live buffers.", memory.used)
-    yield metric("memory_durable_bytes", "The part of the used memory that outlives faults.", memory.durable)
-    yield metric("memory_reserved_bytes", "Device memory taken from the driver.", memory.reserved)
-    if memory.limit is not None:
-        yield metric("memory_limit_bytes", "Most device memory that may be reserved.", memory.limit)
-
-
-_HARDWARE = {
-    "utilization": ("utilization_ratio", "Part of the last sampling period in which the hardware worked."),
-    "memory_used": ("memory_used_bytes", "Memory of the hardware that is in use, by all processes."),
-    "memory_total": ("memory_total_bytes", "Memory of the hardware."),
-    "power": ("power_watts", "Power that the hardware draws."),
-    "temperature": ("temperature_celsius", "Temperature of the hardware."),
-    "uncorrected_errors": ("uncorrected_errors", "Memory errors that ECC could not correct, since the driver was loaded."),
-    "remapped_rows": ("remapped_rows", "Rows of memory that were replaced after errors."),
-    "remap_pending": ("remap_pending", "Whether a row of memory waits for a reset of the hardware to be replaced."),
-    "remap_failed": ("remap_failed", "Whether a row of memory could not be replaced."),
-}
-"""Field of :class:`~accel.HardwareInfo` -> name and description of a gauge."""
-
-
-def _of_hardware(device: Device) -> Iterator[Metric]:
-    """Yield what the hardware told last; of stale values only their age."""
-    info = device.hardware()
-    if info is None:
-        return
-    age = GaugeMetricFamily("accel_hardware_age_seconds", "Seconds since the hardware was read.", labels=("device",))
-    age.add_metric((device.name,), info.age)
-    yield age
-    if info.is_stale:
-        return
-    for field, (name, text) in _HARDWARE.items():
-        if (value := getattr(info, field)) is not None:
-            gauge = GaugeMetricFamily(f"accel_hardware_{name}", text, labels=("device",))
-            gauge.add_metric((device.name,), value)
-            yield gauge
-    xids = CounterMetricFamily("accel_hardware_xid_errors", "Xid errors of the NVIDIA driver, by number.", labels=("device", "xid"))
-    for xid, count in info.xid_errors.items():
-        xids.add_metric((device.name, str(xid)), count)
-    yield xids

@@ -92,6 +92,8 @@ class Allocator:
         """Bytes reserved for live blocks."""
         self.reserved = 0
         """Sum of the slabs."""
+        self.peak = 0
+        """The largest sum so far."""
         self._create_slab = create_slab
         self._requests: set[SlabRequest] = set()
         self._memory = FreeMemory()
@@ -131,6 +133,10 @@ class Allocator:
         chunk.state = LIVE
         self.used += size
         return Block(chunk, nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
+        self.reserved += nbytes
+        self.peak = max(self.peak, self.reserved)
 
     def free(self, block: Block) -> None:
         """Give a block back. Its recorded uses may be pending; record all of them before.
@@ -222,7 +228,7 @@ class Allocator:
             raise InvalidArgumentError(f"{slab!r} is not aligned to {ALIGNMENT} bytes, or too small", device=self.device)
         self._requests.discard(request)
         request.on_adopted()
-        self.reserved += slab.nbytes
+        self._reserve(slab.nbytes)
         found = Slab(slab, self)
         self._memory.add_slab(found, (found.first,))
 
@@ -253,7 +259,7 @@ class Allocator:
         found = Slab(slab, self)
         made, clean = restore_blocks(found, blocks)
         self._memory.add_slab(found, clean)
-        self.reserved += slab.nbytes
+        self._reserve(slab.nbytes)
         self.used += sum(block.size for block in made)
         return made
 

@@ -91,7 +91,7 @@ class RequestContext(ContextBase):
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
         link.watchdog.watch(self._pending, self._questions)
         self._durable = DurableReports(core.durable)
-        self._reserved = self._workspace = 0
+        self._reserved = self._workspace = self.peak = 0
 
     # -- sending
 
@@ -319,6 +319,7 @@ class RequestContext(ContextBase):
             self._on_answer(_NUMBER.unpack_from(data)[0], None, -1, layout_of(data[_NUMBER.size :]))
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
+            self.peak = max(self.peak, self._reserved)
         elif kind == Kind.TORN:
             self.core.durable.tear((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.NEW_SLAB, Kind.FREED_SLAB, Kind.NEW_BUFFER):

@@ -122,11 +122,10 @@ class Probes:
         Whether one of them wants the device time of everything that is sent.
     """
 
-    __slots__ = ("all", "times_work")
+    __slots__ = ("_told", "all", "times_work")
 
     def __init__(self) -> None:
-        self.all: tuple[Probe, ...] = ()
-        self.times_work = False
+        self._set(())
 
     def add(self, probe: Probe) -> None:
         """Tell a probe of what happens from now on. One that is told already is not told twice.
@@ -152,19 +151,25 @@ class Probes:
         self._set(tuple([other for other in self.all if other is not probe]))
 
     def _set(self, probes: tuple[Probe, ...]) -> None:
-        self.all = probes
+        self.all: tuple[Probe, ...] = probes
+        self._told = {name: [probe for probe in probes if _overrides(probe, name)] for name in METHODS}
         self.times_work = any(probe.times_work for probe in probes)
 
     def tell(self, method: Callable[Concatenate[Any, P], None], *arguments: P.args, **_: P.kwargs) -> None:
-        """Call a method of every probe: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
-        for probe in self.all:
+        """Call a method of every probe that has one of its own: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
+        name = method.__name__
+        for probe in self._told[name]:
             try:
-                getattr(probe, method.__name__)(*arguments)
+                getattr(probe, name)(*arguments)
             except BaseException as error:  # a CancelledError of its own, too, is not the caller's
                 if isinstance(error, (KeyboardInterrupt, SystemExit)):
                     raise
                 self.remove(probe)
-                logger.exception("probe_removed", probe=repr(probe), method=method.__name__, error=error)
+                logger.exception("probe_removed", probe=repr(probe), method=name, error=error)
+
+
+def _overrides(probe: Probe, name: str) -> bool:
+    return getattr(getattr(probe, name), "__func__", None) is not vars(Probe)[name]
 
 
 class Service:

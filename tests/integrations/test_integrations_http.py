@@ -216,8 +216,14 @@ async def test_readiness_goes_within_the_fault_and_comes_back_with_the_rebuild(s
         assert await service.get("/readyz") == (200, {"ok": True, "state": "ready", "generation": 1})
         status, body, _ = await service.post([1.0])
         assert (status, body["error"], body["generation"]) == (503, "ContextPoisonedError", 1)
-        assert await service.get("/readyz") == (503, {"ok": False, "state": "rebuilding", "generation": 1})
-        assert await service.get("/healthz") == (200, {"ok": True, "state": "rebuilding", "generation": 1})
+        assert await service.get("/readyz") == (
+            503,
+            {"ok": False, "state": "rebuilding", "generation": 1, "reason": "DriverError INJECTED_FAULT"},
+        )
+        assert await service.get("/healthz") == (
+            200,
+            {"ok": True, "state": "rebuilding", "generation": 1, "reason": "DriverError INJECTED_FAULT"},
+        )
         gate.set()
         await service.reached(2)
         assert await service.get("/readyz") == (200, {"ok": True, "state": "ready", "generation": 2})
@@ -231,7 +237,7 @@ async def test_a_lost_device_is_neither_live_nor_ready(serve: Serve) -> None:
         with pytest.raises(accel.DeviceLostError):
             await service.reached(2)
         for path in ("/healthz", "/readyz"):
-            assert await service.get(path) == (503, {"ok": False, "state": "lost", "generation": 1})
+            assert await service.get(path) == (503, {"ok": False, "state": "lost", "generation": 1, "reason": "DriverError INJECTED_FAULT"})
         status, body, headers = await service.post([1.0])
     assert (status, body["error"], body["retryable"]) == (503, "DeviceLostError", False)
     assert "Retry-After" not in headers
