@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -77,22 +76,6 @@ def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Diagnosis]])
     assert called <= set(told), "what the families call"
 
 
-def test_compute_modes_are_told_of_the_gpu_that_has_them(found: Callable[..., dict[str, Diagnosis]]) -> None:
-    told = found({MODE: DEFAULT}, {MODE: EXCLUSIVE}, {MODE: PROHIBITED})
-    assert [told[f"cuda:{i} compute mode"].state for i in range(3)] == ["ok", "limited", "failed"]
-    assert "no standby" in told["cuda:1 compute mode"].detail
-    assert told["cuda:2 compute mode"].remedy == "sudo nvidia-smi -i 2 -c DEFAULT"
-
-
-def test_mps_spreads_faults_and_forbids_a_standby(found: Callable[..., dict[str, Diagnosis]]) -> None:
-    told = found({MPS: 1}, {})
-    assert told["cuda:0 MPS"].state == "limited"
-    assert "a fault of one client ends the others" in told["cuda:0 MPS"].detail
-    assert "standby" in told["cuda:0 MPS"].detail
-    assert "nvidia-cuda-mps-control" in told["cuda:0 MPS"].remedy
-    assert "cuda:1 MPS" not in told
-
-
 def test_a_fault_of_this_process_is_told(found: Callable[..., dict[str, Diagnosis]]) -> None:
     told = found({}, fault=DriverError("it broke", code=700, scope=FaultScope.PROCESS, remedy="Start again."))
     assert (told["cuda context"].state, told["cuda context"].detail) == ("failed", "it broke")
@@ -159,16 +142,6 @@ def test_a_gpu_that_another_process_has_for_itself_is_named(mode: int, told: str
     assert (error.code, error.library, error.scope, error.retryable) == (UNAVAILABLE, "driver", FaultScope.OP, True)
     assert ("nvidia-smi -i 1 -c DEFAULT" in error.remedy) == (mode == EXCLUSIVE)
     assert error.remedy
-
-
-def test_the_doctor_prints_what_backends_tell(
-    found: Callable[..., dict[str, Diagnosis]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found({MPS: 1, MODE: EXCLUSIVE})
-    assert main(["doctor", "--json"]) == 0
-    told = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert told["cuda:0 MPS"]["state"] == "limited"
-    assert told["cuda:0 compute mode"]["remedy"]
 
 
 def test_checks_that_raise_are_told_as_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

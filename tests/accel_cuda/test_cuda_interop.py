@@ -85,17 +85,6 @@ async def test_torch_sees_the_same_memory(device: accel.Device, torch: Any, dtyp
     assert (part.data_ptr(), tuple(part.shape)) == (address(ref) + ref.nbytes // 2, (2, 6))
 
 
-async def test_float8_travels(device: accel.Device, torch: Any, rng: np.random.Generator) -> None:
-    source = rng.standard_normal(64).astype(ml_dtypes.float8_e4m3fn)
-    ref = await device.put(source)
-    tensor = torch.from_dlpack(ref)
-    assert tensor.dtype is torch.float8_e4m3fn
-    assert np.array_equal(tensor.float().cpu().numpy(), source.astype(np.float32))
-    back = await device.wrap(tensor.clone())
-    assert back.dtype is accel.DType.FLOAT8_E4M3FN
-    assert np.array_equal((await device.get(back)).view(np.uint8), source.view(np.uint8))
-
-
 async def test_cupy_and_numba_see_the_same_memory(device: accel.Device, cupy: Any, numba_cuda: Any, rng: np.random.Generator) -> None:
     source = rng.standard_normal((5, 7)).astype(np.float32)
     ref = await device.put(source)

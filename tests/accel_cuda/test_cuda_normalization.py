@@ -9,7 +9,6 @@ import pytest
 
 import accel
 from tests.accel_cuda.compute_support import close, unaligned, wide
-from tests.ops.test_transformer_block import check_block
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
@@ -120,7 +119,3 @@ async def test_pooling_has_the_results_of_the_cpu(device: accel.Device, rng: np.
                             other, window, stride, padding, channels_last=channels_last, count_include_pad=counts
                         )
                         close(await device.get(made), wide(await cpu.get(expected)), ERRORS[dtype], case)
-
-
-async def test_a_transformer_block(device: accel.Device, rng: np.random.Generator) -> None:
-    await check_block(device, rng)

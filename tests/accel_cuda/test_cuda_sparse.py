@@ -198,26 +198,6 @@ async def test_sparse_products_in_batches_bring_what_the_library_works_in(device
         await device.sparse.spgemm(wide, wide)
 
 
-async def test_the_loop_goes_on_while_sparse_matrices_are_multiplied(device: accel.Device, rng: np.random.Generator) -> None:
-    source = matrix(rng, 100_003, 100_003, 20, "csr")
-    a = await device.sparse.put(source)
-    await device.sparse.spgemm(a, a)
-    worst, is_done, loop = 0.0, False, asyncio.get_running_loop()
-
-    async def watch() -> None:
-        nonlocal worst
-        while not is_done:
-            before = loop.time()
-            await asyncio.sleep(0.001)
-            worst = max(worst, loop.time() - before - 0.001)
-
-    watching = asyncio.create_task(watch())
-    await device.sparse.spgemm(a, a)
-    is_done = True
-    await watching
-    assert worst < 0.05
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 async def test_large_matrices_of_blocks(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
     for size in (2, 5, 16):

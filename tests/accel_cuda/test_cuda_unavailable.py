@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 import types
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from accel.errors import AccelError, BackendUnavailableError
-from accel.registry import find_device
 from accel_cuda import CudaBackend
 from accel_cuda.core import driver
 
@@ -105,20 +103,6 @@ def test_what_the_driver_refuses_with_is_explained(status: int, words: str, monk
     error = missing()
     assert (error.code, error.library) == (status, "driver")
     assert words in error.remedy
-
-
-def test_opening_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_bindings(monkeypatch)
-    with pytest.raises(BackendUnavailableError) as caught:
-        CudaBackend().open(3)
-    assert caught.value.device == "cuda:3"
-
-
-@pytest.mark.parametrize("spec", ["cuda", "cuda:0", "cuda:7"])
-def test_asking_for_a_cuda_device_gives_the_same_error(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_bindings(monkeypatch)
-    with pytest.raises(BackendUnavailableError, match=re.escape(INSTALL)):
-        find_device(spec)
 
 
 def test_the_error_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -80,19 +79,6 @@ def test_large_work_runs_on_the_streams_own_named_thread(device: CpuDevice) -> N
     assert names == ["accel-cpu-0-stream-1", "accel-cpu-0-stream-2"]
 
 
-def test_work_of_any_size_runs_in_order() -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    device = CpuBackend().open(0)
-    stream = device.create_stream()
-    ran: list[int] = []
-    for number in range(300):
-        stream.submit(lambda number=number: ran.append(number), rng.choice((SMALL, LARGE)))  # type: ignore[misc]
-    stream.synchronize()
-    assert ran == list(range(300)), f"{seed=}"
-    device.close()
-
-
 def test_work_from_many_threads_all_runs_and_keeps_each_threads_order(device: CpuDevice) -> None:
     stream = device.create_stream()
     ran: list[tuple[int, int]] = []
@@ -112,61 +98,6 @@ def test_work_from_many_threads_all_runs_and_keeps_each_threads_order(device: Cp
         assert [number for who, number in ran if who == sender] == list(range(200))
 
 
-def test_two_streams_overlap(device: CpuDevice) -> None:
-    barrier = threading.Barrier(2)
-    streams = [device.create_stream(), device.create_stream()]
-    for stream in streams:
-        stream.submit(lambda: barrier.wait(PATIENCE), LARGE)  # each needs the other to be running
-    for stream in streams:
-        stream.synchronize()
-    assert not barrier.broken
-
-
-def test_event_passes_with_its_stream(device: CpuDevice, gate: Gate) -> None:
-    stream = device.create_stream()
-    event = device.create_event()
-    assert event.query()
-    event.synchronize()
-    stream.submit(gate, LARGE)
-    assert not stream.record(event)
-    stream.submit(lambda: None, SMALL)
-    assert not event.query()
-    gate.opened.set()
-    event.synchronize()
-    assert event.query()
-
-
-def test_event_recorded_again_marks_the_new_place_only(device: CpuDevice, gate: Gate) -> None:
-    stream = device.create_stream()
-    event = device.create_event()
-    assert stream.record(event)
-    stream.submit(gate, LARGE)
-    stream.record(event)
-    assert not event.query()
-    event.close()
-    event.close()
-    assert event.query()
-
-
-def test_wait_orders_streams_by_the_mark_as_it_was(device: CpuDevice, gate: Gate) -> None:
-    first, second = device.create_stream(), device.create_stream()
-    later = Gate()
-    ran: list[str] = []
-    first.submit(gate, LARGE)
-    first.submit(lambda: ran.append("first"), SMALL)
-    event = marked(device, first)
-    second.wait(event)
-    first.submit(later, LARGE)
-    first.record(event)
-    second.submit(lambda: ran.append("second"), SMALL)
-    assert ran == []
-    gate.opened.set()
-    second.synchronize()  # though the event, recorded anew, has not been passed
-    assert ran == ["first", "second"]
-    assert not event.query()
-    later.opened.set()
-
-
 def test_waiting_for_what_is_passed_or_own_costs_nothing(device: CpuDevice, gate: Gate) -> None:
     stream, other = device.create_stream(), device.create_stream()
     stream.wait(device.create_event())
@@ -180,59 +111,10 @@ def test_waiting_for_what_is_passed_or_own_costs_nothing(device: CpuDevice, gate
     assert own.query()
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("count", [0, 1, 33, 70_000])
-def test_fill_writes_the_pattern_and_nothing_else(device: CpuDevice, width: int, count: int) -> None:
-    stream = device.create_stream()
-    seed = random.randrange(2**32)
-    pattern = random.Random(seed).randbytes(width)
-    memory = np.full(width * count + 32, 0xA5, np.uint8)
-    stream.fill(memory.ctypes.data + 16, pattern, count)
-    stream.synchronize()
-    assert memory[16:-16].tobytes() == pattern * count, f"{seed=}"
-    assert memory[:16].tobytes() == memory[-16:].tobytes() == b"\xa5" * 16
-
-
 @pytest.mark.parametrize(("pattern", "count"), [(b"", 1), (b"abc", 1), (b"a" * 32, 1), (b"a", -1)])
 def test_fill_refuses_other_patterns(device: CpuDevice, pattern: bytes, count: int) -> None:
     with pytest.raises(InvalidArgumentError):
         device.create_stream().fill(0, pattern, count)
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 4097, 1 << 16, 3 << 20])
-def test_copy_moves_the_bytes(device: CpuDevice, nbytes: int) -> None:
-    stream = device.create_stream()
-    seed = random.randrange(2**32)
-    source = np.frombuffer(random.Random(seed).randbytes(nbytes), np.uint8)
-    target = np.full(nbytes + 8, 0xA5, np.uint8)
-    stream.copy(target.ctypes.data, source.ctypes.data, nbytes)
-    stream.synchronize()
-    np.testing.assert_array_equal(target[:nbytes], source, err_msg=f"{seed=}")
-    assert target[nbytes:].tobytes() == b"\xa5" * 8
-
-
-class Signal:
-    """A host function that is called from Python."""
-
-    address = 0
-    argument = 0
-
-    def __init__(self) -> None:
-        self.called = threading.Event()
-
-    def __call__(self) -> None:
-        self.called.set()
-
-
-def test_host_function_runs_after_the_work_before_it(device: CpuDevice, gate: Gate) -> None:
-    stream = device.create_stream()
-    signal = Signal()
-    stream.submit(gate, LARGE)
-    stream.launch_host_function(signal)
-    assert gate.begun.wait(PATIENCE)
-    assert not signal.called.is_set()
-    gate.opened.set()
-    assert signal.called.wait(PATIENCE)
 
 
 def test_work_keeps_alive_what_it_is_given_until_it_has_ended(device: CpuDevice, gate: Gate) -> None:

@@ -12,13 +12,13 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from examples.semantic_search import tokens
-from examples.semantic_search.corpus import Document, held_out, read_documents
+from examples.semantic_search.corpus import Document, read_documents
 from examples.semantic_search.encoder import DIMENSIONS, MODEL, Encoder
 from examples.semantic_search.encoding import load_torch_encoder
 from examples.semantic_search.evaluate import evaluate, lexical_scores
 from examples.semantic_search.index import Index, Query
 from examples.semantic_search.pairs import Pairs
-from examples.semantic_search.rank import ROW, TERMS, Lexicon, mean_reciprocal_rank
+from examples.semantic_search.rank import ROW, TERMS
 from tests.device_support import bounded, cancelled, opened, task, until
 
 if TYPE_CHECKING:
@@ -73,32 +73,6 @@ def test_the_corpus_has_each_object_once_and_every_package(documents: list[Docum
     assert not any("0x" in document.signature for document in documents), "an address differs in every run"
 
 
-def test_held_out_summaries_are_unique_and_differ_by_seed(documents: list[Document]) -> None:
-    first, again, second = held_out(documents, 0), held_out(documents, 0), held_out(documents, 1)
-    assert first == again
-    assert len(set(first)) == len(set(second)) == 500
-    assert len(set(first) & set(second)) < 200
-    shared = Counter(document.summary for document in documents)
-    assert all(shared[documents[index].summary] == 1 for index in first)
-
-
-def test_names_are_split_into_words() -> None:
-    assert tokens.words("sklearn.LabelEncoder.get_feature_names2 LDA") == [
-        *("sklearn", "label", "encoder", "get", "feature", "names", "2", "lda"),
-    ]
-
-
-def test_tokens_are_hashed_cut_and_padded() -> None:
-    long = tokens.document_tokens(some_document("a.b", "c", "word " * 1000))
-    assert len(long) == tokens.DOCUMENT_LENGTH
-    rows = tokens.padded([tokens.tokens("solve a system"), [], tokens.tokens("solve")])
-    assert rows.shape == (3, 3)
-    assert rows.dtype == np.int64
-    assert rows[0, 0] == rows[2, 0] > 0
-    assert not rows[1].any()
-    assert rows.max() < tokens.VOCABULARY
-
-
 def test_tf_idf_equals_a_dense_product_in_higher_precision(rng: np.random.Generator) -> None:
     words = [f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(300)]
     texts = [[str(word) for word in rng.choice(words, size=rng.integers(1, 120))] for _ in range(40)]
@@ -114,24 +88,6 @@ def test_tf_idf_equals_a_dense_product_in_higher_precision(rng: np.random.Genera
     expected = weigh([tokens.words(query) for query in queries]) @ weigh(texts).T
     # Two of 300 words may share one of 65536 terms; then a few scores differ.
     assert np.isclose(found, expected, atol=1e-5).mean() > 0.9
-
-
-def test_a_long_document_keeps_its_heaviest_terms_and_new_words_count() -> None:
-    lexicon = Lexicon([["common"]] * 50)
-    rare = [f"rare{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(2 * ROW)]
-    terms, weights = lexicon.row(["common", *rare])
-    assert terms.shape == weights.shape == (ROW,)
-    assert terms.max() < TERMS
-    assert np.all(weights > 0)
-    assert lexicon.row(["common"])[0][0] not in terms
-    short, light = lexicon.row(["unheard"])
-    assert np.count_nonzero(light) == 1
-    assert lexicon.query("unheard")[short[0]] == pytest.approx(1.0)
-
-
-def test_the_mean_reciprocal_rank_counts_ties_as_their_mean_rank() -> None:
-    scores = np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    assert mean_reciprocal_rank(scores, [1, 0, 2]) == pytest.approx((1 / 2 + 1 / 1.5 + 1 / 2) / 3)
 
 
 def test_training_pairs_say_no_held_out_summary() -> None:

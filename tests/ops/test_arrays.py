@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
-from accel import ops
-from accel_cuda.families.arrays import PART
 from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -185,26 +181,3 @@ async def test_pad_modes_that_do_not_fit_are_refused(device: accel.Device) -> No
     array: Any = np.ones(2)  # which `in` compares element by element
     await failure(device.arrays.pad(await device.zeros(()), 1, mode=array), accel.InvalidArgumentError)
     assert (await device.arrays.pad(empty, ((1, 1), (0, 0)), mode="reflect")).shape == (4, 0)
-
-
-def test_cuda_counts_what_it_enqueues() -> None:
-    owner: Any = SimpleNamespace(dropped=deque())
-    x = accel.AccelRef(owner, 1, (4, 6), accel.DType.FLOAT32, 1)
-    commands: Any = PART.commands["pad"]
-    for op, count in (
-        (ops.Transpose(x), 1),
-        (ops.Concatenate((x, x, x)), 3),
-        (ops.Split(x, 3, 1), 3),
-        (ops.Pad(x, 1), 2),
-        (ops.Roll(x, (1, 2), (0, 1)), 4),
-        (ops.Eye(3), 2),
-    ):
-        launches: list[Any] = []
-        stream = SimpleNamespace(
-            functions={f"move_{size}": size for size in (1, 2, 4, 8, 16)},
-            ready=lambda: None,
-            fill=lambda *arguments, to=launches: to.append(arguments),
-            launch_with=lambda *arguments, to=launches: to.append(arguments),
-        )
-        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, op.plan(), [1 << 20] * 3, [1 << 21] * 3)
-        assert len(launches) == commands(op) == count

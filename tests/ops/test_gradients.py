@@ -144,22 +144,6 @@ async def test_attention(device: accel.Device, seeded: Any, causal: Any, window:
         await check_gradient(device, seeded, arrays[place], forward, backward)
 
 
-async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.Device, seeded: Any) -> None:
-    whole = seeded[1].standard_normal((2, 7, 3, 4, 8))
-    refs = (await device.put(whole)).transpose((2, 0, 3, 1, 4))
-    arrays = [await device.put(np.ascontiguousarray(each)) for each in whole.transpose(2, 0, 3, 1, 4)]
-    grad = await device.put(seeded[1].standard_normal((2, 4, 7, 8)))
-    made = []
-    for q, k, v in ((refs[0], refs[1], refs[2]), arrays):
-        attended, stats = await device.dnn.attention_with_stats(q, k, v, causal=True)
-        op = accel.ops.AttentionGrad(grad, q, k, v, attended, stats, causal=True)
-        assert op.takes_strided(q)
-        assert not op.takes_strided(grad)
-        made.append([await device.get(each) for each in await device.run(op)])
-    for one, other in zip(*made, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize("has_weight", [False, True])
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
 async def test_norms_of_rows(device: accel.Device, seeded: Any, kind: str, has_weight: bool) -> None:

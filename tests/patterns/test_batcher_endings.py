@@ -109,15 +109,6 @@ async def test_a_handler_that_is_not_async_is_an_error_for_all_of_the_batch() ->
     assert got[0] is not got[1]
 
 
-async def test_an_array_is_a_fine_list_of_results() -> None:
-    async def handler(items: list[int]) -> Any:
-        return np.array(items) * 3
-
-    async with DynamicBatcher[int, int](handler) as batcher:
-        assert await batcher.submit(2) == 6
-        assert await batcher.submit(3) == 9
-
-
 async def test_a_cancelled_item_is_dropped_before_launch() -> None:
     handler = Handler(is_open=False)
     async with DynamicBatcher(handler, max_items=4, max_in_flight=1) as batcher, asyncio.TaskGroup() as group:
@@ -195,11 +186,6 @@ async def test_a_deadline_passes_while_the_handler_runs() -> None:
         handler.release()
     assert batcher.statistics().expired == 1
     assert settled(batcher.statistics())
-
-
-async def test_a_deadline_that_is_met_leaves_no_timer() -> None:
-    async with DynamicBatcher(Handler()) as batcher:
-        assert await batcher.submit(1, timeout=1000) == 2
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
