@@ -147,18 +147,6 @@ def test_what_is_not_page_locked_any_more_is_not_transferred_as_if_it_were(strea
     assert [name for name, *_ in context.calls] == ["threads"]
 
 
-def test_where_no_pinned_memory_is_left_the_driver_copies_it(stream: CudaStream, context: Any) -> None:
-    context.pinned.covered = context.has_room = False
-    array = np.zeros(STAGED + 1, np.uint8)
-    stream.copy_htod(DEVICE, array.data)
-    stream.copy_dtoh(array.data, DEVICE)
-    address = array.ctypes.data
-    assert context.calls[1::2] == [
-        ("cuMemcpyHtoDAsync", DEVICE, address, array.nbytes, 77),
-        ("cuMemcpyDtoHAsync", address, DEVICE, array.nbytes, 77),
-    ]
-
-
 def test_where_the_context_has_a_fault_the_copy_is_beside_and_raises_it(stream: CudaStream, context: Any) -> None:
     context.pinned.fault = ContextPoisonedError("the plan")
     array = np.zeros(STAGED + 1, np.uint8)

@@ -116,15 +116,6 @@ def copied(copiers: Copiers, stream: Stream, target: np.ndarray[Any, Any], sourc
     return copiers.copy(stream, device.ctypes.data, host.ctypes.data, source.nbytes, is_put=is_put)
 
 
-@pytest.mark.parametrize("nbytes", [64 * MIB, 70 * MIB + 7, 1024 * MIB + 1, 8 * 1024 * MIB + 12345])
-def test_pieces_at_both_ends_are_half_as_large(nbytes: int) -> None:
-    lengths = [length for _, length in pieces_of(nbytes)]
-    half = max(lengths) // 2
-    assert lengths[:2] == [half, half]
-    assert lengths[-2] == half
-    assert half - 4096 < lengths[-1] <= half
-
-
 @pytest.mark.parametrize("nbytes", [1, 4097, MIB, 5 * MIB + 1, 64 * MIB, 70 * MIB + 7, 1024 * MIB])
 def test_pieces_cover_the_whole_once_and_are_few(nbytes: int) -> None:
     pieces = pieces_of(nbytes)
@@ -193,21 +184,6 @@ def test_a_copy_for_which_no_thread_starts_fails_and_uses_nothing_afterwards(
     assert np.array_equal(source, late), seed
     assert (target == 0xA5).all() or is_put  # what was put may be on the device's side of the stream yet
     assert arena.statistics().used == 0
-
-
-def test_threads_are_used_again(arena: HostArena) -> None:
-    own, stream = Copiers(arena, "test-again"), Stream(arena)
-    source, seed = fresh(48 * MIB)
-    target = np.zeros_like(source)
-    for _ in range(6):
-        target[:] = 0
-        assert copied(own, stream, target, source, is_put=False)
-        assert np.array_equal(source, target), seed
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("test-again")]
-    # A thread that has ended its share may not be back in line when the next copy begins.
-    assert 0 < len(names) <= 8
-    own.close()
-    stream.close()
 
 
 def test_a_stream_that_is_held_up_holds_up_no_other(arena: HostArena, copiers: Copiers) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import BackendUnavailableError, DType, LibraryError, ops
+from accel import BackendUnavailableError, DType, ops
 from accel_cuda.core.cub import Algorithm, Cub, RadixSort, RunningOp
 from accel_cuda.families import sort
 from tests.cuda_support import ref
@@ -170,33 +170,6 @@ def test_what_was_kept_and_is_of_no_use_is_built_again(library: Library) -> None
         disk[key] = b"other"
     Cub(CONTEXT).prepare((SORT,))
     assert len(library.made) == 2
-
-
-def test_a_call_has_the_addresses_and_what_was_measured(library: Library) -> None:
-    made = Cub(CONTEXT)
-    stream: Any = SimpleNamespace(ready=lambda: CONTEXT, find_fault=lambda call: None)
-    assert made.scratch_nbytes(SORT, 100, 40) is None
-    made.measure(SORT, 100, 40)
-    assert made.scratch_nbytes(SORT, 100, 40) == 1000
-    assert library.calls[-1]["temp_storage"] is None
-    made.run(stream, SORT, 4096, 100, 1, 2, values=3, sorted_values=4, bits=40)
-    call = library.calls[-1]
-    names = ("temp_storage", "d_in_keys", "d_out_keys", "d_in_values", "d_out_values")
-    assert [call[name].data_ptr() for name in names] == [4096, 1, 2, 3, 4]
-    assert (call["temp_storage"].nbytes, call["num_items"], call["begin_bit"], call["end_bit"], call["stream"]) == (
-        1000,
-        100,
-        0,
-        40,
-        stream,
-    )
-    assert made.is_ready(SORT)
-    library.fails = True
-    with pytest.raises(LibraryError, match="error code: 1"):
-        made.run(stream, SORT, 4096, 100, 1, 2, values=3, sorted_values=4, bits=40)
-    made.close()
-    assert not made.is_ready(SORT)
-    assert library.unloaded == 1
 
 
 def test_nothing_is_unloaded_from_a_dead_context(library: Library) -> None:

@@ -186,38 +186,6 @@ def run(dnn: DnnLibrary, stream: Stream, op: Any, *addresses: int, results: int 
     dnn.kernels[op.kind](lane, op, op.plan(), addresses[:-results], (*addresses[-results:], 1 << 20))
 
 
-def test_a_plan_is_built_once_and_run_with_the_streams_handle(dnn: DnnLibrary, context: Any) -> None:
-    stream, lane = Stream(context), SimpleNamespace(stream=Stream(context))
-    op = ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3))
-    assert dnn.may_block(lane, op)
-    assert dnn.scratch_nbytes(op) is None
-    run(dnn, stream, op, 0x1000, 0x2000, 0x3000)
-    assert dnn.scratch_nbytes(op) == 1024
-    assert [ran[0] for ran in Graph.ran] == [[0x1000, 0x2000, 0x3000]]
-    assert Graph.ran[0][1:] == (1 << 20, 102)
-    assert not dnn.may_block(lane, op)
-    other = DnnLibrary(context)
-    other.loaded()._built = None  # type: ignore[method-assign, assignment]  # what is on disk needs no helper
-    run(other, Stream(context), op, 0x1000, 0x2000, 0x3000)
-    assert len(Graph.ran) == 2
-
-
-def test_operands_between_two_multiples_of_16_are_copied(dnn: DnnLibrary, context: Any) -> None:
-    stream = Stream(context)
-    op = ops.Conv2d(ref(1, 8, 9, 9, skipped=1), ref(8, 8, 3, 3), out=ref(1, 8, 7, 7, skipped=1))
-    run(dnn, stream, op, 0x1002, 0x2000, 0x3002)
-    nbytes = dnn.scratch_nbytes(op)
-    assert nbytes is not None
-    copied, written = stream.enqueued
-    addresses, workspace, _ = Graph.ran[0]
-    assert addresses[1] == 0x2000
-    assert copied == ("copy", addresses[0], 0x1002, 1296)
-    assert written == ("copy", 0x3002, addresses[2], 784)
-    ends = [workspace + 1000, addresses[0] + 1296, addresses[2] + 784]
-    assert max(ends) <= (1 << 20) + nbytes
-    assert not any(address % 16 for address in addresses)
-
-
 def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLibrary, context: Any) -> None:
     stream, q = Stream(context), ref(1, 2, 5, 64)
     run(dnn, stream, ops.Attention(q, q, q, causal=True), 0x1000, 0x1000, 0x1000, 0x2000)

@@ -340,6 +340,14 @@ async def test_self_test_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) 
     assert list(test.steps) == ["open", "gemm"]
 
 
+def test_doctor_tests_other_devices_without_a_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "_usable_beside_the_cpu", lambda: ["cpu:0"])
+    assert main(["doctor", "--json"]) == 0
+    (found,) = (check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "self-test cpu:0")
+    assert found["state"] == "ok"
+    assert [step.split()[0] for step in found["detail"].split(", ")] == ["open", "gemm", "check", "close"]
+
+
 async def test_self_test_sees_a_wrong_product() -> None:
     async with System() as system:
         device = await system.open_device("cpu")

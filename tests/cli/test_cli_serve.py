@@ -171,22 +171,6 @@ async def test_what_is_no_image_is_refused_alone(monkeypatch: pytest.MonkeyPatch
             assert answer.status == 422
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--port", "99999"), "--port: must be a whole number from 0 to 65535, not '99999'"),
-        (("--port", "http"), "--port: must be a whole number from 0 to 65535, not 'http'"),
-        (("--fault-at", "0"), "--fault-at: must be a whole number at least 1, not '0'"),
-    ],
-)
-def test_a_number_that_makes_no_sense_is_refused_with_its_limits(
-    words: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        arguments(*words)
-    assert said in capsys.readouterr().err
-
-
 async def test_a_taken_port_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 
 import accel
-from examples.semantic_search import service
 from examples.semantic_search.corpus import Document
 from examples.semantic_search.encoding import load_encoder
 from tests.device_support import bounded, child_pid
@@ -175,28 +174,3 @@ async def test_a_folder_of_a_transformers_model_encodes_texts(make: Any, tmp_pat
             answer = await bounded(served.submit(texts.document(document)))
             text = "a sparse matrix the " + "value " * 300
             np.testing.assert_allclose(answer, expected(hidden, text, 192), atol=2e-5)
-
-
-async def test_the_search_takes_the_folder_that_the_environment_names(
-    device: accel.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hidden = stand_in(tmp_path, monkeypatch)
-    documents = [Document(name, "the", "sparse matrix", "") for name in ("a", "eigen", "value")]
-
-    async def corpus() -> list[Document]:
-        return documents
-
-    monkeypatch.setattr(service, "_read_corpus", corpus)
-    monkeypatch.setenv(service.FOLDER, str(tmp_path))
-    async with service.open_search(device) as search:
-        async with asyncio.timeout(60):
-            while search.phase != "ready":
-                assert search.phase != "failed"
-                await asyncio.sleep(0)
-        found = await search.find("eigen", 3)
-        assert found[0][0].name == "eigen"
-        assert search.index.count == 3
-        vector = await search.encoder.submit({"input_ids": np.array([2, 7, 3]), "attention_mask": np.ones(3, np.int64)})
-        np.testing.assert_allclose(vector, expected(hidden, "eigen", 48), atol=2e-5)
-        with pytest.raises(accel.LibraryError, match="index"):
-            await search.send_poison()

@@ -12,6 +12,7 @@ import pytest
 
 import accel
 from accel.dtype import rounded
+from tests import nonfinite_support as table
 from tests.device_support import failure
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -170,3 +171,10 @@ async def test_functions_of_one_number_are_those_of_many(device: accel.Device, r
         if expected.dtype != bool:
             beside = await device.elementwise.fused(((name, 0), ("mul", 2, 1)), (x[0], vector))
             assert beside.shape == (3,)
+
+
+@pytest.mark.parametrize("kind", [*table.SOLVERS, *table.FAMILIES])
+async def test_results_are_numpy_s(device: accel.Device, kind: str, rng: np.random.Generator) -> None:
+    found = [each for case in table.cases(kind, rng) if (each := await table.wrong(device, case))]
+    assert not found, f"{len(found)} are wrong:\n" + "\n".join(found[:20])
+    assert device.generation == 1

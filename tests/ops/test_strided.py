@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +12,7 @@ import accel
 from accel import dlpack, ops
 from accel.testing import FaultPlan
 from accel.views import restrided, share_bytes
-from tests.device_support import failure, opened, some_view, used
+from tests.device_support import failure, opened, used
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -31,19 +30,6 @@ async def device(request: pytest.FixtureRequest) -> AsyncIterator[accel.Device]:
 async def inline() -> AsyncIterator[accel.Device]:
     async with opened() as device:
         yield device
-
-
-async def test_views_are_where_numpys_are(inline: accel.Device, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((4, 5, 6))
-    whole = await inline.put(x)
-    for _ in range(60):
-        array, ref = some_view(rng, x, whole)
-        assert ref.shape == array.shape
-        if array.size:
-            assert ref.offset == array.ctypes.data - x.ctypes.data
-            assert all(mine == step // 8 for mine, step, n in zip(ref.strides, array.strides, array.shape, strict=True) if n > 1)
-            assert ref.is_strided == (not array.flags.c_contiguous)
-        assert np.array_equal(await inline.get(ref), array)
 
 
 async def test_description_of_a_strided_view(inline: accel.Device) -> None:
@@ -266,25 +252,6 @@ async def test_a_strided_view_of_a_durable_buffer_is_torn_with_it() -> None:
         assert error.reason == "torn"
         await device.put(np.zeros((4, 4)), out=ref.T)
         assert not (await device.get(ref[::2])).any()
-
-
-async def test_pickled_strided_view_comes_back(inline: accel.Device) -> None:
-    ref = await inline.put(np.arange(24.0).reshape(4, 6))
-    view = ref[::-2, 1:4]
-    token = pickle.loads(pickle.dumps(view))
-    found: Any = inline.resolve(token)
-    assert (type(found), found.base, found.offset, found.shape, found.strides) == (accel.StridedRef, ref, view.offset, (2, 3), (-12, 1))
-    fields = (token.device, token.buffer, token.generation)
-    forged: tuple[tuple[int, tuple[int, ...], Any], ...] = (
-        (8, (4,), (-2,)),
-        (0, (4, 6), (7, 1)),
-        (0, (4,), (1, 1)),
-        (0, (2,), (1.0,)),
-        (0, (3,), ("6",)),
-    )
-    for offset, shape, strides in forged:
-        with pytest.raises(accel.InvalidArgumentError):
-            inline.resolve(accel.ViewToken(*fields, offset, shape, "float64", strides))
 
 
 def test_dlpack_has_strides() -> None:
