@@ -62,8 +62,15 @@ def pages(session: nox.Session) -> None:
         session.run(*as_root, "apt-get", "update", "-qq", external=True)
         command = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "chromium", "chromium-driver")
         session.run(*as_root, "env", "DEBIAN_FRONTEND=noninteractive", *command, external=True, silent=True)
-    install(session, extras="cpu,web,metrics", groups=("pages", "search"))
+    install(session, extras="cpu,web,metrics,otel", groups=("pages", "search"))
     session.run("pytest", "-m", "page", *(session.posargs or ("tests/pages",)), env=CHILDREN)
+
+
+@nox.session
+def watch(session: nox.Session) -> None:
+    """Serve ``examples/watched_service.py``: a page that shows a served model while you kill its process; PORT=8000, unless set."""
+    install(session, extras="web,metrics,otel")
+    session.run("python", "examples/watched_service.py", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
 
 @nox.session

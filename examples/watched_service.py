@@ -1,7 +1,7 @@
-"""A served model with metrics and a page: kill the process that computes, and watch the service recover.
+"""A served model with metrics, traces and a page: kill the process that computes, and watch the service recover.
 
-Run: ``pip install '.[web,metrics]'``, in a checkout, then ``python examples/watched_service.py``, and open http://127.0.0.1:8000/accel.
-The page names the process: ``kill -9`` it. PORT=8000 and ACCEL_DEVICE=auto, unless set.
+Run: ``pip install '.[web,metrics,otel]'``, in a checkout, then ``python examples/watched_service.py``, and open http://localhost:8000/accel.
+The page names the process: ``kill -9`` it. PORT=8000, unless set. Spans go to the provider that ``opentelemetry-instrument`` sets up.
 """
 
 import asyncio
@@ -16,13 +16,14 @@ from fastapi import FastAPI
 
 import accel
 from accel.integrations.fastapi import add_model, install, lifespan
+from accel.integrations.otel import instrument
 
 
 class Scorer:
     """A model in numpy; a torch module or an ONNX file is loaded by the same call."""
 
     def open(self, weights: Any, description: Any, stream: Any) -> None:
-        """Keep the weights, which are on the device."""
+        """Keep the weights, which are in the device's durable memory."""
         self.table = np.asarray(weights["table"])
 
     def run(self, inputs: Any) -> Any:
@@ -30,31 +31,29 @@ class Scorer:
         return {"score": np.tanh(np.asarray(inputs["x"]) @ self.table)}
 
 
-async def client(service: accel.ModelService) -> None:
-    """Ask for ever, so that there is something to see."""
-    rng = np.random.default_rng()
+async def ask(service: accel.ModelService) -> None:
+    """Send requests for ever, so that there is something to see."""
     while True:
         with contextlib.suppress(accel.AccelError):
-            await service.submit({"x": rng.random(256, np.float32)}, timeout=2.0)
-        await asyncio.sleep(rng.exponential(0.05))
+            await service.submit({"x": np.ones(256, np.float32)}, timeout=2.0)
+        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
 async def setup(device: accel.Device) -> AsyncIterator[accel.ModelService]:
-    """Load the model, serve it, and ask it until the application ends."""
-    spec = {"x": accel.TensorSpec(("batch", 256), "float32")}
-    weights = {"table": np.random.default_rng(0).standard_normal((256, 256), np.float32)}
-    model = await device.load_model("watched_service:Scorer", weights=weights, inputs=spec, buckets={"batch": (1, 8, 64)})
-    async with accel.serve(model, overload="reject") as service, asyncio.TaskGroup() as clients:
+    """Load the model, serve it, and have it asked until the application ends."""
+    instrument(device)
+    weights, inputs = {"table": np.eye(256, dtype=np.float32)}, {"x": accel.TensorSpec(("batch", 256), "float32")}
+    model = await device.load_model("watched_service:Scorer", weights=weights, inputs=inputs, buckets={"batch": (1, 8, 64)})
+    async with accel.serve(model, overload="reject") as service, asyncio.TaskGroup() as group:
         add_model(app, "/score", service)
-        asking = [clients.create_task(client(service)) for _ in range(8)]
+        clients = [group.create_task(ask(service)) for _ in range(8)]
         yield service
-        for task in asking:
-            task.cancel()
+        for client in clients:
+            client.cancel()
 
 
-app = FastAPI(lifespan=lifespan(setup, device=os.environ.get("ACCEL_DEVICE", "auto"), host="process", standby="model"))
+app = FastAPI(lifespan=lifespan(setup, device="cpu", host="process", standby="model"))
 install(app, metrics="/metrics", page="/accel")
-
 if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), timeout_graceful_shutdown=10)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from accel.actors.mailbox import MailboxStatistics
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
+    from accel.telemetry.hardware import HardwareInfo
 
 __all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "account", "snapshot"]
 
@@ -168,9 +169,13 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
     )
 
 
-def account(info: DeviceInfo, health: DeviceHealth) -> dict[str, Any]:
-    """Return what both say as JSON can hold it, without the reason, which is an error's text."""
-    return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled}
+def account(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo | None) -> dict[str, Any]:
+    """Return what these say as JSON can hold it, without the reason of ``health``, which is an error's text."""
+    own = None
+    if hardware is not None:
+        errors = {str(number): count for number, count in hardware.xid_errors.items()}
+        own = {**asdict(hardware), "xid_errors": errors, "stale": hardware.is_stale}
+    return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled, "hardware": own}
 
 
 def _spare_info(pid: int | None) -> SpareInfo | None:

@@ -115,7 +115,8 @@ class System(ActorSystem):
         -------
         dict
             ``"name"`` and ``"state"`` of the system. ``"devices"``: the fields of
-            :class:`DeviceInfo` for each, with ``"ready"`` and ``"stalled"`` of its health.
+            :class:`DeviceInfo` for each, with ``"ready"`` and ``"stalled"`` of its health,
+            and ``"hardware"``: the fields of :class:`HardwareInfo`, or ``None``.
             ``"actors"``: the fields of :meth:`tree`. It names no file and no address, and nothing
             that errors say.
 
@@ -127,7 +128,7 @@ class System(ActorSystem):
         return {
             "name": self.name,
             "state": self.state,
-            "devices": [account(device.info(), device.health()) for device in self.devices],
+            "devices": [account(device.info(), device.health(), device.hardware()) for device in self.devices],
             "actors": dataclasses.asdict(self.tree()),
         }
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import accel
+from accel.device.info import account
+from accel.telemetry.hardware import HardwareInfo
 from accel.testing import FaultPlan
 
 
@@ -30,6 +32,7 @@ async def test_a_snapshot_is_json_of_devices_and_actors_through_a_fault() -> Non
         after = system.snapshot()
         assert (after["name"], after["state"]) == ("service", "open")
         assert (after["devices"][0]["generation"], after["devices"][0]["restarts"]) == (2, 1)
+        assert after["devices"][0]["hardware"] is None
         assert [actor["name"] for actor in after["actors"]["children"]] == ["cpu:0#1"]
 
 
@@ -37,3 +40,12 @@ async def test_a_snapshot_is_for_the_loop_of_the_system() -> None:
     async with accel.System() as system:
         with pytest.raises(accel.ClosedError):
             await asyncio.to_thread(system.snapshot)
+
+
+async def test_a_snapshot_has_what_the_hardware_told() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        told = HardwareInfo(utilization=0.5, xid_errors={79: 2}, age=9.0)
+        found = account(device.info(), device.health(), told)["hardware"]
+    assert json.loads(json.dumps(found)) == found
+    assert (found["utilization"], found["xid_errors"], found["stale"]) == (0.5, {"79": 2}, True)

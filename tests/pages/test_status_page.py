@@ -40,7 +40,7 @@ async def kill(browser: Browser, generation: int) -> None:
 @pytest.mark.timeout(240)
 async def test_the_page_shows_a_fault_and_the_recovery_from_it(tmp_path: Path) -> None:
     async with (
-        started(python("examples/watched_service.py"), PORT="0", ACCEL_DEVICE="cpu") as program,
+        started(python("examples/watched_service.py"), PORT="0") as program,
         opened_browser(tmp_path) as browser,
     ):
         base = f"http://127.0.0.1:{program.port}"
