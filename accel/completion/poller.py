@@ -222,11 +222,13 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         super().__init__(loop, lambda: PolledLane(self._end_marks), self._poller.add)
 
     def _abandon(self) -> None:
+        """Stop polling this device's lanes, and end their marks."""
         for lane in self._lanes.values():
             self._poller.remove(lane)
         super()._abandon()
 
     async def _release(self, *, abandon: bool) -> None:
+        """Close the poller, if this was the last watcher that uses it."""
         self._poller.users -= 1
         if not self._poller.users:
             self._poller.close()

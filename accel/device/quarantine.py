@@ -30,7 +30,7 @@ def set_quarantine_options(core: DeviceCore) -> None:
     failures, seen_generation = 0, 0
 
     def decide(error: BaseException) -> Directive:
-        """Restart, unless the device is gone or no context came up since the last failures."""
+        """Restart, unless the hardware is lost or several contexts in a row failed to come up."""
         nonlocal failures, seen_generation
         if isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE:
             return Directive.STOP

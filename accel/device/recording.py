@@ -40,7 +40,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     Parameters
     ----------
     core, sender
-        The device's.
+        The state of the device, and what sends ops to it.
     timeout
         Seconds of waiting: at the begin of the block for a rebuild, and for what its end does.
     families
@@ -48,7 +48,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     """
 
     what: ClassVar[str]
-    """What it is called in errors."""
+    """The word for it in errors: ``"batch"`` or ``"graph"``."""
 
     to_host: ClassVar[tuple[type[KernelOp[Any]], ...]] = ()
     """Ops that it takes although they make no buffer."""
@@ -159,7 +159,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     def _end_recording(self) -> None:
         """Record no more; called at the end of the block."""
         self._state = "ended"
-        # Namespaces refer to the recorder: without them, one that is dropped is gone at once.
+        # Namespaces refer to the recorder: a cycle, which would keep a dropped recorder alive.
         for name, value in tuple(vars(self).items()):
             if isinstance(value, OpNamespace):
                 delattr(self, name)

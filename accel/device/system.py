@@ -348,6 +348,7 @@ def _with_own_system(
 
     @wraps(opening)
     async def open_device(*args: P.args, **kwargs: P.kwargs) -> Device:
+        # Its docstring is set below: it differs from that of the method.
         system = System("of one device")
         await system.__aenter__()
         try:

@@ -95,6 +95,7 @@ class TelemetryMethods:
 
 
 def _write(file: Path, timeline: Timeline) -> None:
+    """Write a timeline as a JSON trace; blocks."""
     file.write_text(json.dumps(timeline.trace()))
 
 

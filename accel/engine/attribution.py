@@ -90,7 +90,7 @@ def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:
     Parameters
     ----------
     in_flight
-        Those whose block runs.
+        The attributions whose block runs.
     charge
         Called later, if nothing was found to be the cause.
     """

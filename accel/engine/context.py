@@ -92,7 +92,7 @@ class Context(ContextBase):
     Attributes
     ----------
     lanes : Lanes
-        The streams.
+        The lanes, one a stream.
     libraries : Libraries
         Opens and closes libraries.
     registered : dict of str to RegisteredLibrary
@@ -284,7 +284,7 @@ class Context(ContextBase):
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops, count = submission.ops, len(submission.ops)
-        # The first op of each library stands for it.
+        # Each library is opened once, for the first op that it has in the batch.
         for library, op in dict(zip(reversed(submission.libraries), reversed(ops), strict=True)).items():
             if self.kernels.is_known(op):  # else the op is refused in its turn
                 await self.libraries.open(library)

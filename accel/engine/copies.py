@@ -149,6 +149,7 @@ class OpList:
         """Add copies of strided operands, the op on these copies, and the copies back."""
 
         def add_copy(copy: KernelOp[AccelRef]) -> AccelRef:
+            """Add an op that makes or writes one ref, and return that."""
             made: AccelRef = self.add(copy, self._check(copy, recording), recording)
             return made
 

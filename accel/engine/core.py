@@ -36,7 +36,9 @@ logger = get_logger()
 
 
 class DeviceCore:
-    """One opened device over all its generations.
+    """The state of one opened device over all its generations.
+
+    Contexts come and go; the device, its actors and its contexts share this object.
 
     Parameters
     ----------
@@ -44,13 +46,13 @@ class DeviceCore:
         The system, the backend with its description of the device, the options, and a dictionary
         of what the devices of the system share.
     name
-        Such as ``"cpu:0"``; ``None``: as described.
+        The device's name, such as ``"cpu:0"``; ``None`` for that of the description.
     numbers
         Numbers of new buffers; ``None``: from 1.
     keeper
-        Told of durable memory by contexts; ``None``: the device's own book.
+        Notified of durable memory by contexts; ``None`` for the device's own book.
     probes
-        Those of the system; ``None``: its own.
+        The system's probes; ``None`` for probes of its own.
 
     Attributes
     ----------

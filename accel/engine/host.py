@@ -204,7 +204,7 @@ class Host:
         else:
             last = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
             directive = Directive.RESTART if scope < last else Directive.STOP
-            if is_shortage(error):  # which is over some time, and is no property of the device
+            if is_shortage(error):  # the machine's, which ends at some time: it costs no budget
                 directive = Directive.RENEW
         if directive is Directive.RESTART and may_move and isinstance(error, AccelError) and scope >= FaultScope.PROCESS:
             self._move_to_child(error)

@@ -75,6 +75,7 @@ HostOption: TypeAlias = Literal["auto", "inline", "process"] | InlineHost | Proc
 
 
 def _check_times(host: InlineHost | ProcessHost) -> None:
+    """Raise unless each field that holds a time is seconds above 0."""
     for field in fields(host):
         seconds = getattr(host, field.name)
         if field.name == "after_fault" or (seconds is None and field.name == "stall_after"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MANY_FREES", "ContextBase", "ContextOwner"]
 
 MANY_FREES = 1024
-"""Dropped refs whose memory is given back in one turn of the loop; more take several."""
+"""The most dropped refs whose memory is freed in one loop iteration; more take several."""
 
 
 class ContextOwner(Protocol):
@@ -112,14 +112,14 @@ class ContextBase(ABC):
         return 0.0
 
     def charge(self, submission: Submission, span: WorkSpan) -> None:
-        """Charge a submission the device time of a part of it that has ended."""
+        """Add the device time of a group that has ended to that of its submission."""
         try:
             self.charge_seconds(submission, span.seconds())
-        except AccelError:  # a fault: what finds it next reports it
+        except AccelError:  # a fault: the query of the next mark reports it
             return
 
     def charge_seconds(self, submission: Submission, seconds: float) -> None:
-        """Charge a submission device time."""
+        """Add measured device time to that of the device, and of a submission that is observed."""
         self.core.workload.device_seconds += seconds
         if submission.observed is not None:
             submission.observed.charge(seconds)

@@ -33,7 +33,7 @@ logger = get_logger()
 T = TypeVar("T")
 
 NEVER_ENDS = RestartStrategy(decide=lambda _: Directive.RESUME)
-"""For actors that answer each op with its own error, and go on."""
+"""The restart strategy of actors that fail the op and keep running, whatever is raised."""
 
 
 class KernelActor(Actor["Lane | Unregistration", None]):
@@ -185,11 +185,12 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def _call_library(self, call: Callable[[], T]) -> T:
         """Call code of a user's library on a worker thread.
 
-        What it raises is raised as the error of the library, or as the fault that caused it.
+        An exception becomes an error that names the library, or the fault that caused it.
         """
         context, library = self._context, self._library
 
         def call_and_catch() -> T | AccelError:
+            """Return the result of the call, or its error; on the worker thread."""
             context.libraries.calls += 1
             try:
                 return context.offloaded.call(call)

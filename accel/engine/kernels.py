@@ -34,8 +34,8 @@ class _Lane(Protocol):
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    # The buffer protocol does not know the narrow floats; bytes it does. The view keeps the array
-    # alive.
+    """Return a view of an array's bytes, which keeps the array alive."""
+    # Bytes, because the buffer protocol does not know the narrow floats.
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 

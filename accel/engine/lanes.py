@@ -58,7 +58,7 @@ While a stream is captured, whatever is enqueued there becomes a part of the gra
 """
 
 _BATCH, _MEMORY = "batch", "memory"
-"""The libraries that the streams of the pool, and those of transfers, are made for."""
+"""Names that the backend is told when it creates streams: of the pool, and of transfers."""
 
 
 class Lanes:
@@ -78,7 +78,7 @@ class Lanes:
     ----------
     all : list of Lane
     pool : list of Lane
-        Those over which ops are spread; one more is made when all are busy.
+        The lanes over which ops are spread; one more is made when all are busy.
     unused : list of (str, AccelStream)
         The pool's streams that have no lane yet.
     routes : dict
@@ -86,7 +86,7 @@ class Lanes:
     pooled_libraries : set of str
         Libraries whose ops are spread over the pool.
     workspace_libraries : set of str
-        Those that were found to need workspaces.
+        The libraries that were found to need workspaces.
     transfer_lanes : dict
         ``"put"`` and ``"get"`` -> lane.
     equipping : Lane or None

@@ -50,7 +50,7 @@ class LaunchContext(Protocol):
 
     @property
     def failures(self) -> _Failures:
-        """Its failed work."""
+        """The failed work of the context."""
 
     def charge(self, submission: Submission, span: WorkSpan) -> None:
         """Charge a submission the device time of a part of it that has ended."""
@@ -184,9 +184,9 @@ class OpSubmission(Submission):
     op, plan
         The op and its plan; ``None`` once it is launched, so that its operands can be freed.
     kernel, inputs, outputs, seq, dependencies, injected_fault, is_offloaded, commands
-        As of a :class:`BatchedOp`.
+        See :class:`BatchedOp` and :class:`LaunchGroup`.
     lane, stream, event, enqueued_at, kind, span
-        As of a :class:`LaunchGroup`.
+        See :class:`LaunchGroup`.
     """
 
     __slots__ = (
@@ -298,7 +298,7 @@ class OpSubmission(Submission):
         self.event = event
         self.enqueued_at = perf_counter()
         # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
-        # power of two, take about as long. Part of an offloaded one is over by now.
+        # power of two, take about as long. An offloaded op may have run in part before its mark.
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:

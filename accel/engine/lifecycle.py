@@ -27,7 +27,7 @@ class DeviceState(enum.Enum):
     REBUILDING = "rebuilding"
     """The context faulted; ordinary refs are stale, new ops wait for the next generation."""
     LOST = "lost"
-    """Given up: the hardware is gone, or the restart budget is spent.
+    """No context follows: the hardware is lost, or the restart budget is spent.
 
     Every call raises :class:`~accel.DeviceLostError`, until ``Device.reopen()``.
     """

@@ -1,4 +1,4 @@
-"""One rule for all of an op's path: whatever goes wrong in one op is that op's error."""
+"""Errors of single ops: whatever an op raises on its way becomes the error of that op alone."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def op_error(
     what
         What raised it, as the subject of the message: ``"the gemm kernel"``.
     loop
-        The device's.
+        The device's loop.
     is_out_of_memory
         Whether ``raised`` is how some library says that the device has no memory.
     **fields
-        Of the error, such as ``library``.
+        Fields of the error to set, such as ``library``.
     """
     if isinstance(raised, AccelError) and _is_complete(raised):
         return raised
@@ -57,8 +57,7 @@ def op_error(
         if isinstance(raised, (KeyboardInterrupt, SystemExit)):
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_raise_on_loop, raised, loop, _ITERATIONS)
-        # What is gone by now was this frame's own: a class of the user's may raise even from what
-        # it says of itself.
+        # `said` and not str(): a user's exception may raise even there.
         error = LibraryError(f"{what} raised {type(raised).__name__}: {said(raised)}", remedy=_REMEDY)
     for name, value in fields.items():
         setattr(error, name, getattr(error, name) if value is None else value)

@@ -132,7 +132,7 @@ class Program:
     async def of(
         cls, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
     ) -> Self:
-        """Return the program of recorded ops. Long ones are made in turns."""
+        """Return the program of recorded ops; long ones take several loop iterations."""
         program, turn = cls(core, ops, plans, outputs, generation), Turn()
         # A replay's reads and writes are those of its ops on buffers that it does not own.
         own = {ref.buffer for ref in program.owned_refs}

@@ -29,7 +29,7 @@ class RegisteredLibrary:
     Parameters
     ----------
     name
-        What it is registered as.
+        The name that it is registered under.
     instance
         The instance of the user's class.
     description
@@ -58,6 +58,7 @@ class RegisteredLibrary:
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
         def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            """Call the method; see :data:`accel.backend.Kernel`."""
             stream = lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
@@ -70,7 +71,7 @@ class RegisteredLibrary:
     def close(self) -> None:
         """Close the instance.
 
-        What it raises is logged: the rest of the context is given back all the same.
+        An exception is logged only, so that the rest of the context is released too.
         """
         try:
             self.instance.close()

@@ -1,4 +1,4 @@
-"""The registration of a user's library: how it is made again in each generation."""
+"""The registration of a user's library: its class and arguments, for an instance per generation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["DurableArgument", "Registration", "Unregistration"]
 
 @dataclass(frozen=True, slots=True)
 class DurableArgument:
-    """Stands for a durable ref among the arguments of a registration.
+    """Replaces a durable ref among the arguments of a registration; it can be pickled.
 
     Attributes
     ----------
@@ -88,9 +88,10 @@ class Registration:
         StaleRefError
             If the memory of one is gone, or torn.
         """
-        found: list[AccelRef] = []
+        durable_refs: list[AccelRef] = []
 
-        def stand_in(ref: AccelRef, place: str) -> DurableArgument:
+        def to_durable_argument(ref: AccelRef, place: str) -> DurableArgument:
+            """Check a ref among the arguments, and return what is pickled instead of it."""
             refs.check(ref)
             wrong = "not durable" if not ref.durable else "a strided view" if ref.is_strided else ""
             if wrong:
@@ -100,13 +101,15 @@ class Registration:
                     device=refs.name,
                     remedy="Give a contiguous ref that was made with durable=True: a library may be made again in a later generation.",
                 )
-            found.append(ref)
+            durable_refs.append(ref)
             return DurableArgument(ref.buffer, ref.offset, ref.shape, ref.dtype)
 
         # Positions are counted as Python's own messages count them.
-        positional = tuple([_replace_instances(value, f"argument {index}", AccelRef, stand_in) for index, value in enumerate(args, 1)])
-        named = {key: _replace_instances(value, f"argument {key}", AccelRef, stand_in) for key, value in kwargs.items()}
-        return cls(name, (library, positional, named), is_eager=library.eager, refs=tuple(found))
+        positional = tuple(
+            [_replace_instances(value, f"argument {index}", AccelRef, to_durable_argument) for index, value in enumerate(args, 1)]
+        )
+        named = {key: _replace_instances(value, f"argument {key}", AccelRef, to_durable_argument) for key, value in kwargs.items()}
+        return cls(name, (library, positional, named), is_eager=library.eager, refs=tuple(durable_refs))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Registration, (self.name, self._call if isinstance(self._call, bytes) else dumps(self._call))

@@ -27,7 +27,7 @@ _ALIGNED = 256
 
 
 class Scratch:
-    """The memory that ops of one context use besides operands: a status, then scratch memory.
+    """Allocates what ops of one context need besides operands: a status, then scratch memory.
 
     Parameters
     ----------

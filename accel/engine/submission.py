@@ -61,7 +61,7 @@ class Submission(ABC):
     future : Future
         Awaited by the caller.
     generation : int
-        Of the refs among its operands.
+        The generation of the refs among its operands.
     name : str
         The op, or "batch", as errors name it.
     launched : int
@@ -71,7 +71,7 @@ class Submission(ABC):
     result : object
         The future's result, once it is known.
     timer : TimerHandle or None
-        The deadline.
+        Ends the future at the deadline.
     writes : sequence of Write
         The buffers that it writes and does not make. Kept after the operands are released.
     tears : int
@@ -173,11 +173,14 @@ class Submission(ABC):
         self.result = None
 
     def observe(self, charged: DeviceTime | None, *, is_timed: bool) -> None:
-        """Have probes told of it, and its device time charged."""
+        """Have probes notified of this submission, and its device time measured and charged.
+
+        Called before it is sent, only where there are probes or the caller's work is charged.
+        """
         self.observed = DeviceWork(self.name, tuple(zip(self.libraries, self.kinds, strict=True)), charged, is_timed=is_timed)
 
     def end_observed(self, probes: Probes) -> None:
-        """Tell probes, once, that nothing of it is on the device any more, if anything was."""
+        """Notify probes, once, that the ops have left the device, if they were there."""
         work = self.observed
         if work is None or not work.sent_at or work.ended_at:
             return

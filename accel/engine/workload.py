@@ -1,4 +1,4 @@
-"""The load of one device: waiting callers, submissions in hand, ended ops; and its drain."""
+"""The counters of one device's load: waiting callers, submissions in hand, retired ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Workload:
     Attributes
     ----------
     pending : int
-        Callers that wait for a submission of theirs.
+        Callers that await a submission.
     in_hand : int
         Submissions that have left the queue and wait for a context, or for room on the device; and
         callers that wait for a context before they send.
