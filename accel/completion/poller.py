@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.backend import QueriesInSection
-from accel.completion.strategy import Ended, Lane, LaneWatcher, pop_ended
+from accel.completion.strategy import Ended, LaneMarks, LaneWatcher, pop_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Pace(Protocol):
         """Record that an op took ``seconds``."""
 
 
-class PolledLane(Lane):
+class PolledLane(LaneMarks):
     """A lane, and when it is polled.
 
     Attributes

@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Ended, Lane, LaneWatcher, pop_ended
+from accel.completion.strategy import Ended, LaneMarks, LaneWatcher, pop_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NotifiedWatcher", "SignalledWatcher"]
 
 
-class SignalledWatcher(LaneWatcher[Lane]):
+class SignalledWatcher(LaneWatcher[LaneMarks]):
     """Queries the oldest marks at each signal, and once per ``watch_interval``.
 
     After a fault no signal comes.
@@ -31,7 +31,7 @@ class SignalledWatcher(LaneWatcher[Lane]):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float) -> None:
-        super().__init__(loop, Lane, self._add_mark)
+        super().__init__(loop, LaneMarks, self._add_mark)
         self._watch_interval = watch_interval
         self._timer = create_timer(loop, self._on_timer)
         self._is_armed = False
@@ -44,7 +44,7 @@ class SignalledWatcher(LaneWatcher[Lane]):
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
                 self._loop.call_soon_threadsafe(self._poll)
 
-    def _add_mark(self, lane: Lane, mark: Mark) -> None:
+    def _add_mark(self, lane: LaneMarks, mark: Mark) -> None:
         """Append a mark to its lane, and request the signal at its end."""
         lane.marks.append(mark)
         if not self._is_armed:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CompletionStrategy",
     "Ended",
-    "Lane",
+    "LaneMarks",
     "LaneWatcher",
     "Mark",
     "Watcher",
@@ -157,7 +157,7 @@ def _mark_error(raised: Exception) -> AccelError:
     return fault
 
 
-class Lane:
+class LaneMarks:
     """The queue of the watched marks of one lane of the engine, oldest first."""
 
     __slots__ = ("marks",)
@@ -166,7 +166,7 @@ class Lane:
         self.marks: deque[Mark] = deque()
 
 
-L = TypeVar("L", bound=Lane)
+L = TypeVar("L", bound=LaneMarks)
 
 
 class LaneWatcher(Watcher, Generic[L]):

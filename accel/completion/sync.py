@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Lane, LaneWatcher, pop_ended
+from accel.completion.strategy import CompletionStrategy, LaneMarks, LaneWatcher, pop_ended
 from accel.completion.threads import start_thread, wait_ended
 from accel.errors import OutOfMemoryError
 
@@ -35,7 +35,7 @@ class SyncCompletion(CompletionStrategy):
         return SyncWatcher(loop, device.description.spec)
 
 
-class _BlockedLane(Lane):
+class _BlockedLane(LaneMarks):
     """A lane, and the thread that blocks until its oldest mark is passed.
 
     Attributes

@@ -338,7 +338,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         return _quarantine(self._open_quarantine)
 
     def attribution(self) -> Attribution:
-        """Say that work is examined if the context dies under it.
+        """Declare work that is examined if the context dies while it is on the device.
 
         The work is on the device during the block ``with device.attribution() as attribution``.
 

@@ -166,7 +166,7 @@ class Graph(Recorder):
         return self._core.has_graphs and not options.debug and options.faults is None
 
     def into_function(self, inputs: Sequence[AccelRef], results: Sequence[AccelRef]) -> GraphFunction:
-        """Return the recorded graph as a function, and give up this object.
+        """Return the recorded graph as a function; this object is closed.
 
         A call copies its operands to ``inputs``, runs the recorded ops, and copies ``results`` to
         new buffers: by one command where a replay is :attr:`one command <is_one_command>`, else op

@@ -219,7 +219,7 @@ class MemoryMethods(MemoryExchange):
             What else keeps the checksum from being made, such as a fault or the deadline. The
             buffer is not sealed then.
         """
-        await self._sender.keep_checksum(self._check_checksum_target(ref), self._sender.deadline_after(timeout))
+        await self._sender.keep_checksum(self._base_for_checksum(ref), self._sender.deadline_after(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
         """Return whether a sealed buffer still holds what its checksum was made of.
@@ -238,9 +238,9 @@ class MemoryMethods(MemoryExchange):
         InvalidArgumentError, StaleRefError
             As in :meth:`keep_checksum`.
         """
-        return await self._sender.verify_checksum(self._check_checksum_target(ref), self._sender.deadline_after(timeout))
+        return await self._sender.verify_checksum(self._base_for_checksum(ref), self._sender.deadline_after(timeout))
 
-    def _check_checksum_target(self, ref: AccelRef) -> AccelRef:
+    def _base_for_checksum(self, ref: AccelRef) -> AccelRef:
         """Return the ref of the whole durable buffer; raise if it cannot have a checksum."""
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")

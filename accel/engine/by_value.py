@@ -16,7 +16,7 @@ __all__ = ["by_value", "dumps"]
 
 
 def dumps(value: object) -> bytes:
-    """Return the pickle of an object.
+    """Return the pickle of an object, by value if a part of it is defined in ``__main__``.
 
     Raises
     ------

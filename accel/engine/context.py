@@ -291,7 +291,7 @@ class Context(ContextBase):
         lane = self.lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
         while (start := submission.dispatched) < count:
             if not submission.is_settled:  # a submission that has ended may have released its ops
-                command_counts = self._next_chunk(submission, start)
+                command_counts = self._count_next_chunk(submission, start)
                 await self.wait_for_room(sum(command_counts))
             if submission.is_settled:
                 # Memory that was placed for the results from now on would never be freed.
@@ -317,7 +317,7 @@ class Context(ContextBase):
         count, lanes = len(submission.ops), self.lanes
         if not count or not lanes.routes.keys() >= set(submission.libraries):
             return False
-        command_counts = self._next_chunk(submission, 0)
+        command_counts = self._count_next_chunk(submission, 0)
         if len(command_counts) < count or self.commands + sum(command_counts) > self.limit:
             return False
         if self.core.refs.dropped:
@@ -352,7 +352,7 @@ class Context(ContextBase):
                 lane.send(group)
         return is_all
 
-    def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
+    def _count_next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
         """Return how many commands each op of a batch's next chunk has.
 
         It begins at op ``start``, and has as many ops as fit one loop iteration, but at least one.
@@ -406,7 +406,7 @@ class Context(ContextBase):
         lanes = self.lanes
         if wanting is lanes.equipping:  # workspaces are not taken from one lane for another
             return False
-        released = [lane for lane in lanes.idle_lanes() if lane is not wanting and self.buffers.release_workspaces(lane)]
+        released = [lane for lane in lanes.reclaimable_lanes() if lane is not wanting and self.buffers.release_workspaces(lane)]
         for lane in released:
             stream = lane.stream
             assert isinstance(stream, TakesWorkspace), "only such a stream has workspaces"

@@ -92,7 +92,7 @@ class ContextActor(Actor[Never, None]):
             await verify(device_context, core)
             core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
-            await self._open_eager(device_context)
+            await self._open_eager_libraries(device_context)
             device_context.check_alive()
         except BaseException:
             await device_context.close(abandon=True)
@@ -114,7 +114,7 @@ class ContextActor(Actor[Never, None]):
         lanes = self._context.lanes
         return (*[_tree_of(lane) for lane in lanes.all], *[ActorTree(name=name, state="idle", depth=0) for name, _ in lanes.unused])
 
-    async def _open_eager(self, device_context: Context) -> None:
+    async def _open_eager_libraries(self, device_context: Context) -> None:
         """Open the registered libraries that are ``eager``, before the generation begins.
 
         One that cannot be opened is logged; the generation begins without it.
@@ -193,7 +193,7 @@ async def _open_library(owner: ActorContext, context: Context, library: str) -> 
 
 
 def _tree_of(lane: Lane) -> ActorTree:
-    """Return what the tree shows of a lane: ``depth`` counts its unfinished ops."""
+    """Return a lane's entry in ``system.tree()``: ``depth`` counts its unfinished ops."""
     unfinished = lane.issued - lane.completed
     return ActorTree(name=lane.name, state="busy" if unfinished else "idle", depth=unfinished)
 

@@ -49,7 +49,7 @@ class DeviceActor(Actor[Submission, None]):
         await self._host.open(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """End the device with its actor, so that no waiter is left."""
+        """Close the device, or declare it LOST: its actor ends, and no waiter may be left."""
         core, delayed = self._core, tuple(self._delayed)
         for task in delayed:
             task.cancel()
@@ -83,7 +83,7 @@ class DeviceActor(Actor[Submission, None]):
         return sent
 
     def refused(self, message: Submission) -> None:
-        """End what was queued when the actor stopped."""
+        """Reject a submission that was queued when the actor stopped."""
         message.free_results_from(0)
         message.reject(self._core.lifecycle.final_error())
 

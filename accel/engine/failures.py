@@ -63,7 +63,7 @@ class _TrackedOp:
 
 
 class Failures:
-    """The failed work of one context. Used on the loop's thread, but for what streams report.
+    """The failed work of one context. Used on the loop's thread; streams report from theirs.
 
     Parameters
     ----------

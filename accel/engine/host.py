@@ -42,11 +42,11 @@ class ChildProcesses(Protocol):
 
     @property
     def is_spare_ready(self) -> bool | None:
-        """Whether one is ready; ``None`` while one may get ready."""
+        """Whether a spare child is ready; ``None`` while one is starting."""
 
     @property
     def spare_pid(self) -> int | None:
-        """Its process id."""
+        """Process id of the spare child."""
 
     async def wait_ended(self) -> bool:
         """Wait until the children that were killed have ended, and return whether they have."""
@@ -130,13 +130,13 @@ class Host:
         self._owner = owner
         if self._start_forkserver is not None:
             await self._start_forkserver(owner)
-        actor = await self._start(owner)
+        actor = await self._start_context_actor(owner)
         self._monitor = await owner.spawn(_Monitor, self, name="monitor")
         actor.watch(self._monitor)
         if self._start_spare is not None:
             await self._start_spare(owner)
 
-    async def _start(self, owner: ActorContext) -> ActorRef[Any, Any]:
+    async def _start_context_actor(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """Start the actor that makes and owns the contexts, and return it once the first is ready.
 
         Its supervisor restarts it for each later context, until the restart budget is spent.
@@ -255,14 +255,14 @@ class Host:
                 raise DeviceLostError(
                     f"device {core.name} is lost, and its queue has ended", device=core.name, remedy="Close it, and open another one."
                 )
-            self._choose_place()
+            self._move_if_poisoned()
             self._monitor.tell(_Reopen())
             self._reopening = core.loop.create_future()
             logger.warning("device_reopening", device=core.name, generation=lifecycle.generation)
             lifecycle.enter_rebuilding(lifecycle.cause)
         return self._reopening
 
-    def _choose_place(self) -> None:
+    def _move_if_poisoned(self) -> None:
         """Move a lost device to a child if this process is poisoned; called before it is reopened.
 
         Raises
@@ -287,7 +287,7 @@ class Host:
         try:
             if self._context_actor is not None:
                 await self._context_actor.wait_stopped()
-            actor = await self._start(owner)
+            actor = await self._start_context_actor(owner)
         except Exception as error:
             self.end_reopening(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
         else:
@@ -335,5 +335,5 @@ class _Monitor(Actor["Terminated | _Reopen", None]):
         self._host.end_reopening(error)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Reopen the device no more."""
+        """Reopen the device no more: the device's actor stops, and this one with it."""
         self._host.on_device_actor_stopped()

@@ -74,7 +74,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         elif library in lanes.pooled_libraries:
             lane = lanes.pool[0]
         else:
-            lane = await lanes.dedicated(library, captures=library == "capture")
+            lane = await lanes.dedicated_lane(library, captures=library == "capture")
         await context.provide_workspaces(lane, library)
         if library in lanes.pooled_libraries:
             # What `libraries=` names is ready in all lanes; others get workspaces when needed.
@@ -85,7 +85,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                     other.ready_libraries.add(library)
         lanes.routes[library] = lane
         if library in context.core.options.libraries:
-            for prepared in lanes.lanes_with(library):
+            for prepared in lanes.lanes_for(library):
                 await self._load_kernels(prepared)
 
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
@@ -155,7 +155,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                 lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description)
             )
             several, captures = user_library.instance.several_streams, user_library.instance.captures
-            lane = context.lanes.pool[0] if several else await context.lanes.dedicated(library, is_registered=True, captures=captures)
+            lane = context.lanes.pool[0] if several else await context.lanes.dedicated_lane(library, is_registered=True, captures=captures)
             with captures_of(context.core).capturing() if captures else contextlib.nullcontext():
                 await self._call_library(lambda: user_library.instance.open(lane.stream))
             # It may have been unregistered, or the call that registered it cancelled.

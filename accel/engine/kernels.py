@@ -50,7 +50,7 @@ def get(lane: _Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Se
 
 
 def empty(lane: _Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue nothing: the buffer is there."""
+    """Enqueue nothing: the buffer was allocated at the dispatch."""
 
 
 def fill(lane: _Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ def launch(lane: _Lane, op: ops.Launch, plan: Plan, inputs: Sequence[int], outpu
 
 
 def checksum(lane: _Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Refuse: what makes checksums is a backend's own kernel."""
+    """Refuse: only a backend's own kernel makes checksums."""
     raise UnsupportedError("this backend makes no checksums", remedy="Leave checksum out.")
 
 

@@ -66,14 +66,14 @@ class LaneContext(LaunchContext, Protocol):
     submissions: dict[Submission, float]
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
-        """Return the fault that is behind what a kernel raised."""
+        """Return the fault that an error of a kernel was caused by, or ``None``."""
 
     def is_out_of_memory(self, raised: BaseException) -> bool:
-        """Return whether what a kernel raised says that the device has no memory."""
+        """Return whether a kernel's exception says that the device has no memory."""
 
 
 class Lane(StreamClock):
-    """One stream of a context.
+    """One stream of a context, with its queue: enqueues ops in order, and marks their ends.
 
     Parameters
     ----------

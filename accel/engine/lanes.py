@@ -118,7 +118,7 @@ class Lanes:
 
     def adopt(self, streams: Streams) -> None:
         """Make lanes of the streams that were made with the context: the pool, and transfers."""
-        first = self._add(*streams[0])
+        first = self._add_lane(*streams[0])
         self.pool.append(first)
         first.ready_libraries.add(_MEMORY)
         self.takes_workspaces = isinstance(first.stream, TakesWorkspace)
@@ -126,7 +126,7 @@ class Lanes:
         self.transfer_lanes = dict.fromkeys(("put", "get"), first)
         for name, stream in streams[1:]:
             if name in self.transfer_lanes:
-                self.transfer_lanes[name] = self._add(name, stream)
+                self.transfer_lanes[name] = self._add_lane(name, stream)
             else:
                 self.unused.append((name, stream))
 
@@ -135,21 +135,21 @@ class Lanes:
 
         It takes ops of the open libraries that need no workspace there.
         """
-        lane = self._add(*self.unused.pop(0))
+        lane = self._add_lane(*self.unused.pop(0))
         for library in self.pooled_libraries.intersection(self.routes):
             if not self.takes_workspaces or not lane.needs_workspace(library):
                 lane.ready_libraries.add(library)
         self.pool.append(lane)
         return lane
 
-    def _add(self, name: str, stream: AccelStream) -> Lane:
+    def _add_lane(self, name: str, stream: AccelStream) -> Lane:
         """Make a lane of a stream, and have its failures reported."""
         lane = Lane(name, self._context, stream)
         self._context.failures.listen(lane)
         self.all.append(lane)
         return lane
 
-    async def dedicated(self, library: str, *, is_registered: bool = False, captures: bool = False) -> Lane:
+    async def dedicated_lane(self, library: str, *, is_registered: bool = False, captures: bool = False) -> Lane:
         """Return the lane of a library that is not pooled; made off the loop at its first use.
 
         With ``streams=1`` it is the only lane, unless the library ``captures``.
@@ -164,7 +164,7 @@ class Lanes:
             else:
                 context = self._context
                 create = partial(context.device.create_stream, library=library)
-                lane = self._add(library, await context.core.system.run_blocking(context.offloaded.call, create))
+                lane = self._add_lane(library, await context.core.system.run_blocking(context.offloaded.call, create))
             self._dedicated[library] = lane
         return lane
 
@@ -242,7 +242,7 @@ class Lanes:
 
     # -- workspaces
 
-    def lanes_with(self, library: str) -> list[Lane]:
+    def lanes_for(self, library: str) -> list[Lane]:
         """Return the lanes that take ops of an open library."""
         if library not in self.pooled_libraries:
             return [self.routes[library]]
@@ -257,7 +257,7 @@ class Lanes:
         """Request no more workspaces in this generation: memory was short."""
         self._is_request_blocked = self._is_memory_short = True
 
-    def idle_lanes(self) -> list[Lane]:
+    def reclaimable_lanes(self) -> list[Lane]:
         """Return the lanes whose workspaces can be released now: idle ones, but never the first."""
         return [lane for lane in self.pool[1:] if lane is not self.equipping and lane.is_idle()]
 

@@ -148,7 +148,7 @@ class LaunchGroup:
     def on_marked(self, event: AccelEvent) -> None:
         """Keep the recorded mark, which the stream has not passed yet."""
         self.event = event
-        self.kind = _group_kind(self.submission, self.launches)
+        self.kind = _group_duration_key(self.submission, self.launches)
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
@@ -337,7 +337,7 @@ BoundGroup: TypeAlias = LaunchGroup | OpSubmission
 """BoundOp ops of one submission that a lane enqueues one after the other, with one mark behind."""
 
 
-def _group_kind(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:
+def _group_duration_key(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:
     """Return the key of a group's predicted duration.
 
     It is the last op's kind, the number of ops, and the bytes that they move, to the nearest power

@@ -112,11 +112,11 @@ class Libraries:
         self._lanes.routes.pop(name, None)
         submission.outstanding = 1
         context.on_dispatched(submission, 1, 0)
-        task = context.core.loop.create_task(self._close(submission))
+        task = context.core.loop.create_task(self._close_registered(submission))
         self._closing_tasks.add(task)
         task.add_done_callback(self._closing_tasks.discard)
 
-    async def _close(self, submission: Unregistration) -> None:
+    async def _close_registered(self, submission: Unregistration) -> None:
         """Stop the kernel actor of a registered library, then end the submission."""
         context, name = self._context, submission.library
         actor = self.actors.pop(name, None)

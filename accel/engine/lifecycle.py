@@ -66,7 +66,7 @@ class Lifecycle:
 
     @property
     def is_final(self) -> bool:
-        """Whether the state changes no more by itself: CLOSED never does, LOST by a reopening."""
+        """Whether no more ops run: the state is CLOSED, or LOST until ``Device.reopen()``."""
         return self.state in (DeviceState.LOST, DeviceState.CLOSED)
 
     def enter_ready(self) -> None:

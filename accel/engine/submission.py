@@ -51,7 +51,7 @@ def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEv
 
 
 class Submission(ABC):
-    """A message to a device.
+    """One op, batch or graph on its way through a device: the message of the device's actor.
 
     Its future ends exactly once: with the result, with an error, or cancelled by the caller. A
     submission whose future ends before its work is launched is dropped.
