@@ -186,8 +186,8 @@ class Forkserver:
         """
         for pid in tuple(self._lifelines):
             with contextlib.suppress(ChildProcessError):  # the signal's handler has reaped it
-                found, status = os.waitpid(pid, flags)
-                if found:
+                reaped, status = os.waitpid(pid, flags)
+                if reaped:
                     with socket.socket(fileno=self._lifelines.pop(pid)) as lifeline, contextlib.suppress(OSError):
                         lifeline.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
 

@@ -112,18 +112,18 @@ class Outgoing:
 
 def _duplicate_all(descriptors: Iterable[int]) -> list[int]:
     """Duplicate descriptors, all or none, so that the caller may close its own at once."""
-    made: list[int] = []
+    duplicates: list[int] = []
     for descriptor in descriptors:
         try:
-            made.append(os.dup(descriptor))
+            duplicates.append(os.dup(descriptor))
         except OSError as error:
-            _close_all(made)
+            _close_all(duplicates)
             raise_shortage(error, "a file descriptor cannot be sent to the other process")
             raise InvalidArgumentError(
                 f"file descriptor {descriptor} cannot be sent: {error}",
                 remedy="Send open ones.",
             ) from error
-    return made
+    return duplicates
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -79,14 +79,14 @@ def _import_function(target: str) -> Callable[..., Any]:
     module, _, path = target.partition(":")
     gc.disable()  # objects made by imports live on; collections would only traverse them
     try:
-        found: Any = importlib.import_module(module)
+        target_object: Any = importlib.import_module(module)
     finally:
         gc.enable()
     for name in path.split("."):
-        found = getattr(found, name)
-    if not callable(found):
+        target_object = getattr(target_object, name)
+    if not callable(target_object):
         raise TypeError(f"{target} is no function")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = target_object
     return function
 
 

@@ -197,19 +197,22 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             self._fail_child(op_error(error, "taking what came back", self._core.loop))
 
     def _pickled_libraries(self) -> dict[str, bytes]:
-        """Return the registered libraries that can be pickled. The child refuses ops of others."""
-        found = {}
+        """Return the registered libraries, pickled, for the child to open.
+
+        Those that cannot be pickled are left out and logged; the child refuses their ops.
+        """
+        pickled = {}
         for name, registration in self._core.registrations.items():
             try:
-                found[name] = pickled_library(registration)
+                pickled[name] = pickled_library(registration)
             except UnsupportedError as error:
                 logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
-        return found
+        return pickled
 
     # -- called by the link
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """See :class:`~accel.remote.link.Listener`."""
+        """Give a message to the context; before READY, end the wait for that."""
         remote, ready = self._context, self._ready_future
         try:
             if ready is None or kind == Kind.WARM:
@@ -232,17 +235,17 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
     def on_lost(self, error: AccelError | None) -> None:
-        """See :class:`~accel.remote.link.Listener`."""
+        """Fail the child if it violated the protocol; of its end :meth:`on_exit` is told."""
         if isinstance(error, ProtocolError):
             self._fail_child(error)
 
     def on_expired(self, why: str) -> None:
-        """See :class:`~accel.remote.link.Listener`."""
+        """Fail the child, which the watchdog has given up."""
         name = self._core.name
         self._fail_child(HostDiedError(f"the child of {name} {why}", hung=True, device=name, scope=FaultScope.CONTEXT))
 
     def on_exit(self, status: ExitStatus) -> None:
-        """See :class:`~accel.remote.link.Listener`."""
+        """Fail the child, whose process has ended."""
         self._fail_child(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
     def _fail_child(self, error: AccelError) -> None:
@@ -297,8 +300,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
 def _decode_ready(data: bytes) -> tuple[dict[str, frozenset[DType]], bool, bool]:
     """Return the capabilities in a READY message, and whether it offers durability and graphs."""
     try:
-        told = json.loads(data)
-        offer = {str(name): frozenset(DType(dtype) for dtype in dtypes) for name, dtypes in told["capabilities"].items()}
-        return offer, told.get("durable") is True, told.get("graphs") is True
+        content = json.loads(data)
+        offer = {str(name): frozenset(DType(dtype) for dtype in dtypes) for name, dtypes in content["capabilities"].items()}
+        return offer, content.get("durable") is True, content.get("graphs") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

@@ -130,9 +130,9 @@ class SharedArrays:
         """Return a place for an array; ``None`` if it has to wait for one, or moves in chunks."""
         if not array.nbytes:
             return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
-        found = self._find_shared(array)
-        if found is not None:
-            return found
+        shared = self._find_shared(array)
+        if shared is not None:
+            return shared
         piece = self._pinned.allocate_chunk(array.nbytes)
         return None if piece is None else self.in_piece(piece, array)
 

@@ -66,7 +66,7 @@ class AnnouncedCalls(OffloadedCalls):
         self._loaded: set[Callable[..., None]] = set()  # kernels that have run once
 
     def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """See :meth:`OffloadedCalls.call_kernel`."""
+        """Call a kernel on this worker thread, and report the time as busy if it may load something."""
         if kernel in self._loaded:
             super().call_kernel(kernel, lane, op, *operands)
             return

@@ -48,13 +48,13 @@ class ForwardingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one event to the parent. Thread-safe; never raises."""
         try:
-            found = dict(getattr(record, "accel", {}) or {"event": record.getMessage()})
-            event = str(found.pop("event"))
+            fields = dict(getattr(record, "accel", {}) or {"event": record.getMessage()})
+            event = str(fields.pop("event"))
             if event in _LOGGED_BY_PARENT:
                 return
             if record.exc_info is not None and record.exc_info[1] is not None:
-                found.setdefault("error", repr(record.exc_info[1]))
-            pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_MAX_TEXT] for key, value in found.items()}
+                fields.setdefault("error", repr(record.exc_info[1]))
+            pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_MAX_TEXT] for key, value in fields.items()}
             data = json.dumps([record.levelname.lower(), event, pairs]).encode()
             self._loop.call_soon_threadsafe(self._send, data)
         except Exception:  # a failure to log must not harm what is logged

@@ -42,9 +42,9 @@ def layout_of(data: bytes) -> KernelLayout:
         If it is no layout.
     """
     try:
-        found = json.loads(data)
-        block, grid, sizes = _ints(found["max_block"]), _ints(found["max_grid"]), _ints(found["sizes"])
-        threads, shared = _ints([found["max_threads"], found["max_shared"]])
+        fields = json.loads(data)
+        block, grid, sizes = _ints(fields["max_block"]), _ints(fields["max_grid"]), _ints(fields["sizes"])
+        threads, shared = _ints([fields["max_threads"], fields["max_shared"]])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a message that should be the layout of a kernel is none: {type(error).__name__}: {error}") from None
     if len(block) != len(grid) or len(block) != 3:

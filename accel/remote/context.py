@@ -167,14 +167,14 @@ class RemoteContext(RequestContext):
 
     async def bind(self) -> None:
         """Have the child bind the durable buffers of the last generation, before the first op."""
-        kept = await self.core.durable.slabs_to_bind()
+        slabs = await self.core.durable.slabs_to_bind()
         self.check_alive()  # after a fault there is no answer
         errors = await asyncio.gather(
-            *[self._link.ask(Kind.MAP_SLAB, encode_slab(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
+            *[self._link.ask(Kind.MAP_SLAB, encode_slab(slab), fds=(slab.fd,)) for slab in slabs], return_exceptions=True
         )
         self.check_alive()
-        self._link.unmap_slabs(set(self._link.mapped_slabs).difference(slab.number for slab in kept))
-        for slab, error in zip(kept, errors, strict=True):
+        self._link.unmap_slabs(set(self._link.mapped_slabs).difference(slab.number for slab in slabs))
+        for slab, error in zip(slabs, errors, strict=True):
             if isinstance(error, AccelError):  # the child that made the slab may have lied
                 self.core.durable.on_slab_lost(slab.number, error)
             else:

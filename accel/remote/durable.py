@@ -67,25 +67,25 @@ class DurableReporter:
         self._numbers = itertools.count(generation * _PER_GENERATION)
 
     def add_slab(self, slab: HeldSlab) -> int:
-        """See :class:`accel.storage.durable.DurableKeeper`."""
+        """Send the parent a new slab with its descriptor, and return the slab's number."""
         number = next(self._numbers)
         self._channel.send(Kind.NEW_SLAB, _SLAB.pack(number, slab.nbytes), fds=(slab.fd,))
         return number
 
     def release_slab(self, number: int) -> None:
-        """See :class:`accel.storage.durable.DurableKeeper`."""
+        """Have the parent close the descriptor of a slab that holds no buffers any more."""
         with contextlib.suppress(ClosedError):
             self._channel.send(Kind.FREED_SLAB, _NUMBER.pack(number))
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
-        """See :class:`accel.storage.durable.DurableKeeper`."""
+        """Report a new buffer, and where it is, to the parent."""
         self._channel.send(Kind.NEW_BUFFER, _BUFFER.pack(ref.buffer, number, offset, size))
 
     def remove_buffer(self, buffer: int) -> None:
         """Do nothing: it is the parent that has dropped the buffer."""
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
-        """See :class:`accel.storage.durable.DurableKeeper`."""
+        """Report buffers that a failed op has written in part."""
         numbers = list(buffers)
         self._channel.send(Kind.TORN, struct.pack(f"<{len(numbers)}Q", *numbers))
 

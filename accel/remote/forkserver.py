@@ -107,12 +107,12 @@ class ForkserverActor(HelperProcessActor):
             await self._end_process()
 
     def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        """See :class:`HelperProcessActor`."""
+        """Log that there is no forkserver for now."""
         # Children are started meanwhile; those that the forkserver has forked live on.
         logger.warning("forkserver_lost", device=self._core.name, seconds=round(pause, 3), error=error)
 
     async def _end_process(self) -> None:
-        """See :class:`HelperProcessActor`."""
+        """Close the forkserver, if there is one; new children are started from here on."""
         self._closing, self._slot.client = self._slot.client or self._closing, None
         if self._closing is not None:
             await self._closing.aclose()  # if this is cancelled, the call from `stopped` waits for it

@@ -137,8 +137,8 @@ def pack(
 
 def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool]:
     """Return number, handle, ids, actions, ops, freed and ``is_timed``, as given to :func:`pack`."""
-    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool] = marshal.loads(data)
-    return found
+    content: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool] = marshal.loads(data)
+    return content
 
 
 _NO_REFERENCES = 2

@@ -212,10 +212,10 @@ class OpReader:
 
     def _named_object(self, number: int) -> Any:
         """Return the object of a number; raise if it could not be loaded in this process."""
-        found = self._named[number]
-        if found is None:
+        named = self._named[number]
+        if named is None:
             raise UnsupportedError("the op cannot be loaded in the device's process", remedy=_IMPORTABLE_REMEDY)
-        return found
+        return named
 
 
 def _encode_ref(ref: AccelRef) -> tuple[Any, ...]:
@@ -227,7 +227,10 @@ def _encode_ref(ref: AccelRef) -> tuple[Any, ...]:
 
 
 def _key_of(value: object) -> Hashable | None:
-    """Return the key of an object that is named by a number; ``None`` for others."""
+    """Return what identifies an object that is sent once, and then named by a number, or ``None``.
+
+    These are members of enumerations, and compiled kernels.
+    """
     if isinstance(value, enum.Enum):  # a member need not be hashable
         # Combined flags are no members, and may be many.
         return (type(value), value._name_) if value._name_ in type(value).__members__ else None

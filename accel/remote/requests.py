@@ -114,7 +114,7 @@ class RequestContext(ContextBase):
         # Encode as many ops as fit, without an await: refs may be dropped during one.
         for index, op in enumerate(ops, start):
             try:
-                made = self.make_results(submission, index, submission.plans[index])
+                result_refs = self.make_results(submission, index, submission.plans[index])
                 wire = self._op_writer.write(op, arrays[index].place if index in arrays else None)
                 room -= (nbytes := len(marshal.dumps(wire)))
                 if room < 0 and not wires:
@@ -126,7 +126,7 @@ class RequestContext(ContextBase):
                 break
             if room < 0:  # the op is the first of the next message
                 break
-            ids.append([ref.buffer for ref in made])
+            ids.append([ref.buffer for ref in result_refs])
             wires.append(wire)
         if wires:
             self._send_batch_part(submission, start, ids, wires, {index: arrays[index] for index in arrays if index < start + len(wires)})
@@ -181,29 +181,29 @@ class RequestContext(ContextBase):
         self._check_operands(plan)
         core, live = self.core, self._buffer_nbytes
         if isinstance(submission, BatchSubmission):
-            made = submission.outputs[index]
+            result_refs = submission.outputs[index]
         else:
             assert isinstance(submission, OpSubmission), "there are two kinds"
-            made = submission.result_refs or ()
-            if plan.creates and not made:
-                made = core.refs.make(plan.creates, self.generation)
-            submission.result = result_of(submission.op, plan.writes + made, core.loop)
-        for ref in made:
+            result_refs = submission.result_refs or ()
+            if plan.creates and not result_refs:
+                result_refs = core.refs.make(plan.creates, self.generation)
+            submission.result = result_of(submission.op, plan.writes + result_refs, core.loop)
+        for ref in result_refs:
             live[ref.buffer] = ref.nbytes
             if ref.durable:
                 self._has_durable = True
                 self._durable.expect(ref)
-        return made
+        return result_refs
 
     def send_op(self, submission: OpSubmission, plan: Plan, shared: SharedArray | None) -> None:
         """Send one op as a whole, with the place of its array, if it has one."""
         op, arrays = submission.op, () if shared is None else (shared,)
         try:
-            made = self.make_results(submission, 0, plan)
+            result_refs = self.make_results(submission, 0, plan)
             wire = self._op_writer.write(op, None if shared is None else shared.place)
             actions = None if self._faults is None else [self.action(submission.name)]
             request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
-            self._send_ops(request, [list(map(_buffer_of, made))], [wire], actions)
+            self._send_ops(request, [list(map(_buffer_of, result_refs))], [wire], actions)
         except BaseException:
             close_all(arrays)
             raise
@@ -286,10 +286,10 @@ class RequestContext(ContextBase):
         if freed and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
-    def _collect_dropped(self, most: int | None = None) -> None:
+    def _collect_dropped(self, max_count: int | None = None) -> None:
         """Move the buffers of dropped refs to those that the next message frees."""
         dropped = self.core.refs.dropped
-        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
+        for _ in range(len(dropped) if max_count is None else min(max_count, len(dropped))):
             buffer = dropped.popleft()
             if self._buffer_nbytes.pop(buffer, None) is not None:
                 self._freed.append(buffer)
@@ -407,7 +407,7 @@ class RequestContext(ContextBase):
         return super().stall_reason() or self._link.watchdog.silence()
 
     def busy_seconds(self) -> float:
-        """See :meth:`ContextBase.busy_seconds`."""
+        """Return for how many seconds in all the child has opened, loaded or compiled something."""
         return self._link.busy_seconds()
 
     # -- the end

@@ -68,7 +68,7 @@ class _DecodedOps:
 
     Attributes
     ----------
-    ops, plans, made
+    ops, plans, result_refs
         The ops, their plans, and refs of their results.
     refused
         The error of the op after them, with its ``op_index``; ``None`` if all were decoded.
@@ -76,7 +76,7 @@ class _DecodedOps:
 
     ops: list[KernelOp]
     plans: list[Plan]
-    made: list[tuple[AccelRef, ...]]
+    result_refs: list[tuple[AccelRef, ...]]
     refused: AccelError | None = None
 
 
@@ -144,12 +144,12 @@ class Server:
         self._channel.send(Kind.WARM)
 
     async def _begin(self, begin: Begin) -> None:
-        """Begin the generation, and report what its context offers."""
+        """Handle a BEGIN message: make the context, unless it is there, and report what it offers."""
         core, self._has_begun = self._core, True
         core.oom_retry.deadline = time.monotonic() + begin.oom_patience
         self._durable_reporter.begin_generation(begin.generation, begin.most_slabs)
         core.registrations.update((name, pickle.loads(data)) for name, data in begin.libraries.items())
-        if core.lifecycle.generation:
+        if core.lifecycle.generation:  # the context was made ahead, in a spare
             self._answers.begin_generation()
         else:
             await self._open()
@@ -166,7 +166,7 @@ class Server:
         self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.registered)
 
     def on_published(self, context: Context | None) -> None:
-        """See :class:`accel.engine.in_flight.ContextOwner`."""
+        """Note the context, once it is made. The context's actor calls this."""
         if context is not None:
             self.context = context
 
@@ -260,9 +260,9 @@ class Server:
         submission: RemoteOp | RemoteBatch
         if len(wires) == 1:
             submission = RemoteOp(decoded.ops[0], decoded.plans[0], future, generation)
-            submission.result_refs = decoded.made[0]
+            submission.result_refs = decoded.result_refs[0]
         else:
-            submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.made, future, generation)
+            submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.result_refs, future, generation)
             submission.refused = decoded.refused
         if is_timed or self._core.probes.all:
             submission.observe(None, is_timed=is_timed)
@@ -275,13 +275,13 @@ class Server:
             try:
                 op = self._op_reader.read(wire)
                 plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
-                made = tuple(self._new_ref(buffer, spec) for buffer, spec in zip(buffers, plan.creates, strict=True))
+                result_refs = tuple(self._new_ref(buffer, spec) for buffer, spec in zip(buffers, plan.creates, strict=True))
             except BaseException as raised:  # a class of a user's raises anything
                 decoded.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)
                 break
             decoded.ops.append(op)
             decoded.plans.append(plan)
-            decoded.made.append(made)
+            decoded.result_refs.append(result_refs)
         return decoded
 
     def _refuse(self, number: int, raised: BaseException) -> None:
@@ -302,8 +302,8 @@ class Server:
                 return
             decoded.ops += next_ops.ops
             decoded.plans += next_ops.plans
-            decoded.made += next_ops.made
-        program = await Program.of(self._core, decoded.ops, decoded.plans, decoded.made, self.context.generation)
+            decoded.result_refs += next_ops.result_refs
+        program = await Program.of(self._core, decoded.ops, decoded.plans, decoded.result_refs, self.context.generation)
         self._programs[handle] = program
         graph = RemoteGraph(program, self._core.loop.create_future(), self.context.generation)
         await self.dispatch(graph.report_to(self._answers, number))

@@ -93,7 +93,7 @@ class StandbyActor(HelperProcessActor):
 
     @property
     def state(self) -> str:
-        """See :class:`~accel.remote.children.Spare`."""
+        """The state of the spare; setting it wakes what waits for a spare that is ready."""
         return self._state
 
     @state.setter
@@ -161,7 +161,7 @@ class StandbyActor(HelperProcessActor):
         self._error = self._error or error
 
     def on_expired(self, why: str) -> None:
-        """Kill the spare, which :meth:`on_exit` replaces."""
+        """Kill the spare, which the watchdog has given up; :meth:`on_exit` has it replaced."""
         if self._link is not None:
             self.state = "none"
             self._error = HostDiedError(f"the spare child of {self._core.name} {why}", hung=True, device=self._core.name)
@@ -177,7 +177,7 @@ class StandbyActor(HelperProcessActor):
             self._replace_later(error)
 
     def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        """See :class:`HelperProcessActor`."""
+        """Set the state, and log that there is no spare for now."""
         self._is_loss_logged = True
         self.state = "failed" if is_spent else "none"
         if is_spent:
@@ -192,7 +192,7 @@ class StandbyActor(HelperProcessActor):
         await super().stopped(context)
 
     async def _end_process(self) -> None:
-        """See :class:`HelperProcessActor`."""
+        """Kill the spare, if there is one, and wait for its end."""
         link = self._detach()
         if link is not None:
             self._children.kill(link)

@@ -189,7 +189,7 @@ class ArrayTransfers:
         # Begin only when the messages before are answered, unless the caller has gone by then.
         try:
             await context.wait_answered(submission)
-            made = () if submission.is_settled else context.make_results(submission, index, plan)
+            result_refs = () if submission.is_settled else context.make_results(submission, index, plan)
         except BaseException:
             self._pinned.arena.free(piece)
             raise
@@ -198,10 +198,10 @@ class ArrayTransfers:
             return
         if isinstance(submission, BatchSubmission):
             submission.dispatched += 1
-        whole = (*plan.reads, *plan.writes, *made)[0]
+        whole = (*plan.reads, *plan.writes, *result_refs)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
-        action, first = context.action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in made]
+        action, first = context.action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
         failed: AccelError | None = None
         moved = 0
         try:
@@ -213,7 +213,7 @@ class ArrayTransfers:
                 view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
                 await self._fill(step, shared)
-                ids = [[ref.buffer] for ref in made if not moved]
+                ids = [[ref.buffer] for ref in result_refs if not moved]
                 request = context.send_chunk(submission, [*first, step], [*ids, []], shared, action)
                 action, first = None, []
                 await context.wait_done(request)

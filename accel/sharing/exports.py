@@ -79,12 +79,12 @@ class Sharers:
         return any(exports.are_live() for exports in self._all)
 
 
-def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
+def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
     """Close memory that tensors of other libraries use, each piece after its last tensor.
 
     Parameters
     ----------
-    kept
+    memories
         Pieces of memory, each with the exports that its tensors own.
     settle
         Blocks until all work on the device is over that any library has enqueued by then; if it
@@ -102,7 +102,7 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
     dropped: SimpleQueue[int] = SimpleQueue()
     open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with the tensors that are left
     watched: list[weakref.ref[Export]] = []
-    for index, (memory, exports) in enumerate(kept):
+    for index, (memory, exports) in enumerate(memories):
         live = list(exports)
         watched += [weakref.ref(export, partial(_put, dropped, index)) for export in live]
         open_pieces[index] = memory, max(len(live), 1)

@@ -118,9 +118,9 @@ class Sharing:
         block = self._block_of(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
         address, strides = block.address + ref.offset, ref.strides
-        made = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
+        exported = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
         self._export(ref, block, owner, stream)
-        return made
+        return exported
 
     def address(self, ref: AccelRef, stream: int | None) -> tuple[int, object]:
         """Return the address of a ref, and what keeps its memory shared as long as it lives.
@@ -189,9 +189,9 @@ class Sharing:
         """Return the block of a valid ref; raise as an op on it would."""
         self._context.check_alive()  # a durable ref outlives the context, its address does not
         self._context.core.refs.check(ref)
-        found = self._context.buffers.block(ref)
-        assert isinstance(found, Block), "what is held and no memory has no ref that users see"
-        return found
+        block = self._context.buffers.block(ref)
+        assert isinstance(block, Block), "users have no refs of held resources"
+        return block
 
     def _track_exports(self, ref: AccelRef, block: Block) -> Exports:
         """Have ops on a buffer wait for the work of other libraries on it, from now on.
@@ -297,7 +297,7 @@ class Sharing:
         """Return a ref to new managed memory."""
         context, system = self._context, self._context.core.system
         create = partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes))
-        memory = await acquire(system, create, lambda made: made.close())
+        memory = await acquire(system, create, lambda memory: memory.close())
         try:
             context.check_alive()
         except AccelError:
@@ -349,17 +349,19 @@ class Sharing:
                 if capsules and isinstance(block, Block):
                     memory = block.memory if isinstance(block, ExternalBlock) else block.slab
                     live.setdefault(id(memory), (memory, []))[1].extend(capsules)
-        kept = [memory for memory, _ in live.values()]
-        if kept:
+        still_used = [memory for memory, _ in live.values()]
+        if still_used:
             tensors = sum(len(capsules) for _, capsules in live.values())
-            logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
+            logger.warning(
+                "exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in still_used)
+            )
             close_when_dropped(live.values(), self._open_exchange().settle, context.core.name)
         external = [block.memory for block in self._external.values()]
         released = [] if self._releases is None else self._releases.take_all()
         memories = [*context.buffers.allocator.take_all(), *released, *external]
         if self._exchange is not None:
             self._exchange.close()
-        return [memory for memory in memories if not any(memory is exported for exported in kept)]
+        return [memory for memory in memories if not any(memory is exported for exported in still_used)]
 
 
 def _check_stream(stream: object) -> None:

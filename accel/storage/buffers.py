@@ -268,14 +268,14 @@ class Buffers:
                 last_resort = True
         return block
 
-    def apply_frees(self, most: int | None = None) -> None:
-        """Free the memory of dropped refs, of ``most`` at most.
+    def apply_frees(self, max_count: int | None = None) -> None:
+        """Free the memory of dropped refs, of ``max_count`` at most.
 
         The next use of the memory waits for streams that still use it. A buffer that is not there
         is one of another context, or was freed before.
         """
         dropped = self._refs.dropped
-        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
+        for _ in range(len(dropped) if max_count is None else min(max_count, len(dropped))):
             buffer = dropped.popleft()
             block = self.blocks.pop(buffer, None)
             if block is None:
@@ -313,10 +313,10 @@ class Buffers:
 
     def _release_ended(self) -> None:
         """Release, off the loop, the freed resources whose uses are over by now."""
-        over = [held for held in self._freed_in_use if held.usage.is_idle()]
-        if over:
-            self._freed_in_use = [held for held in self._freed_in_use if held not in over]
-            self._closing_resources.add(over)
+        ended = [held for held in self._freed_in_use if held.usage.is_idle()]
+        if ended:
+            self._freed_in_use = [held for held in self._freed_in_use if held not in ended]
+            self._closing_resources.add(ended)
 
     async def aclose(self) -> None:
         """Wait until the resources and slabs that are being closed are closed."""

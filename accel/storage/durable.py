@@ -367,11 +367,11 @@ class DurableBook:
 
     def on_fault(self, unfinished: Iterable[int]) -> None:
         """Mark the durable ones of ``unfinished`` as torn: their writes had not ended at the fault."""
-        found = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
-        for entry in found:
+        torn = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
+        for entry in torn:
             self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
-        if found:
-            logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(found))
+        if torn:
+            logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(torn))
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
         """Mark buffers as torn that a failed op has written in part: reads fail from now on.
@@ -492,13 +492,14 @@ class DurableBook:
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
         """Return the slabs that some buffers are in, each with those of them that are in it."""
-        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
             if entry is not None and entry.slab is not None:
-                found.setdefault(entry.slab, []).append((buffer, entry.offset, entry.nbytes, entry.size))
+                blocks_by_slab.setdefault(entry.slab, []).append((buffer, entry.offset, entry.nbytes, entry.size))
         return [
-            KeptSlab(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(blocks))) for number, blocks in found.items()
+            KeptSlab(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(blocks)))
+            for number, blocks in blocks_by_slab.items()
         ]
 
     def apply_frees(self) -> None:

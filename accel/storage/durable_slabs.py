@@ -184,11 +184,11 @@ class DurableSlabs:
             If the buffers overlap, or are not within the slab.
         """
         slab = self.mapped_ahead[slab_info.number]
-        found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in slab_info.blocks])
+        restored = buffers.allocator.restore(slab, [(offset, nbytes, size) for _, offset, nbytes, size in slab_info.blocks])
         del self.mapped_ahead[slab_info.number]
         self._numbers[slab] = slab_info.number
         self._buffer_counts[slab] = 0
-        for (buffer, *_), block in zip(slab_info.blocks, found, strict=True):
+        for (buffer, *_), block in zip(slab_info.blocks, restored, strict=True):
             buffers.blocks[buffer] = block
             self._add_entry(buffers, buffer, slab)
         return slab
@@ -200,7 +200,7 @@ class DurableSlabs:
 
         Parameters
         ----------
-        kept
+        slab_info
             The slab, with the buffers that are read. One that is mapped stays so, and has these
             from now on.
 

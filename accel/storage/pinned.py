@@ -244,8 +244,8 @@ class PinnedMemory:
 
     def info(self) -> PinnedInfo:
         """Return the state in numbers. Any thread may ask."""
-        found = self.arena.statistics()
-        return PinnedInfo(found.used, found.reserved, found.limit, self._waiting)
+        statistics = self.arena.statistics()
+        return PinnedInfo(statistics.used, statistics.reserved, statistics.limit, self._waiting)
 
     async def aclose(self) -> None:
         """Release the memory that no array uses; the rest is freed with its arrays."""

@@ -107,10 +107,10 @@ class Refs:
     def make(self, specs: Iterable[Spec], generation: int) -> tuple[AccelRef, ...]:
         """Return refs to new buffers, which have no memory yet."""
         next_buffer = self.next_buffer
-        made: tuple[AccelRef, ...] = ()
+        refs: tuple[AccelRef, ...] = ()
         for shape, dtype, durable in specs:
-            made += (AccelRef(self, next_buffer(), shape, dtype, generation, durable=durable),)
-        return made
+            refs += (AccelRef(self, next_buffer(), shape, dtype, generation, durable=durable),)
+        return refs
 
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:
         """Raise unless ``ref`` is of this device, valid, and of no other batch that is recording.
@@ -151,7 +151,7 @@ class Refs:
                 )
 
     def register_token(self, ref: AccelRef) -> None:
-        """See :class:`accel.ref.RefOwner`."""
+        """Note the ref of a token that was given out, so that :meth:`resolve` finds it."""
         self._tokens[ref.buffer] = ref
 
     def resolve(self, token: AccelToken) -> AccelRef:
