@@ -47,9 +47,9 @@ class ExitStatus:
         """Return in words how the process ended, with its last output or the report of a crash."""
         _, crash, report = self.stderr.rpartition(_CRASH)
         if crash:  # the crashed thread may be the last one; its most recent call comes first
-            what, _, threads = report.partition("\n")
+            crash_line, _, threads = report.partition("\n")
             frames = threads[max(threads.rfind(_CURRENT), 0) :].strip().splitlines()
-            said = "\n".join((crash + what, *frames[:_MAX_LINES]))[:_MAX_CHARACTERS]
+            said = "\n".join((crash + crash_line, *frames[:_MAX_LINES]))[:_MAX_CHARACTERS]
         else:
             said = "\n".join(self.stderr.rstrip().splitlines()[-_MAX_LINES:])[-_MAX_CHARACTERS:]
         return f"{self._describe_end()}; it last wrote:\n{said}" if said else self._describe_end()

@@ -30,8 +30,9 @@ _FLUSH_COUNT = 16
 class _ReportedSubmission:
     """Mixin of a submission whose end is a message to the parent, and not the end of a future.
 
-    A failure is reported when no op of the submission is in a stream any more: the parent then
-    reuses the shared memory of its arrays.
+    Nothing awaits its future in the child; cancelling that only marks the submission as settled. A
+    failure is reported when no op of the submission is in a stream any more, because the parent
+    then reuses the shared memory of its arrays.
     """
 
     __slots__ = ()

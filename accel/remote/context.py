@@ -92,7 +92,10 @@ class RemoteContext(RequestContext):
         return submission.dispatched == len(submission.outputs)
 
     async def dispatch(self, submission: Submission) -> None:
-        """Send a submission; see :meth:`accel.engine.context.Context.dispatch`."""
+        """Send a submission once the ops before it, and room for its arrays, allow it.
+
+        The device actor calls this for what :meth:`dispatch_now` and :meth:`batch_now` do not send.
+        """
         await self.apply_many_frees()
         if isinstance(submission, BatchSubmission):
             await self._transfers.send_batch(submission)

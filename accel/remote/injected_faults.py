@@ -37,13 +37,13 @@ def encode_action(action: Injection | AccelError | None, link: Link, loop: async
         link.kill()
         return None
     if action.release is not None:
-        release, to = action.release, weakref.ref(link)  # a hang may outlive its child by hours
+        release, link_ref = action.release, weakref.ref(link)  # a hang may outlive its child by hours
 
         def wait() -> None:
             """Wait until the plan ends the hang, and tell the child. The body of the thread."""
             release()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_end_hang, to)
+                loop.call_soon_threadsafe(_end_hang, link_ref)
 
         try:
             threading.Thread(target=wait, name="accel-hang", daemon=True).start()
@@ -52,9 +52,9 @@ def encode_action(action: Injection | AccelError | None, link: Link, loop: async
     return action.kind
 
 
-def _end_hang(to: weakref.ref[Link]) -> None:
+def _end_hang(link_ref: weakref.ref[Link]) -> None:
     """Have the child end its hangs, if it is there still. On the loop."""
-    link = to()
+    link = link_ref()
     if link is not None:
         link.tell(Kind.END_HANGS)
 

@@ -80,8 +80,8 @@ class OpWriter:
         try:
             if cls not in self._classes:
                 self._classes[cls] = self._number_of(cls, cls), _values_getter(cls)
-            number, get = self._classes[cls]
-            return number, *self._encode_values(list(get(op)), place)
+            number, values_of = self._classes[cls]
+            return number, *self._encode_values(list(values_of(op)), place)
         except AccelError as error:
             raise error.clone(op=op.kind) from None
         except Exception as error:  # pickle raises anything, and so does a class of a user's
@@ -250,15 +250,15 @@ def _values_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
     A dict of the op's other attributes follows them, if it has some.
     """
     names = _field_names(cls)
-    get: Callable[[Any], tuple[Any, ...]] = (
+    values_of: Callable[[Any], tuple[Any, ...]] = (
         operator.attrgetter(*names) if len(names) > 1 else lambda op: tuple([getattr(op, name) for name in names])
     )
     if not cls.__dictoffset__:
-        return get
+        return values_of
 
     def with_others(op: object) -> tuple[Any, ...]:
         others = {name: value for name, value in vars(op).items() if name not in names}
-        return (*get(op), others) if others else get(op)
+        return (*values_of(op), others) if others else values_of(op)
 
     return with_others
 

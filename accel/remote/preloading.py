@@ -45,20 +45,20 @@ def preload(data: bytes) -> str:
     Exception
         What an import raises. Earlier imports stay.
     """
-    preload_request: Preload = pickle.loads(data)
-    module, _, name = preload_request.backend.partition(":")
+    request: Preload = pickle.loads(data)
+    module, _, name = request.backend.partition(":")
     # Modules of users' libraries import the public names, of which other children need few.
-    public = () if preload_request.registration is None else ("accel.device", "structlog")
-    for imported in (*public, *preload_request.modules, module):
+    public = () if request.registration is None else ("accel.device", "structlog")
+    for imported in (*public, *request.modules, module):
         importlib.import_module(imported)
-    kind = getattr(importlib.import_module(module), name)
+    backend_class = getattr(importlib.import_module(module), name)
     try:
-        if preload_request.registration is not None:
-            preload_request.registration.preload()
-        elif isinstance(backend := kind(), PreloadsLibraries):
-            backend.preload(preload_request.libraries)
+        if request.registration is not None:
+            request.registration.preload()
+        elif isinstance(backend := backend_class(), PreloadsLibraries):
+            backend.preload(request.libraries)
     finally:
-        driver_file = _open_driver_file(tuple(getattr(kind, "device_files", ())))
+        driver_file = _open_driver_file(tuple(getattr(backend_class, "device_files", ())))
     return f"a driver is in use: {driver_file} is open" if driver_file else ""
 
 

@@ -260,6 +260,8 @@ class RequestContext(ContextBase):
         if self.fault is not None:  # the child does not answer; this request may have waited
             raise self.poisoned_error(self.fault)
         submission, count = request.submission, request.count
+        # At once if the child has nothing to do, and after every few requests: else it would wait
+        # for the end of this loop iteration.
         self._tell(kind, data, now=not self.in_flight or not number % _BURST)
         self._pending[number] = request
         submission.launched += count
@@ -365,7 +367,7 @@ class RequestContext(ContextBase):
             request.error = error
             return
         name = submission.name
-        if isinstance(submission, BatchSubmission):
+        if isinstance(submission, BatchSubmission):  # the child counts from the message's first op
             index = request.first + min(max(index, 0), request.count - 1)
             name = submission.kinds[index]
         failure = error.clone(
@@ -395,7 +397,10 @@ class RequestContext(ContextBase):
             self.wake()
 
     def retire_ops(self, submission: Submission, count: int) -> None:
-        """Retire ops of a submission."""
+        """Retire ops of a submission that the child has answered, and end it after the last ones.
+
+        With no op left in flight the child is not busy. After a fault the ops have failed already.
+        """
         if self.in_flight == count and self._link.is_busy:
             self._link.end_busy()
         if self.fault is None:

@@ -158,8 +158,8 @@ class Server:
         self._channel.send(Kind.READY, json.dumps(offer).encode())
 
     async def _open(self) -> None:
-        """Make the context. Its generation is 1: only the parent counts them."""
-        # After a fault the parent starts another child.
+        """Make the context. Its generation is 1 here: only the parent counts generations."""
+        # It is never restarted: after a fault the parent replaces this process.
         restart = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=restart)
         self.context.opening = self._busy

@@ -136,10 +136,10 @@ class ArrayTransfers:
                 await self._move_in_chunks(submission, index, op, plan, piece)
                 return None
             shared = self._arrays.in_piece(piece, array)
-        await self._fill(op, shared)
+        await self._copy_source(op, shared)
         return shared
 
-    async def _fill(self, op: KernelOp, shared: SharedArray) -> None:
+    async def _copy_source(self, op: KernelOp, shared: SharedArray) -> None:
         """Copy the array of a put into its place, a large one off the loop; if this raises, free that."""
         if type(op) is not Put:
             return
@@ -212,7 +212,7 @@ class ArrayTransfers:
                 shared = self._arrays.in_piece(piece, flat[moved : moved + piece.nbytes])
                 view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
-                await self._fill(step, shared)
+                await self._copy_source(step, shared)
                 ids = [[ref.buffer] for ref in result_refs if not moved]
                 request = context.send_chunk(submission, [*first, step], [*ids, []], shared, action)
                 action, first = None, []

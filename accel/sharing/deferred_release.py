@@ -74,20 +74,22 @@ class DeferredRelease:
         if context.fault is not None or not blocks:
             self._closing.left += [block.memory for block in blocks]
             return
+        # Make the marker, an op that writes all blocks and so depends on each of their uses.
         self._marked = blocks
         lane = context.lanes.transfer_lanes["put"]
-        last = OpSubmission(_MARKER, _NO_PLAN, context.core.loop.create_future(), context.generation)
-        last.future.add_done_callback(self._on_marker_done)
+        marker = OpSubmission(_MARKER, _NO_PLAN, context.core.loop.create_future(), context.generation)
+        marker.future.add_done_callback(self._on_marker_done)
         seq = lane.issue()
         dependencies = self._dependencies = lane.outstanding(self._dependencies)
         for block in blocks:
             block.usage.write(lane, seq, dependencies)
-        last.bind(context, lane, _enqueue_nothing, None, 1)
-        last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
-        last.is_offloaded = False
-        last.outstanding = 1
-        context.on_dispatched(last, 1, 1)
-        lane.send(last)
+        # Bind and send it as the context does with an op, though it has no operands and no kernel.
+        marker.bind(context, lane, _enqueue_nothing, None, 1)
+        marker.inputs, marker.outputs, marker.seq, marker.dependencies = (), (), seq, dependencies
+        marker.is_offloaded = False
+        marker.outstanding = 1
+        context.on_dispatched(marker, 1, 1)
+        lane.send(marker)
 
     def _on_marker_done(self, future: asyncio.Future[Any]) -> None:
         """Close the memory of the blocks whose marker has ended, and send the next marker.

@@ -131,7 +131,7 @@ class Buffers:
         self._closing_slabs: Closing[SlabMemory] = Closing(system)  # removed from the allocator
 
     def block(self, ref: AccelRef) -> Block | HeldResource:
-        """Return where a buffer is.
+        """Return the block of a buffer, or the resource that is held under its number.
 
         Raises
         ------

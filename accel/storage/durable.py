@@ -514,7 +514,7 @@ class DurableBook:
         return tuple([(buffer, offset, self.buffers[buffer].nbytes, size) for offset, size, buffer in slab.places])
 
     def on_generation(self, generation: int) -> None:
-        """Make the refs of whole buffers refs of the generation that has begun."""
+        """Make the refs of buffers that are whole valid in the generation that has begun."""
         for entry in self.buffers.values():
             ref = entry.ref()
             if ref is not None and not entry.torn:
