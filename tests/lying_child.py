@@ -138,7 +138,7 @@ def _tell(story: Callable[[_Wire], None]) -> NoReturn:
 
 
 def _to_parent() -> socket.socket:
-    """Return the socket of which the other end is the service's, and which is not the bond of a fork."""
+    """Return the socket of which the other end is the service's, and which is not the lifeline of a fork."""
     for name in os.listdir("/proc/self/fd"):
         try:
             sock = socket.socket(fileno=os.dup(int(name)))

@@ -271,8 +271,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             self._unpublish()
             remote.shut_down()
             remote.ask_to_close()
-            # Before its socket: else the loop would remove the reader of the next descriptor of
-            # that number.
+            # Close the channel before the child's socket: else the loop would remove the reader of
+            # the next descriptor of that number.
             link.channel.close()
             with contextlib.suppress(HostDiedError):  # `wait_ended` logs it
                 await link.child.aclose(grace=_CLOSE_TIMEOUT)

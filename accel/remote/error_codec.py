@@ -71,6 +71,7 @@ def decode_error(data: bytes) -> AccelError:
     ProtocolError
         If the bytes are no error.
     """
+    # Any value may be wrong: each is checked, and whatever is raised violates the protocol.
     try:
         content = json.loads(bytes(data).decode())
         name, fields, causes = content["class"], content["fields"], content["causes"]
@@ -80,10 +81,11 @@ def decode_error(data: bytes) -> AccelError:
         for key, value in fields.items():
             if key in error.__dict__ and (value is not None or key not in _REQUIRED):
                 setattr(error, key, None if value is None else _FIELDS[key](value))
-        end: BaseException = error
+        # Chain the causes, each of which is a text.
+        last: BaseException = error
         for cause in causes:
-            end.__cause__ = RemoteCause(_FIELDS["message"](cause))
-            end = end.__cause__
+            last.__cause__ = RemoteCause(_FIELDS["message"](cause))
+            last = last.__cause__
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as problem:
         raise ProtocolError(f"a message that should be an error is none: {type(problem).__name__}: {problem}") from None
     return error

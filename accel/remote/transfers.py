@@ -160,7 +160,8 @@ class ArrayTransfers:
         """
         context, core = self._context, self._context.core
         waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
-        core.workload.in_hand += not is_begun
+        core.workload.in_hand += not is_begun  # it counts as waiting until the transfer begins
+        # Wait for room, for the end of the context, or for the caller to give up.
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._context_over]
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)

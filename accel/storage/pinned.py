@@ -182,13 +182,13 @@ class PinnedMemory:
         finally:
             self._waiting -= 1
 
-    async def _grow_or_wait(self, most: int, least: int, check_open: Callable[[], None]) -> Block:
+    async def _grow_or_wait(self, max_nbytes: int, min_nbytes: int, check_open: Callable[[], None]) -> Block:
         """Return a piece of free memory, or of a new block, or else wait until one is freed.
 
-        It has ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
-        least ``least``. For the call whose turn it is.
+        It has ``max_nbytes`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
+        least ``min_nbytes``. For the call whose turn it is.
         """
-        arena, sizes, may_grow = self.arena, _halves(most, least), True
+        arena, sizes, may_grow = self.arena, _halves(max_nbytes, min_nbytes), True
         try:
             while True:
                 # Blocks that are being closed count against the limit until they are.
@@ -212,7 +212,7 @@ class PinnedMemory:
                     await self._system.run_blocking(arena.fulfil, request)
                 except BaseException as error:
                     self._closing.add(arena.withdraw(request))  # it may never have begun
-                    if not isinstance(error, OutOfMemoryError) or least == most or not arena.statistics().used:
+                    if not isinstance(error, OutOfMemoryError) or min_nbytes == max_nbytes or not arena.statistics().used:
                         raise
                     may_grow = False  # the system has no more, but pieces in use come back
         finally:

@@ -72,7 +72,7 @@ def _to_process(way: str, service: int) -> bool:
 
 
 def _is_to(fd: int, service: int) -> bool:
-    """Return whether a descriptor is the socket for messages to a process, not the bond by which it has this one end (``O_ASYNC``)."""
+    """Return whether a descriptor is the socket for messages to a process, not the lifeline by which it has this one end (``O_ASYNC``)."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode) or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ASYNC:
             return False

@@ -104,7 +104,7 @@ async def test_a_fork_holds_and_knows_what_a_started_child_does(monkeypatch: pyt
     def kinds(told: dict[str, Any]) -> list[str]:
         return sorted(target.partition("[")[0] for target in told["fds"].values())
 
-    # Besides what a started child has, a fork has its bond.
+    # Besides what a started child has, a fork has its lifeline.
     assert kinds(mine) == sorted([*kinds(started), "socket:"])
     assert mine["fds"]["0"] == "/dev/null"
     assert mine["fds"]["1"] == mine["fds"]["2"]
@@ -230,13 +230,13 @@ async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing
         for child in children:
             assert await received(child) == b"ready\n"
         held = [Path(f"/proc/{found.child.pid}/fd/{fd}").readlink() for fd in os.listdir(f"/proc/{found.child.pid}/fd")]
-        # Its own socket, and the bonds of its children.
+        # Its own socket, and the lifelines of its children.
         assert sorted(str(target).partition("[")[0] for target in held) == sorted(["/dev/null", "pipe:", "pipe:", *["socket:"] * 4])
         for child in children:
             child.kill()
             await ended(child)
             await child.aclose()
-        await until_so(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(held) - 3, "the end of the bonds")
+        await until_so(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(held) - 3, "the end of the lifelines")
         assert len(os.listdir(f"/proc/{found.child.pid}/task")) == 1
 
 
