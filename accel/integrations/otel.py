@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from accel.device import System
     from accel.errors import AccelError
-    from accel.telemetry.probe import ServedBatch, ServedRequest
+    from accel.telemetry.probe import ServedBatch, ServedRequest, Service
 
 __all__ = ["instrument"]
 
@@ -88,18 +88,12 @@ class _Traces(Probe):
         self._generations = generations
         self._requests: dict[ServedRequest, Span] = {}
         self._batches: dict[ServedBatch, Span] = {}
-        self._epoch = time.time_ns() - time.perf_counter_ns()
 
     def request_begun(self, request: ServedRequest) -> None:
-        if not trace.get_current_span().is_recording():
-            return
-        said: dict[str, str | int] = {
-            "accel.service": request.service.name,
-            "accel.request.number": request.number,
-            "accel.request.items": request.size,
-        }
-        span = self._requests[request] = self._tracer.start_span("accel.request", attributes=said)
-        span.add_event("queued")
+        if trace.get_current_span().is_recording():
+            said = {**self._of(request.service), "accel.request.number": request.number, "accel.request.items": request.size}
+            span = self._requests[request] = self._tracer.start_span("accel.request", attributes=said)
+            span.add_event("queued")
 
     def request_quarantined(self, request: ServedRequest) -> None:
         if (span := self._requests.get(request)) is not None:
@@ -118,57 +112,59 @@ class _Traces(Probe):
         traced = self._traced(batch)
         if not traced:
             return
-        said: dict[str, str | int] = {
-            **self._of_device(batch.service.device),
-            "accel.service": batch.service.name,
-            "accel.batch.items": batch.items,
-            "accel.batch.requests": len(batch.requests),
-            "accel.batch.traced": len(traced),
-        }
-        links = [Link(span.get_span_context()) for span in [*traced.values()][:_MOST_LINKS]]
-        span = self._tracer.start_span("accel.batch", Context(), attributes=said, links=links, start_time=self._at(batch.launched_at))
-        self._batches[batch] = span
-        for request, its_span in traced.items():
-            its_span.set_attributes(self._of_device(batch.service.device))
-            its_span.add_event("retried" if request.launches > 1 else "launched", {"accel.batch.items": batch.items})
-            its_span.add_link(span.get_span_context())
+        counts = {"items": batch.items, "requests": len(batch.requests), "traced": len(traced)}
+        said = self._of(batch.service) | {f"accel.batch.{name}": count for name, count in counts.items()}
+        links = [Link(span.get_span_context()) for _, span in traced[:_MOST_LINKS]]
+        batch_span = self._batches[batch] = self._tracer.start_span(
+            "accel.batch", Context(), attributes=said, links=links, start_time=_nanoseconds(batch.launched_at)
+        )
+        generation = {"accel.generation": said["accel.generation"]}
+        for request, span in traced:
+            span.add_event("retried" if request.launches > 1 else "launched", generation)
+            span.add_link(batch_span.get_span_context())
 
     def batch_ended(self, batch: ServedBatch) -> None:
-        if (span := self._batches.pop(batch, None)) is None:
+        if (batch_span := self._batches.pop(batch, None)) is None:
             return
-        ended_at, seconds = self._at(batch.ended_at), batch.device_seconds
+        ended_at, seconds = _nanoseconds(batch.ended_at), batch.device_seconds
         if seconds is not None:
-            context, said = trace.set_span_in_context(span, Context()), self._of_device(batch.service.device)
-            device = self._tracer.start_span("accel.device", context, attributes=said, start_time=ended_at - round(seconds * 1e9))
-            device.end(ended_at)
-            for its_span in self._traced(batch).values():
-                its_span.set_attribute("accel.batch.device_seconds", seconds)
+            for _, span in self._traced(batch):
+                span.set_attribute("accel.batch.device_seconds", seconds)
+            if batch_span.is_recording():
+                context, began_at = trace.set_span_in_context(batch_span, Context()), ended_at - round(seconds * 1e9)
+                self._tracer.start_span("accel.device", context, attributes=self._of(batch.service), start_time=began_at).end(ended_at)
         if batch.error:
-            span.set_attribute("error.type", batch.error)
-            span.set_status(StatusCode.ERROR)
-        span.end(ended_at)
+            batch_span.set_attribute("error.type", batch.error)
+            batch_span.set_status(StatusCode.ERROR)
+        batch_span.end(ended_at)
 
     def state_changed(self, device: str, state: str, generation: int) -> None:
         self._generations[device] = generation
 
     def fault(self, device: str, generation: int, error: AccelError) -> None:
         said = {**_of_error(error), "accel.device": device, "accel.generation": generation, "accel.fault.scope": error.scope.name}
-        for batch, span in self._batches.items():
+        for batch, batch_span in self._batches.items():
             if batch.service.device == device:
-                for each in (span, *self._traced(batch).values()):
-                    each.add_event("fault", said)
+                for span in (batch_span, *[span for _, span in self._traced(batch)]):
+                    span.add_event("fault", said)
 
-    def _traced(self, batch: ServedBatch) -> dict[ServedRequest, Span]:
-        """Return the spans of the requests in a batch that have one."""
+    def _traced(self, batch: ServedBatch) -> list[tuple[ServedRequest, Span]]:
+        """Return the requests in a batch that have a span, with it."""
         spans = self._requests
-        return {request: spans[request] for request in batch.requests if request in spans} if spans else {}
+        return [(request, spans[request]) for request in batch.requests if request in spans] if spans else []
 
-    def _of_device(self, device: str) -> dict[str, str | int]:
-        return {"accel.device": device, "accel.generation": self._generations.get(device, 0)} if device else {}
+    def _of(self, service: Service) -> dict[str, str | int]:
+        """Return the attributes that all spans have."""
+        return {
+            "accel.service": service.name,
+            "accel.device": service.device,
+            "accel.generation": self._generations.get(service.device, 0),
+        }
 
-    def _at(self, seconds: float) -> int:
-        """Return nanoseconds since 1970 for a reading of ``time.perf_counter``."""
-        return self._epoch + round(seconds * 1e9)
+
+def _nanoseconds(at: float) -> int:
+    """Return nanoseconds since 1970 for a reading of ``time.perf_counter``."""
+    return time.time_ns() - round((time.perf_counter() - at) * 1e9)
 
 
 def _of_error(error: BaseException) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from accel import BackendUnavailableError
 from accel.backend import Diagnosis
 from accel.telemetry.hardware import HardwareInfo
 from accel_cuda.core.libraries import Requirement, load_module
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["check", "hardware_reader"]
 
@@ -27,125 +26,93 @@ _MOST_EVENTS = 64
 """Xid errors that one reading takes: a GPU that has more has told enough."""
 
 
-class _Nvml(Protocol):
-    """NVML for one GPU, by one of its bindings. Every method may block, and raises the binding's errors.
+@dataclass(frozen=True, slots=True)
+class _Nvml:
+    """NVML for one GPU, by one of its bindings. All calls may block, and raise the binding's errors.
 
     Attributes
     ----------
-    module, distribution : str
-        The binding.
     refusals : tuple of classes
         Errors for what this GPU, its driver or the permissions of the process do not give.
     no_event : class
-        The error of :meth:`xid` where there is none.
+        The error of ``xid`` where there is none.
+    watch : callable
+        Has Xid errors recorded from now on, and returns what ``xid`` takes.
+    xid : callable
+        Returns the next Xid error that was recorded.
+    utilization, memory, temperature : callable
+        Return percent, what has ``used`` and ``total`` bytes, and degrees Celsius.
+    field : callable
+        Returns the value of a field by its number.
     """
 
-    module: ClassVar[str]
-    distribution: ClassVar[str]
     refusals: tuple[type[Exception], ...]
     no_event: type[Exception]
-
-    def watch(self) -> None:
-        """Have Xid errors recorded from now on."""
-
-    def xid(self) -> int:
-        """Return the next Xid error that was recorded."""
-
-    def utilization(self) -> int:
-        """Percent."""
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes that are used, and all."""
-
-    def temperature(self) -> int:
-        """Degrees Celsius."""
-
-    def field(self, number: int) -> int:
-        """Return the value of a field."""
+    watch: Callable[[], Any]
+    xid: Callable[[Any], int]
+    utilization: Callable[[], int]
+    memory: Callable[[], Any]
+    temperature: Callable[[], int]
+    field: Callable[[int], int]
 
 
-class _CudaCore(_Nvml):
-    """See :class:`_Nvml`; by ``cuda.core.system``."""
-
-    module, distribution = "cuda.bindings.nvml", "cuda-bindings"
-
-    def __init__(self, uuid: str) -> None:
-        load_module(self.module, self.distribution)
-        system = load_module("cuda.core.system", "cuda-core")
-        self._device = system.Device(uuid=uuid)
-        self.refusals = (
-            system.NotSupportedError,
-            system.NoPermissionError,
-            system.InvalidArgumentError,
-            system.FunctionNotFoundError,
-        )
-        self.no_event = system.TimeoutError
-
-    def watch(self) -> None:
-        self._events = self._device.register_events("xid_critical_error")
-
-    def xid(self) -> int:
-        return int(self._events.wait(timeout_ms=_WAIT_MS).event_data)
-
-    def utilization(self) -> int:
-        return int(self._device.utilization.gpu)
-
-    def memory(self) -> tuple[int, int]:
-        info = self._device.memory_info
-        return int(info.used), int(info.total)
-
-    def temperature(self) -> int:
-        return int(self._device.temperature.get_sensor())
-
-    def field(self, number: int) -> int:
-        return int(self._device.get_field_values([number])[0].value)
+def _cuda_core(uuid: str) -> _Nvml:
+    """Return NVML by ``cuda.core.system``."""
+    load_module("cuda.bindings.nvml", "cuda-bindings")
+    system = load_module("cuda.core.system", "cuda-core")
+    device = system.Device(uuid=uuid)
+    return _Nvml(
+        refusals=(system.NotSupportedError, system.NoPermissionError, system.InvalidArgumentError, system.FunctionNotFoundError),
+        no_event=system.TimeoutError,
+        watch=lambda: device.register_events("xid_critical_error"),
+        xid=lambda events: int(events.wait(timeout_ms=_WAIT_MS).event_data),
+        utilization=lambda: int(device.utilization.gpu),
+        memory=lambda: device.memory_info,
+        temperature=lambda: int(device.temperature.get_sensor()),
+        field=lambda number: int(device.get_field_values([number])[0].value),
+    )
 
 
-class _NvidiaMlPy(_Nvml):
-    """See :class:`_Nvml`; by the module ``pynvml``."""
+def _nvidia_ml_py(uuid: str) -> _Nvml:
+    """Return NVML by the module ``pynvml``."""
+    nvml = load_module("pynvml", "nvidia-ml-py")
+    nvml.nvmlInit()
+    device = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
-    module, distribution = "pynvml", "nvidia-ml-py"
-    _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    """Of the union of a field's value, in the order of nvmlValueType_t."""
+    def watch() -> Any:
+        events = nvml.nvmlEventSetCreate()
+        nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+        return events
 
-    def __init__(self, uuid: str) -> None:
-        pynvml = load_module(self.module, self.distribution)
-        pynvml.nvmlInit()
-        self._nvml = pynvml
-        self._device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        self.refusals = (
-            pynvml.NVMLError_NotSupported,
-            pynvml.NVMLError_NoPermission,
-            pynvml.NVMLError_InvalidArgument,
-            pynvml.NVMLError_FunctionNotFound,
-        )
-        self.no_event = pynvml.NVMLError_Timeout
-
-    def watch(self) -> None:
-        self._events = self._nvml.nvmlEventSetCreate()
-        self._nvml.nvmlDeviceRegisterEvents(self._device, self._nvml.nvmlEventTypeXidCriticalError, self._events)
-
-    def xid(self) -> int:
-        return int(self._nvml.nvmlEventSetWait_v2(self._events, _WAIT_MS).eventData)
-
-    def utilization(self) -> int:
-        return int(self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu)
-
-    def memory(self) -> tuple[int, int]:
-        info = self._nvml.nvmlDeviceGetMemoryInfo(self._device, version=self._nvml.nvmlMemory_v2)
-        return int(info.used), int(info.total)
-
-    def temperature(self) -> int:
-        return int(self._nvml.nvmlDeviceGetTemperature(self._device, self._nvml.NVML_TEMPERATURE_GPU))
-
-    def field(self, number: int) -> int:
-        (found,) = self._nvml.nvmlDeviceGetFieldValues(self._device, [number])
+    def field(number: int) -> int:
+        (found,) = nvml.nvmlDeviceGetFieldValues(device, [number])
         if found.nvmlReturn:
-            raise self._nvml.NVMLError(found.nvmlReturn)
-        return int(getattr(found.value, self._MEMBERS[found.valueType]))
+            raise nvml.NVMLError(found.nvmlReturn)
+        return int(getattr(found.value, _MEMBERS[found.valueType]))
+
+    return _Nvml(
+        refusals=(
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_NoPermission,
+            nvml.NVMLError_InvalidArgument,
+            nvml.NVMLError_FunctionNotFound,
+        ),
+        no_event=nvml.NVMLError_Timeout,
+        watch=watch,
+        xid=lambda events: int(nvml.nvmlEventSetWait_v2(events, _WAIT_MS).eventData),
+        utilization=lambda: int(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+        memory=lambda: nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2),
+        temperature=lambda: int(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
+        field=field,
+    )
 
 
-_BINDINGS: tuple[type[_CudaCore | _NvidiaMlPy], ...] = (_CudaCore, _NvidiaMlPy)
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Of the union of a field's value in pynvml, in the order of nvmlValueType_t."""
+
+_BINDINGS = {"cuda-bindings": ("cuda.bindings.nvml", _cuda_core), "nvidia-ml-py": ("pynvml", _nvidia_ml_py)}
+"""Distribution -> the module, and what opens NVML by it."""
+
 _REMEDY = "Install a binding of NVML: pip install 'cuda-bindings>=13.1', or nvidia-ml-py."
 
 
@@ -155,26 +122,24 @@ class _Reader:
     def __init__(self, nvml: _Nvml) -> None:
         self._nvml = nvml
         self._xids: Counter[int] = Counter()
-        self._is_watching = False
+        self._events: Any = None
         with contextlib.suppress(Exception):  # not every GPU, and not every container, tells of them
-            nvml.watch()
-            self._is_watching = True
+            self._events = nvml.watch()
 
     def __call__(self) -> HardwareInfo:
-        nvml = self._nvml
-        used, total = self._asked(nvml.memory) or (None, None)
-        percent, power = self._asked(nvml.utilization), self._field(_POWER_INSTANT)
-        correctable, uncorrectable = self._field(_REMAPPED_COR), self._field(_REMAPPED_UNC)
-        pending, failed = self._field(_REMAPPED_PENDING), self._field(_REMAPPED_FAILURE)
+        nvml, field = self._nvml, self._field
+        percent, memory, power = self._asked(nvml.utilization), self._asked(nvml.memory), field(_POWER_INSTANT)
+        rows = [field(number) for number in (_REMAPPED_COR, _REMAPPED_UNC)]
+        pending, failed = field(_REMAPPED_PENDING), field(_REMAPPED_FAILURE)
         self._take_xids()
         return HardwareInfo(
             utilization=None if percent is None else percent / 100,
-            memory_used=used,
-            memory_total=total,
+            memory_used=None if memory is None else int(memory.used),
+            memory_total=None if memory is None else int(memory.total),
             power=None if power is None else power / 1000,
             temperature=self._asked(nvml.temperature),
-            uncorrected_errors=self._field(_ECC_DBE_VOL_TOTAL),
-            remapped_rows=None if correctable is None or uncorrectable is None else correctable + uncorrectable,
+            uncorrected_errors=field(_ECC_DBE_VOL_TOTAL),
+            remapped_rows=None if None in rows else sum(filter(None, rows)),
             remap_pending=None if pending is None else pending > 0,
             remap_failed=None if failed is None else failed > 0,
             xid_errors=dict(self._xids),
@@ -190,11 +155,9 @@ class _Reader:
         return self._asked(self._nvml.field, number)
 
     def _take_xids(self) -> None:
-        for _ in range(_MOST_EVENTS if self._is_watching else 0):
-            try:
-                self._xids[self._nvml.xid()] += 1
-            except self._nvml.no_event:
-                return
+        with contextlib.suppress(self._nvml.no_event):
+            for _ in range(0 if self._events is None else _MOST_EVENTS):
+                self._xids[self._nvml.xid(self._events)] += 1
 
 
 def hardware_reader(uuid: str) -> Callable[[], HardwareInfo]:
@@ -206,11 +169,11 @@ def hardware_reader(uuid: str) -> Callable[[], HardwareInfo]:
         If there is no binding of NVML, no NVML, or no such GPU for it.
     """
     reasons = []
-    for binding in _BINDINGS:
+    for distribution, (_, open_nvml) in _BINDINGS.items():
         try:
-            return _Reader(binding(uuid))
+            return _Reader(open_nvml(uuid))
         except Exception as error:  # each binding has classes of its own
-            reasons.append(f"{binding.distribution}: {getattr(error, 'message', error)}")
+            reasons.append(f"{distribution}: {getattr(error, 'message', error)}")
     raise BackendUnavailableError(
         f"NVML does not tell of GPU {uuid} ({'; '.join(reasons)})",
         remedy=_REMEDY,
@@ -219,8 +182,8 @@ def hardware_reader(uuid: str) -> Callable[[], HardwareInfo]:
 
 def check() -> Diagnosis:
     """Say by what NVML is called, for ``accel doctor``. It asks NVML nothing, which might hang."""
-    for binding in _BINDINGS:
+    for distribution, (module, _) in _BINDINGS.items():
         with contextlib.suppress(BackendUnavailableError):
-            Requirement(binding.distribution, binding.module).load()
-            return Diagnosis("nvml", "ok", f"load, power, temperature and errors of GPUs, by {binding.distribution}")
+            Requirement(distribution, module).load()
+            return Diagnosis("nvml", "ok", f"load, power, temperature and errors of GPUs, by {distribution}")
     return Diagnosis("nvml", "missing", "load, power, temperature and errors of GPUs are not told", _REMEDY)

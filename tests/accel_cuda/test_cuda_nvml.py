@@ -191,14 +191,11 @@ def nvidia_smi(uuid: str, *names: str) -> list[float | None]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("binding", ["cuda-core", "nvidia-ml-py"])
-def test_values_are_those_of_nvidia_smi(binding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = {"cuda-core": nvml._CudaCore, "nvidia-ml-py": nvml._NvidiaMlPy}[binding]
-    try:
-        __import__(made.module)
-    except ImportError:
-        pytest.skip(f"{binding} is not installed")
-    monkeypatch.setattr(nvml, "_BINDINGS", (made,))
+@pytest.mark.parametrize("distribution", ["cuda-bindings", "nvidia-ml-py"])
+def test_values_are_those_of_nvidia_smi(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = nvml._BINDINGS[distribution]
+    pytest.importorskip(binding[0])
+    monkeypatch.setattr(nvml, "_BINDINGS", {distribution: binding})
     uuid = CudaBackend().devices()[0].uuid
     info = hardware_reader(uuid)()
     total, used, temperature, power = nvidia_smi(uuid, "memory.total", "memory.used", "temperature.gpu", "power.draw")

@@ -181,7 +181,9 @@ async def test_a_fault_a_retry_and_a_quarantine_are_events(quarantine: bool, tra
     found = dict(fault.attributes or {})
     assert (found["accel.device"], found["accel.generation"]) == ("cpu:0", 1)
     assert "error.type" in found
-    assert said(request)["accel.generation"] == (1 if quarantine else 2)
+    assert said(request)["accel.generation"] == 1
+    launches = [dict(event.attributes or {}) for event in request.events if event.name in ("launched", "retried")]
+    assert launches == [{"accel.generation": 1}] + [{"accel.generation": 2}] * (not quarantine)
     assert request.status.is_unset
     batch = traced.named("accel.batch")[0]
     assert "fault" in events(batch)
