@@ -47,9 +47,9 @@ def resolve_strategy(strategy: str | CompletionStrategy) -> CompletionStrategy:
     """
     if isinstance(strategy, CompletionStrategy):
         return strategy
-    found = _STRATEGIES.get(strategy) if isinstance(strategy, str) else None
-    if found is None:
+    strategy_class = _STRATEGIES.get(strategy) if isinstance(strategy, str) else None
+    if strategy_class is None:
         raise InvalidArgumentError(
             f"completion={strategy!r} is not a way of waiting", remedy=f"Use one of {sorted(_STRATEGIES)} or a CompletionStrategy."
         )
-    return found()
+    return strategy_class()

@@ -146,7 +146,7 @@ Ended: TypeAlias = "tuple[Mark, AccelError | None]"
 """A mark that has ended, and the error if it failed."""
 
 
-def _mark_error(raised: Exception) -> AccelError:
+def _query_error(raised: Exception) -> AccelError:
     """Return the error for a mark whose event's query raised."""
     if isinstance(raised, AccelError):
         # The traceback holds the frames of the watcher, and they hold the mark and its waiter.
@@ -260,7 +260,7 @@ def pop_ended(marks: deque[Mark]) -> list[Ended]:
             if not marks[0].event.query():
                 break
         except Exception as raised:
-            ended.append((marks.popleft(), _mark_error(raised)))
+            ended.append((marks.popleft(), _query_error(raised)))
             continue
         ended.append((marks.popleft(), None))
         if len(marks) > _BISECT_ABOVE:

@@ -55,8 +55,8 @@ class Batch(Recorder):
         The array must not change before the block has ended.
         """
         op = ops.Put(native(array), out)
-        made: AccelRef = self._record(op) if out is None else self.run(op)
-        return made
+        written: AccelRef = self._record(op) if out is None else self.run(op)
+        return written
 
     def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
         """Record a copy of a buffer to the host, and return the array.
@@ -71,8 +71,8 @@ class Batch(Recorder):
             Writable C-contiguous array of the same shape and dtype to fill and return.
         """
         op = ops.Get.into(operand("ref", ref), out)
-        found: np.ndarray[Any, Any] = self._record(ops.Get(self._record(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
-        return found
+        array: np.ndarray[Any, Any] = self._record(ops.Get(self._record(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
+        return array
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end_recording()

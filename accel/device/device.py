@@ -105,15 +105,15 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         InvalidArgumentError
             If a device, batch or graph has something else of that name.
         """
-        found: Any = self._families.get(namespace)
-        if found is None:
-            found = namespace(self._submitter)
-            _check_name(found.library)
-            self._families[namespace] = found
-            if not (found.library in vars(self) or hasattr(type(self), found.library)):
-                self._extra_families[found.library] = type(found)
-                setattr(self, found.library, found)
-        result: N = found
+        ops: Any = self._families.get(namespace)
+        if ops is None:
+            ops = namespace(self._submitter)
+            _check_name(ops.library)
+            self._families[namespace] = ops
+            if not (ops.library in vars(self) or hasattr(type(self), ops.library)):
+                self._extra_families[ops.library] = type(ops)
+                setattr(self, ops.library, ops)
+        result: N = ops
         return result
 
     @property

@@ -50,9 +50,9 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
         check_seconds("hang_timeout", hang_timeout)
         if hang_timeout <= 0:
             raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
-    found = {"standby": standby, "spares": spares, "hang_timeout": hang_timeout}
+    options = {"standby": standby, "spares": spares, "hang_timeout": hang_timeout}
     if isinstance(chosen, ProcessHost):
-        return "auto" if chosen.after_fault else "process", {**found, "limits": chosen}
+        return "auto" if chosen.after_fault else "process", {**options, "limits": chosen}
     if standby != "none":
         raise UnsupportedError(
             f"standby={standby!r} with an inline host: an inline device never goes on in a child", remedy="Use host='auto' or 'process'."
@@ -62,7 +62,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
             "hang_timeout with an inline host: only a process host can end a hang",
             remedy="Use host='process', and timeout= to end a wait.",
         )
-    return "inline", {**found, "limits": ProcessHost(stall_after=chosen.stall_after)}
+    return "inline", {**options, "limits": ProcessHost(stall_after=chosen.stall_after)}
 
 
 def check_not_importing() -> None:

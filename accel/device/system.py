@@ -342,24 +342,24 @@ class System(ActorSystem):
 
 
 def _with_own_system(
-    opening: Callable[Concatenate[System, P], Coroutine[Any, Any, Device]],
+    method: Callable[Concatenate[System, P], Coroutine[Any, Any, Device]],
 ) -> Callable[P, Coroutine[Any, Any, Device]]:
-    """Return :func:`open_device`: it has the parameters of the method, and makes its own system."""
+    """Return :func:`open_device`: :meth:`System.open_device` on a system of its own."""
 
-    @wraps(opening)
+    @wraps(method)
     async def open_device(*args: P.args, **kwargs: P.kwargs) -> Device:
         # Its docstring is set below: it differs from that of the method.
         system = System("of one device")
         await system.__aenter__()
         try:
-            device = await opening(system, *args, **kwargs)
+            device = await method(system, *args, **kwargs)
         except BaseException:
             await system.aclose()
             raise
         device.own(system)
         return device
 
-    signature = inspect.signature(opening)
+    signature = inspect.signature(method)
     open_device.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     open_device.__qualname__ = "open_device"
     open_device.__doc__ = """Open a device for a notebook or a script: ``device = await accel.open_device("auto")``.

@@ -60,9 +60,9 @@ class Captures:
 
 
 def captures_of(core: DeviceCore) -> Captures:
-    """Return the captures of a device.
+    """Return the captures that are going on in a device, for all devices of this name in a system.
 
-    All its contexts in a system share them, because these may be one context of the driver.
+    Several opened devices, and several generations, may be one context of the driver.
     """
-    found: Captures = core.shared.setdefault((Captures, core.name), Captures())
-    return found
+    captures: Captures = core.shared.setdefault((Captures, core.name), Captures())
+    return captures

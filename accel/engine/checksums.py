@@ -26,8 +26,8 @@ async def verify(context: ContextBase, core: DeviceCore) -> None:
     """
     book = core.durable
     for buffer, seal in tuple(book.sealed.items()):
-        kept = book.buffers.get(buffer)  # None: it was freed while another one was compared
-        ref = None if kept is None else kept.ref()
+        durable_buffer = book.buffers.get(buffer)  # None if freed meanwhile
+        ref = None if durable_buffer is None else durable_buffer.ref()
         if ref is None or seal.checksum is None:
             continue
         op, future = Checksum(ref), core.loop.create_future()

@@ -172,11 +172,11 @@ class Context(ContextBase):
             return False
         try:
             if plan.creates:
-                made = submission.result_refs or self.core.refs.make(plan.creates, self.generation)
-                if not buffers.allocate(made, lane):
+                result_refs = submission.result_refs or self.core.refs.make(plan.creates, self.generation)
+                if not buffers.allocate(result_refs, lane):
                     scratch.cancel()
                     return False
-                refs += made
+                refs += result_refs
             # 3. The result, and the op's place in the lane's order.
             submission.result = result_of(op, refs, self.core.loop)
             faults = self.core.options.faults
@@ -195,6 +195,13 @@ class Context(ContextBase):
         """Give an op its sequence number, its addresses, and the work that it must wait for.
 
         From then on it is the last user of its memory.
+
+        Parameters
+        ----------
+        launch, op, lane, plan
+            What is enqueued for the op: its attributes are set here; the op, its lane and its plan.
+        refs
+            What the op writes, the refs of its results included.
 
         Raises
         ------
@@ -447,11 +454,11 @@ class Context(ContextBase):
             if (plan.status is not None or (op.library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
                 return False
             if plan.creates:
-                made = outputs[index]
-                if not buffers.allocate(made, lane):
+                result_refs = outputs[index]
+                if not buffers.allocate(result_refs, lane):
                     scratch.cancel()
                     return False
-                refs += made
+                refs += result_refs
             injected_fault = None if faults is None else faults.take(op.kind)
             launch = BatchedOp(op, plan, kernel, injected_fault, index)
             self._schedule(launch, op, lane, plan, refs)

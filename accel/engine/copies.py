@@ -49,9 +49,9 @@ def on_copies(op: KernelOp, plan: Plan) -> Plan:
         raise InvalidArgumentError(
             f"{op.kind} takes no strided view: its elements are not one run", remedy="Copy it first: await device.arrays.part(view, ...)."
         )
-    found = OnCopies(*plan)
-    found.copied = tuple(strided.values())
-    return found
+    with_copies = OnCopies(*plan)
+    with_copies.copied = tuple(strided.values())
+    return with_copies
 
 
 class OpList:
@@ -115,15 +115,15 @@ class OpList:
         if type(plan) is OnCopies or type(plan) is ComposedPlan:
             return self._add_as_several(op, plan, recording)
         core = self._core
-        made = core.refs.make(plan.creates, self.generation)
+        result_refs = core.refs.make(plan.creates, self.generation)
         # Of an op for which that fails, nothing is added.
-        result = result_of(op, (plan.writes if shown is None else shown) + made, core.loop)
+        result = result_of(op, (plan.writes if shown is None else shown) + result_refs, core.loop)
         if recording is not None:
-            for ref in made:
+            for ref in result_refs:
                 core.refs.recording[ref.buffer] = recording
         self.ops.append(op)
         self.plans.append(plan)
-        self.outputs.append(made)
+        self.outputs.append(result_refs)
         self._given.append(self._count)
         self._count += 1
         return result
@@ -150,8 +150,8 @@ class OpList:
 
         def add_copy(copy: KernelOp[AccelRef]) -> AccelRef:
             """Add an op that makes or writes one ref, and return that."""
-            made: AccelRef = self.add(copy, self._check(copy, recording), recording)
-            return made
+            written: AccelRef = self.add(copy, self._check(copy, recording), recording)
+            return written
 
         copies: dict[int, AccelRef] = {}
         for ref in plan.copied:

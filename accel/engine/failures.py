@@ -119,8 +119,8 @@ class Failures:
         self._handle_reported()
         self._forget_rewritten()
         blocks = self._buffers.blocks
-        kept = [ref for ref in plan.writes if plan.updates or _is_partial(ref, blocks[ref.buffer])]
-        for ref in (*plan.reads, *kept):
+        kept_in_part = [ref for ref in plan.writes if plan.updates or _is_partial(ref, blocks[ref.buffer])]
+        for ref in (*plan.reads, *kept_in_part):
             if ref.buffer in self._invalid and ref.nbytes:
                 raise self._invalid[ref.buffer][1].clone()
 
@@ -261,10 +261,10 @@ class Failures:
                 failed |= self._with_rest_of_batch(key)
             if not failed.isdisjoint(tracked_op.overwrites):
                 tracked_op.overwritten_error = error
-        found = {buffer: write for buffer, block in self._buffers.blocks.items() if (write := block.usage.last_write()) in failed}
-        self._invalid.update((buffer, (write, error)) for buffer, write in found.items() if write is not None)
+        failed_writes = {buffer: write for buffer, block in self._buffers.blocks.items() if (write := block.usage.last_write()) in failed}
+        self._invalid.update((buffer, (write, error)) for buffer, write in failed_writes.items() if write is not None)
         self.has_invalid = bool(self._invalid)
-        self._tear_durable(found, error.op)
+        self._tear_durable(failed_writes, error.op)
 
     def _tear_durable(self, written: Iterable[int], kind: str | None) -> None:
         """Mark durable buffers that a failed op was to write as torn."""
@@ -291,7 +291,9 @@ class Failures:
         """Forget invalid buffers that were freed or rewritten."""
         blocks = self._buffers.blocks
         self._invalid = {
-            buffer: found for buffer, found in self._invalid.items() if buffer in blocks and blocks[buffer].usage.last_write() == found[0]
+            buffer: failed
+            for buffer, failed in self._invalid.items()
+            if buffer in blocks and blocks[buffer].usage.last_write() == failed[0]
         }
         self.has_invalid = bool(self._invalid)
 

@@ -252,10 +252,10 @@ class Program:
         no replay uses them. If another library shares a buffer, replays wait for that library's
         work, as any op on shared memory does.
         """
-        found = [context.buffers.blocks.get(ref.buffer) for ref in self.owned_refs]
-        shared = context.sharing.as_one([block.usage for block in found if block is not None])
+        blocks = [context.buffers.blocks.get(ref.buffer) for ref in self.owned_refs]
+        shared = context.sharing.as_one([block.usage for block in blocks if block is not None])
         free_hooks, free = context.buffers.free_hooks, context.buffers.allocator.free
-        for ref, block in zip(self.owned_refs, found, strict=True):
+        for ref, block in zip(self.owned_refs, blocks, strict=True):
             if block is not None:
                 block.usage = shared
                 # Once freed, the block is reused by another buffer, which must not share its usage
@@ -281,13 +281,13 @@ class _PlacedStatus(NamedTuple):
 
 def _place_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
     """Give the status of each op that has one an offset in one common buffer."""
-    found: list[_PlacedStatus] = []
+    placed: list[_PlacedStatus] = []
     end = 0
     for index, (op, plan) in enumerate(zip(ops, plans, strict=True)):
         if plan.status is not None:
-            found.append(_PlacedStatus(index, type(op), plan.status, end))
+            placed.append(_PlacedStatus(index, type(op), plan.status, end))
             end += -(-max(plan.status.spec.nbytes, 1) // _ALIGNED) * _ALIGNED
-    return tuple(found)
+    return tuple(placed)
 
 
 def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
@@ -387,8 +387,8 @@ class Call(Replay):
         self._check_operands()
         call_plan = program.call_plan
         if call_plan is None:
-            made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
-            call_plan = program.call_plan = (program.handle, *self.inputs, *self.results), made
+            result_specs = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
+            call_plan = program.call_plan = (program.handle, *self.inputs, *self.results), result_specs
         return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
 
     def _check_operands(self) -> None:
@@ -452,11 +452,11 @@ class GraphSubmission(OpSubmission):
         status = () if program.plan.status is None else (program.plan.status.spec,)
         for ref in context.core.refs.make(status, self.generation):
             program.use_status(ref)
-        made = program.owned_refs
-        for start in range(0, len(made), CHECK_EVERY):
-            some = made[start : start + CHECK_EVERY]
-            while not self.is_settled and not buffers.allocate(some, lane):
-                await buffers.ensure_room([Spec(ref.shape, ref.dtype) for ref in some], lane)
+        refs = program.owned_refs
+        for start in range(0, len(refs), CHECK_EVERY):
+            chunk = refs[start : start + CHECK_EVERY]
+            while not self.is_settled and not buffers.allocate(chunk, lane):
+                await buffers.ensure_room([Spec(ref.shape, ref.dtype) for ref in chunk], lane)
             if turn.is_over:
                 await turn.next()
         if not self.is_settled:

@@ -134,8 +134,8 @@ class Registration:
 
         args = [_replace_instances(value, "", DurableArgument, to_operand) for value in args]
         kwargs = {name: _replace_instances(value, "", DurableArgument, to_operand) for name, value in kwargs.items()}
-        made: KernelLibrary = library(*args, **kwargs)
-        return made
+        instance: KernelLibrary = library(*args, **kwargs)
+        return instance
 
     def check(self) -> None:
         """Raise :class:`~accel.StaleRefError` if the contents of a ref are gone, or torn."""

@@ -154,8 +154,8 @@ class Sender:
         deadline = self.deadline_after(op.timeout)
         kind, size, running = type(op), op.size, self.run(op, op.timeout)
         del op  # as in run()
-        made = await running
-        count = int(await self.run(Get(made[-1], np.empty((), np.int64)), self.seconds_left(deadline)))
+        results = await running
+        count = int(await self.run(Get(results[-1], np.empty((), np.int64)), self.seconds_left(deadline)))
         if size is not None and count > size:
             raise InvalidArgumentError(
                 f"{kind.kind} found {count} elements, and size is {size}",
@@ -163,7 +163,7 @@ class Sender:
                 device=self._core.name,
                 remedy="Give a larger size.",
             )
-        return kind.trimmed(made, count)
+        return kind.trimmed(results, count)
 
     async def refuse(self, error: AccelError) -> NoReturn:
         """Raise the error of a family method's arguments, when its result is awaited."""
@@ -247,11 +247,11 @@ class Sender:
         if seal.checksum is not None:
             return
         try:
-            made = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
+            checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise
-        seal.checksum = int(made[0])
+        seal.checksum = int(checksums[0])
 
     async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
         """Return whether a sealed buffer still has its checksum; if not, it is torn."""
@@ -260,8 +260,8 @@ class Sender:
         known = None if seal is None else seal.checksum
         if known is None:
             return True
-        made = await self.run(Checksum(ref), self.seconds_left(deadline))
-        if int(made[0]) == known:
+        checksums = await self.run(Checksum(ref), self.seconds_left(deadline))
+        if int(checksums[0]) == known:
             return True
         if book.sealed.get(ref.buffer) is seal:
             book.on_mismatch(ref)
