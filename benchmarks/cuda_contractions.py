@@ -1,8 +1,9 @@
-"""Contractions on a GPU by each of four ways: ``python benchmarks/cuda_contractions.py [--json FILE] [--only TEXT]``.
+"""Contractions on a GPU, four ways: ``python benchmarks/cuda_contractions.py [--json FILE]``.
 
-cuTENSOR, where its wheel is installed; products of matrices with what is copied for them, which is the way without it; PyTorch's einsum; and CuPy's. Times are
-the device's for one call, on random data, the shortest of several runs: a graph of many calls less one of few, or, by CuPy, which is not captured, many calls
-in a row. The last column is how many times as fast ``device.tensor`` is, with the wheel, as the best of the others.
+``device.tensor`` with cuTENSOR's wheel, and without it; PyTorch's einsum; and CuPy's. Times are the
+device's for one call, on random data, the shortest of several runs: a graph of many calls less one
+of few; by CuPy, which is not captured, calls in a row. The last column is how many times as fast
+the first is as the best of the others.
 """
 
 from __future__ import annotations

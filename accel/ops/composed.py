@@ -1,4 +1,7 @@
-"""Ops that other ops compute: on every backend, with what these have there, unless a backend has a kernel of its own."""
+"""Ops that other ops compute, on every backend, with what these have there.
+
+A backend may have a kernel of its own for one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class ComposedPlan(Plan):
 
 
 class ComposedOp(FamilyOp):
-    """An op that ordinary ops compute: they are sent as one batch, or recorded in its place. A backend may have a kernel that takes their place.
+    """An op that ordinary ops compute: they are sent as one batch, or recorded in its place.
+
+    A backend may have a kernel that takes their place.
 
     Its plan is a :class:`ComposedPlan`. What is in between is buffers of the device, which are freed when the ops have ended. An awaited op raises what one of
     its ops raises; in a batch or graph, ``.op_index`` is its own place.

@@ -80,7 +80,7 @@ class Step:
 
     @property
     def is_regular(self) -> bool:
-        """Whether there are elements, and all strides lead forward: libraries of contractions take no others."""
+        """Whether there are elements, and all strides lead forward: what libraries take."""
         return all(0 not in term.lengths and min(term.strides, default=1) > 0 for term in self.terms)
 
 
@@ -144,7 +144,8 @@ class Matrices(Step):
     turned
         How the product lies in the order in which the result is wanted, if that is another one.
     is_moving
-        Whether more elements are read and written for copies than for the product: a library that contracts without copies is quicker then.
+        Whether more elements are read and written for copies than for the product: a library that
+        contracts without copies is quicker then.
     """
 
     layouts: tuple[Layout, Layout]

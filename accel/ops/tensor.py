@@ -1,4 +1,7 @@
-"""Sums of products of any indices: ``einsum`` and ``tensordot``. A library contracts them, or they are products of matrices."""
+"""Sums of products of any indices: ``einsum`` and ``tensordot``.
+
+A library contracts them, or they are products of matrices.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +83,16 @@ class _Contracted(ComposedOp):
 
 
 def _result_type(refs: Mapping[str, AccelRef]) -> DType:
-    """Return the dtype of sums of products: the operands' one, or that of complex ones among real ones."""
+    """Return the dtype of sums of products; complex operands may be among real ones."""
     return DType.COMPLEX128 if {ref.dtype for ref in refs.values()} == _MIXED else same_dtype(**refs)
 
 
 @op("tensor", kind="contract")
 class _Contract(ComposedOp):
-    """One step: a library's call where the backend has one and elements are moved, else a product of matrices, a sum, or products of elements."""
+    """One step: a product of matrices, a sum, or products of elements.
+
+    Where elements are moved, it is one call of a library, if the backend has such.
+    """
 
     operands: tuple[AccelRef, ...]
     step: Sums | Products | Matrices
@@ -133,7 +139,7 @@ class _Contract(ComposedOp):
         return out
 
     def _seen(self, run: Run, ref: AccelRef, layout: Layout, *, is_copied: bool) -> AccelRef:
-        """Return an operand as it is seen, in the dtype of the result; where it ``is_copied``, in order."""
+        """Return an operand as it is seen, in the dtype of the result; or a copy, in order."""
         x, dtype = _seen(ref, layout), _result_type({f"operand {n}": each for n, each in enumerate(self.operands)})
         if x.dtype is not dtype:
             return run(Cast(x, dtype))

@@ -79,7 +79,7 @@ class FamilyState(Generic[L]):
     commands: Commands = 1
     """How many commands an op enqueues at most, or what counts them for one op."""
     capabilities: Mapping[str, frozenset[DType]] = MappingProxyType({})
-    """What it offers besides :data:`accel.enums.CAPABILITIES`: kernels of ops that other ops compute where there is none."""
+    """What it offers besides :data:`accel.enums.CAPABILITIES`: ops that other ops compute elsewhere."""
 
     def __init__(self, context: CudaContext, load: Callable[[CudaContext], L]) -> None:
         self.context = context

@@ -25,7 +25,7 @@ def quickest(stream: CudaStream, count: int, enqueue: Callable[[int], object]) -
     stream
         Where they are tried.
     enqueue
-        Enqueues the way of a number. One that a library refuses, although it has proposed it, is not chosen.
+        Enqueues the way of a number. One that the library refuses all the same is not chosen.
     """
     context, times = stream.context, []
     start, end = (context.call("cuEventCreate", 0) for _ in range(2))

@@ -1,6 +1,7 @@
-"""The ``tensor`` family on a GPU: cuTENSOR's calls, where its wheel is installed; else ops of other families compute all.
+"""The ``tensor`` family on a GPU: cuTENSOR's calls, where its wheel is installed.
 
-cuTENSOR moves elements, sums and multiplies them in any order, and contracts where copies for a product of matrices would take longer than the product.
+cuTENSOR moves elements, sums and multiplies them in any order, and contracts where copies for a
+product of matrices would take longer than the product. Ops of other families compute the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ __all__ = ["CUTENSOR", "KEPT", "PART", "TensorLibrary", "TensorSpec"]
 CUTENSOR = VendorLibrary("cutensor", "cutensor-cu13", "nvmath.bindings.cutensor", "cuTENSORError", extra="tensor")
 
 KEPT = 256
-"""How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`. They are in host memory."""
+"""How many plans a context keeps, in host memory."""
 
 _COMMANDS = 8
-"""Commands of an op at most: the library may transpose both operands and the result, clear it, and add up parts of sums."""
+"""Commands of an op at most: the library may transpose operands and result, clear it, and add up
+parts of sums.
+"""
 
 Call: TypeAlias = Literal["contract", "reduce", "permute", "multiply"]
 
@@ -73,7 +76,7 @@ class TensorSpec(NamedTuple):
     is_reversed
         Whether the second operand of the op is the first one here.
     allow_tf32, autotune
-        As the caller gave them; there is nothing to choose from but for contractions.
+        As the caller gave them, of contractions alone: the library has neither for other calls.
     """
 
     call: Call
@@ -145,14 +148,16 @@ class TensorPlans:
             Memory to work in, as much as was measured.
         """
         with self.cache.use(spec, stream) as plan:
-            if spec.autotune and spec not in self._tuned and not stream.is_capturing:  # while it is captured, nothing can be tried
+            # While a graph is captured, nothing can be tried.
+            if spec.autotune and spec not in self._tuned and not stream.is_capturing:
                 self._tuned[spec] = quickest(stream, len(plan.ways), lambda which: self._run(stream, spec, plan, which, addresses, scratch))
             self._run(stream, spec, plan, self._tuned.get(spec, 0) if spec.autotune else 0, addresses, scratch)
 
     def close(self) -> None:
         """Destroy the plans. May block; the streams have ended, and the context is healthy."""
         self.cache.close()
-        with self._context.section, contextlib.suppress(self._error):  # what else there is is given back all the same
+        # What else there is is given back all the same.
+        with self._context.section, contextlib.suppress(self._error):
             self._tensor.destroy(self._handle)
 
     def _run(self, stream: CudaStream, spec: TensorSpec, plan: _Plan, which: int, addresses: Sequence[int], scratch: int) -> None:
@@ -189,7 +194,10 @@ class TensorPlans:
         return plan
 
     def _describe(self, spec: TensorSpec, owned: contextlib.ExitStack) -> int:
-        """Return the descriptor of the operation; ``owned`` destroys it, and those of the tensors, once there are plans."""
+        """Return the descriptor of the operation.
+
+        ``owned`` destroys it, and those of the tensors, once there are plans.
+        """
         tensor, handle, parts = self._tensor, self._handle, []
         for term, dtype, alignment in zip(spec.terms, spec.dtypes, spec.alignments, strict=True):
             layout = len(term.labels), term.lengths, term.strides, int(self._data[_TYPES[dtype][0]]), alignment
@@ -258,7 +266,7 @@ class TensorLibrary(FamilyState[TensorPlans]):
             self.loaded()
 
     def scratch_nbytes(self, op: Any) -> int | None:
-        """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        """Return how many bytes an op works in, or ``None`` if its call has not been measured."""
         return None if self.library is None else self.library.sizes.get(derived(op, _spec_of))
 
     def measure(self, op: Any) -> None:
@@ -286,7 +294,8 @@ def _spec_of(op: Any) -> TensorSpec:
     named = tuple([term._replace(labels=tuple([numbers[label] for label in term.labels])) for term in (*terms, result)])
     dtype = next((ref.dtype for ref in refs if ref.dtype.is_complex), refs[0].dtype)
     dtypes, alignments = (*[ref.dtype for ref in refs], dtype), tuple([alignment_of(ref) for ref in (*refs, op.out)])
-    return TensorSpec(call, named, dtypes, alignments, is_reversed, op.allow_tf32, op.autotune and call == "contract")
+    is_product = call == "contract"
+    return TensorSpec(call, named, dtypes, alignments, is_reversed, op.allow_tf32 and is_product, op.autotune and is_product)
 
 
 def _packed(term: Term) -> Term:

@@ -185,7 +185,7 @@ def every_sparse() -> None:
 
 
 def every_contraction() -> None:
-    """Make every call of cuTENSOR, where it is installed, on operands that lie in other orders, of even and odd lengths."""
+    """Make every call of cuTENSOR, where it is installed, for operands of even and odd lengths."""
     context = CudaBackend().open(0)
     stream, memory = context.create_stream(), Memory(context)
     library = context.families.states["tensor"]

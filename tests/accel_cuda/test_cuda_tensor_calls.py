@@ -1,4 +1,4 @@
-"""cuTENSOR on a library that only takes down its calls: what is asked of it, how many plans are kept, and what its statuses become."""
+"""cuTENSOR on a library that only takes down its calls: plans, statuses, and a missing wheel."""
 
 from __future__ import annotations
 
@@ -79,6 +79,8 @@ def test_plans_are_of_what_differs_for_the_library_and_bounded(fake: FakeTensor,
     assert len(cache) == 1, "other letters are the same call"
     send(library, stream, op_of("ij,jk->ki", (4, 5), (5, 6), allow_tf32=True))
     assert fake.calls("create_contraction")[-1][-1] == 19
+    send(library, stream, op_of("ij->ji", (4, 5), allow_tf32=True))
+    assert fake.calls("create_permutation")[-1][-1] == 32, "nothing but products is rounded"
     for n in range(KEPT + 10):
         send(library, stream, op_of("ij->ji", (2, n + 2)))
     assert len(cache) >= KEPT
