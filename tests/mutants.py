@@ -74,7 +74,6 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/completion/test_poller.py",
             "tests/completion/test_timer.py",
             "tests/completion/test_completion*.py",
-            "tests/completion/test_wake_ups.py",
         ),
     },
     "dispatcher": {

@@ -1,13 +1,17 @@
+"""Completion strategies: each mark ends once its event has passed, and not before; what wakes the loop; and what closing leaves."""
+
 from __future__ import annotations
 
 import asyncio
 import math
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+import accel
 from accel.completion import (
     AdaptiveCompletion,
     CompletionStrategy,
@@ -20,6 +24,10 @@ from accel.completion import (
 )
 from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
 from tests.completion_support import Device, Event, Mark, completion_threads, open_watcher, threads_gone, turns, watched
+from tests.fork_leaves_support import SMALL, SleepOp, Sleeps
+
+if TYPE_CHECKING:
+    from accel.completion import CompletionStrategy
 
 
 def test_strategies_are_found_by_name_or_taken_as_they_are() -> None:
@@ -271,3 +279,36 @@ async def test_devices_of_a_system_share_one_poller_until_the_last_is_closed() -
     await mark.ended
     await second.aclose()
     assert shared == {}
+
+
+NEVER = 3600.0
+"""Seconds between two looks that nothing asks for: longer than any test."""
+
+
+PATIENCE = 10.0
+"""Seconds; what is woken takes a hundredth of them."""
+
+
+async def _ends(completion: CompletionStrategy) -> None:
+    async with accel.System(close_timeout=1.0) as system:
+        device = await system.open_device("cpu", host="inline", completion=completion)
+        await device.register(Sleeps)
+        async with asyncio.timeout(PATIENCE):
+            x = await device.put(SMALL)
+            # Long enough for the stream's own thread, and for all to be asleep when it ends; then several that end one after the other.
+            assert np.array_equal(await device.get(await device.run(SleepOp(x, 0.05))), SMALL)
+            await asyncio.gather(*(device.run(SleepOp(x, 0.002)) for _ in range(8)))
+
+
+async def test_a_host_function_wakes_the_loop_without_any_look_in_between() -> None:
+    await _ends(accel.HostFnCompletion(watch_interval=NEVER))
+
+
+async def test_the_thread_of_a_cpu_stream_wakes_the_loop_without_any_look_in_between() -> None:
+    await _ends(accel.AdaptiveCompletion(watch_interval=NEVER))
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_interval_that_is_no_time_to_wait_is_refused(interval: float) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match="watch_interval"):
+        accel.AdaptiveCompletion(watch_interval=interval)

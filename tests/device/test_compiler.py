@@ -59,20 +59,19 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-async def test_a_device_without_a_compiler_says_what_to_do() -> None:
-    async with opened() as device:
-        error = await failure(device.compiler.compile("source", "name"), accel.UnsupportedError)
-        assert "cpu:0 has no compiler" in error.message
-        assert "open_device('cuda')" in error.remedy
-        assert (error.op, error.device) == ("compile", "cpu:0")
-        x = await device.zeros(4)
-        error = await failure(device.run(Launch(CompiledKernel("source", "name"), 1, 1, (x,))), accel.UnsupportedError)
-        assert "name" in error.message
-        assert "open_device('cuda')" in error.remedy
-        with pytest.raises(accel.UnsupportedError) as caught:
-            async with device.batch() as batch:
-                batch.compiler.launch(CompiledKernel("source", "name"), 1, 1, (x,))
-        assert caught.value.op_index == 0
+async def test_a_device_without_a_compiler_says_what_to_do(device: accel.Device) -> None:
+    error = await failure(device.compiler.compile("source", "name"), accel.UnsupportedError)
+    assert "cpu:0 has no compiler" in error.message
+    assert "open_device('cuda')" in error.remedy
+    assert (error.op, error.device) == ("compile", "cpu:0")
+    x = await device.zeros(4)
+    error = await failure(device.run(Launch(CompiledKernel("source", "name"), 1, 1, (x,))), accel.UnsupportedError)
+    assert "name" in error.message
+    assert "open_device('cuda')" in error.remedy
+    with pytest.raises(accel.UnsupportedError) as caught:
+        async with device.batch() as batch:
+            batch.compiler.launch(CompiledKernel("source", "name"), 1, 1, (x,))
+    assert caught.value.op_index == 0
 
 
 async def test_a_launch_gives_what_it_writes_and_is_ordered_like_any_op(compiler: StandIn, rng: np.random.Generator) -> None:
@@ -143,23 +142,22 @@ def refusals(x: accel.AccelRef, wide: accel.AccelRef) -> list[tuple[Any, Any, tu
     ]
 
 
-async def test_what_does_not_fit_is_refused_before_it_is_sent(compiler: StandIn) -> None:
-    async with opened() as device:
-        kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
-        x, wide = await device.zeros(4), await device.zeros(4, "float64")
-        good: tuple[Any, ...] = (x, x, 4)
-        before = device.info()
-        for grid, block, args, shared, words in refusals(x, wide):
-            for _ in range(2):  # a shape that is remembered must be a good one
-                error = await failure(kernel.launch(grid, block, args, shared_bytes=shared), accel.InvalidArgumentError)
-                assert words in str(error), f"{error} does not say {words!r}"
-                assert error.op == "launch"
-        await kernel.launch(1, 1, good)
-        await failure(kernel.launch(1.0, 1, good), accel.InvalidArgumentError)  # type: ignore[arg-type]
-        await failure(device.compiler.launch("copy", 1, 1, good), accel.InvalidArgumentError)  # type: ignore[arg-type]
-        await device.free(x)
-        await failure(kernel.launch(1, 1, good), accel.StaleRefError)
-        assert device.info().queued == before.queued
+async def test_what_does_not_fit_is_refused_before_it_is_sent(compiler: StandIn, device: accel.Device) -> None:
+    kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
+    x, wide = await device.zeros(4), await device.zeros(4, "float64")
+    good: tuple[Any, ...] = (x, x, 4)
+    before = device.info()
+    for grid, block, args, shared, words in refusals(x, wide):
+        for _ in range(2):  # a shape that is remembered must be a good one
+            error = await failure(kernel.launch(grid, block, args, shared_bytes=shared), accel.InvalidArgumentError)
+            assert words in str(error), f"{error} does not say {words!r}"
+            assert error.op == "launch"
+    await kernel.launch(1, 1, good)
+    await failure(kernel.launch(1.0, 1, good), accel.InvalidArgumentError)  # type: ignore[arg-type]
+    await failure(device.compiler.launch("copy", 1, 1, good), accel.InvalidArgumentError)  # type: ignore[arg-type]
+    await device.free(x)
+    await failure(kernel.launch(1, 1, good), accel.StaleRefError)
+    assert device.info().queued == before.queued
 
 
 @pytest.mark.parametrize(
@@ -183,27 +181,25 @@ async def test_what_does_not_fit_is_refused_before_it_is_sent(compiler: StandIn)
         ({"timeout": "1"}, "timeout"),
     ],
 )
-async def test_what_cannot_be_compiled_is_refused(compiler: StandIn, arguments: dict[str, Any], words: str) -> None:
-    async with opened() as device:
-        error = await failure(device.compiler.compile(**{"source": "source", "name": "copy", **arguments}), accel.InvalidArgumentError)
-        assert words in str(error)
+async def test_what_cannot_be_compiled_is_refused(compiler: StandIn, arguments: dict[str, Any], words: str, device: accel.Device) -> None:
+    error = await failure(device.compiler.compile(**{"source": "source", "name": "copy", **arguments}), accel.InvalidArgumentError)
+    assert words in str(error)
 
 
-async def test_errors_cancellation_and_deadlines_of_a_compilation(compiler: StandIn) -> None:
-    async with opened() as device:
-        compiler.errors.append(accel.CompileError("copy.cu(1): error", log="all of it"))
-        error = await failure(device.compiler.compile("source", "copy"), accel.CompileError)
-        assert (error.log, error.op, error.device) == ("all of it", "compile", "cpu:0")
-        compiler.gate.clear()
-        waiting = task(device.compiler.compile("source", "copy"))
-        await until(lambda: len(compiler.compiled) == 2)
-        others = await asyncio.gather(device.zeros(3), device.zeros(4))
-        assert len(others) == 2, "ops go on while a program is compiled"
-        await cancelled(waiting)
-        late = await failure(device.compiler.compile("source", "copy", timeout=0.01), accel.DeadlineExceededError)
-        assert late.op == "compile"
-        compiler.gate.set()
-        assert (await device.compiler.compile("source", "copy")).name == "copy"
+async def test_errors_cancellation_and_deadlines_of_a_compilation(compiler: StandIn, device: accel.Device) -> None:
+    compiler.errors.append(accel.CompileError("copy.cu(1): error", log="all of it"))
+    error = await failure(device.compiler.compile("source", "copy"), accel.CompileError)
+    assert (error.log, error.op, error.device) == ("all of it", "compile", "cpu:0")
+    compiler.gate.clear()
+    waiting = task(device.compiler.compile("source", "copy"))
+    await until(lambda: len(compiler.compiled) == 2)
+    others = await asyncio.gather(device.zeros(3), device.zeros(4))
+    assert len(others) == 2, "ops go on while a program is compiled"
+    await cancelled(waiting)
+    late = await failure(device.compiler.compile("source", "copy", timeout=0.01), accel.DeadlineExceededError)
+    assert late.op == "compile"
+    compiler.gate.set()
+    assert (await device.compiler.compile("source", "copy")).name == "copy"
 
 
 async def test_a_fault_that_surfaces_while_compiling_rebuilds_and_the_kernel_stays_valid(
@@ -237,17 +233,16 @@ async def test_a_rebuild_while_compiling_is_not_noticed(compiler: StandIn) -> No
         assert len(compiler.compiled) == 2
 
 
-async def test_kernels_and_launches_pickle(compiler: StandIn) -> None:
-    async with opened() as device:
-        kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
-        x, y = await device.full(4, 3.0), await device.zeros(4)
-        await kernel.launch(1, 4, (y, x, 4))
-        again = pickle.loads(pickle.dumps(kernel.program))
-        assert again == kernel.program
-        assert again.key == kernel.program.key
-        op = pickle.loads(pickle.dumps(Launch(kernel.program, 1, 4, (y, x, 4))))
-        assert await device.run(op) is y
-        assert np.array_equal(await device.get(y), np.full(4, 3.0, np.float32))
+async def test_kernels_and_launches_pickle(compiler: StandIn, device: accel.Device) -> None:
+    kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
+    x, y = await device.full(4, 3.0), await device.zeros(4)
+    await kernel.launch(1, 4, (y, x, 4))
+    again = pickle.loads(pickle.dumps(kernel.program))
+    assert again == kernel.program
+    assert again.key == kernel.program.key
+    op = pickle.loads(pickle.dumps(Launch(kernel.program, 1, 4, (y, x, 4))))
+    assert await device.run(op) is y
+    assert np.array_equal(await device.get(y), np.full(4, 3.0, np.float32))
 
 
 def test_the_key_covers_everything_that_makes_the_code() -> None:
@@ -299,14 +294,13 @@ async def test_what_cannot_be_loaded_is_refused(compiler: StandIn) -> None:
         await late
 
 
-async def test_a_launch_may_be_cooperative(compiler: StandIn) -> None:
-    async with opened() as device:
-        kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
-        x, y = await device.zeros(4), await device.zeros(4)
-        await kernel.launch(1, 4, (y, x, 4), cooperative=True)
-        await device.compiler.launch(kernel, 1, 4, (y, x, 4))
-        async with device.batch() as batch:
-            batch.compiler.launch(kernel, 1, 4, (y, x, 4), cooperative=True)
-        assert compiler.cooperative == [True, False, True]
-        error = await failure(kernel.launch(1, 4, (y, x, 4), cooperative=1), accel.InvalidArgumentError)  # type: ignore[arg-type]
-        assert "cooperative is 1" in str(error)
+async def test_a_launch_may_be_cooperative(compiler: StandIn, device: accel.Device) -> None:
+    kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
+    x, y = await device.zeros(4), await device.zeros(4)
+    await kernel.launch(1, 4, (y, x, 4), cooperative=True)
+    await device.compiler.launch(kernel, 1, 4, (y, x, 4))
+    async with device.batch() as batch:
+        batch.compiler.launch(kernel, 1, 4, (y, x, 4), cooperative=True)
+    assert compiler.cooperative == [True, False, True]
+    error = await failure(kernel.launch(1, 4, (y, x, 4), cooperative=1), accel.InvalidArgumentError)  # type: ignore[arg-type]
+    assert "cooperative is 1" in str(error)

@@ -13,15 +13,9 @@ from accel.enums import Transpose
 from tests.device_support import Array, failure, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 def applied(array: Array, how: Transpose) -> Array:

@@ -167,32 +167,30 @@ async def test_invalid_op_is_refused_while_recording() -> None:
         assert (await device.get(kept)).shape == (2, 3)
 
 
-async def test_refs_of_a_batch_are_its_own_until_it_ends() -> None:
-    async with opened() as device:
-        a = await device.zeros((2, 2))
-        async with device.batch() as batch:
-            ref = batch.elementwise.unary("neg", a)
-            for call in (device.get(ref), device.elementwise.unary("neg", ref), device.free(ref), device.copy(a, ref)):
-                await failure(call, accel.InvalidArgumentError)
-            async with device.batch() as other:
-                with pytest.raises(accel.InvalidArgumentError):
-                    other.elementwise.unary("neg", ref)
-                inner = other.elementwise.unary("exp", a)
-            both = batch.elementwise.binary("add", ref, inner)
-        np.testing.assert_array_equal(await device.get(both), np.ones((2, 2)))
+async def test_refs_of_a_batch_are_its_own_until_it_ends(device: accel.Device) -> None:
+    a = await device.zeros((2, 2))
+    async with device.batch() as batch:
+        ref = batch.elementwise.unary("neg", a)
+        for call in (device.get(ref), device.elementwise.unary("neg", ref), device.free(ref), device.copy(a, ref)):
+            await failure(call, accel.InvalidArgumentError)
+        async with device.batch() as other:
+            with pytest.raises(accel.InvalidArgumentError):
+                other.elementwise.unary("neg", ref)
+            inner = other.elementwise.unary("exp", a)
+        both = batch.elementwise.binary("add", ref, inner)
+    np.testing.assert_array_equal(await device.get(both), np.ones((2, 2)))
 
 
-async def test_batch_records_inside_its_block_only_and_once() -> None:
-    async with opened() as device:
-        batch = device.batch()
-        with pytest.raises(accel.NotInitializedError):
-            batch.zeros(1)
-        async with batch:
-            batch.zeros(1)
-        with pytest.raises(accel.ClosedError):
-            batch.zeros(1)
-        with pytest.raises(accel.ClosedError):
-            await batch.__aenter__()
+async def test_batch_records_inside_its_block_only_and_once(device: accel.Device) -> None:
+    batch = device.batch()
+    with pytest.raises(accel.NotInitializedError):
+        batch.zeros(1)
+    async with batch:
+        batch.zeros(1)
+    with pytest.raises(accel.ClosedError):
+        batch.zeros(1)
+    with pytest.raises(accel.ClosedError):
+        await batch.__aenter__()
 
 
 async def test_batch_cancelled_at_its_end_is_dropped_if_it_was_not_launched() -> None:
@@ -242,24 +240,23 @@ async def test_large_batch_that_is_cancelled_midway_leaves_no_memory() -> None:
 
 
 @pytest.mark.parametrize("turn", range(0, 10, 2))
-async def test_batch_that_is_cancelled_while_a_library_is_opened_leaves_no_memory(turn: int) -> None:
-    async with opened() as device:
+async def test_batch_that_is_cancelled_while_a_library_is_opened_leaves_no_memory(turn: int, device: accel.Device) -> None:
 
-        async def change() -> None:
-            async with device.batch() as batch:
-                h = batch.full((4, 4), 2.0)
-                h = batch.blas.gemm(h, h)
-                batch.reduce("sum", h)
+    async def change() -> None:
+        async with device.batch() as batch:
+            h = batch.full((4, 4), 2.0)
+            h = batch.blas.gemm(h, h)
+            batch.reduce("sum", h)
 
-        changing = task(change())
-        await turns(turn)
-        changing.cancel()
-        await asyncio.gather(changing, return_exceptions=True)
-        assert used(device) >= 0
-        del changing
-        await bounded(device.zeros(1))
-        await in_flight(device, 0)
-        await until(lambda: used(device) == 0)
+    changing = task(change())
+    await turns(turn)
+    changing.cancel()
+    await asyncio.gather(changing, return_exceptions=True)
+    assert used(device) >= 0
+    del changing
+    await bounded(device.zeros(1))
+    await in_flight(device, 0)
+    await until(lambda: used(device) == 0)
 
 
 async def test_rebuild_while_recording_is_told_at_the_end() -> None:

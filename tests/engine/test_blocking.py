@@ -197,12 +197,10 @@ async def test_a_large_array_that_is_rearranged_keeps_its_deadline() -> None:
         np.testing.assert_array_equal(await device.get(ref), array)
 
 
-async def test_info_can_be_asked_for_from_another_thread() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        ref = await device.put(np.ones(100))
-        before = device.info().memory.used
-        del ref
-        # Not on its own loop it counts what it finds, and leaves the frees to the loop.
-        assert (await asyncio.to_thread(device.info)).memory.used == before
-        assert device.info().memory.used == 0
+async def test_info_can_be_asked_for_from_another_thread(device: accel.Device) -> None:
+    ref = await device.put(np.ones(100))
+    before = device.info().memory.used
+    del ref
+    # Not on its own loop it counts what it finds, and leaves the frees to the loop.
+    assert (await asyncio.to_thread(device.info)).memory.used == before
+    assert device.info().memory.used == 0

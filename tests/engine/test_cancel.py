@@ -79,18 +79,17 @@ async def test_waiter_for_room_that_is_cancelled_leaves_the_others_in_order() ->
         assert float(await device.get(x)) == 5.0
 
 
-async def test_cancelled_in_the_turn_in_which_the_result_comes() -> None:
-    async with opened() as device:
-        for delay in range(12):
-            work = task(device.zeros(16))
-            await turns(delay)
-            done = work.done()
-            work.cancel()
-            result = await asyncio.gather(work, return_exceptions=True)
-            assert isinstance(result[0], accel.AccelRef if done else (asyncio.CancelledError, accel.AccelRef))
-            del work, result
-        await in_flight(device, 0)
-        await until(lambda: used(device) == 0)
+async def test_cancelled_in_the_turn_in_which_the_result_comes(device: accel.Device) -> None:
+    for delay in range(12):
+        work = task(device.zeros(16))
+        await turns(delay)
+        done = work.done()
+        work.cancel()
+        result = await asyncio.gather(work, return_exceptions=True)
+        assert isinstance(result[0], accel.AccelRef if done else (asyncio.CancelledError, accel.AccelRef))
+        del work, result
+    await in_flight(device, 0)
+    await until(lambda: used(device) == 0)
 
 
 async def test_timeout_of_asyncio_and_task_groups_cancel_like_any_other() -> None:
@@ -119,16 +118,15 @@ async def _raise() -> None:
     raise ZeroDivisionError
 
 
-async def test_waiting_for_a_library_or_a_slab_can_be_cancelled() -> None:
-    async with opened() as device:
-        a = await device.zeros((4, 4))
-        calls: tuple[Callable[[], Awaitable[Any]], ...] = (lambda: device.blas.gemm(a, a), lambda: device.zeros(100 << 20, "uint8"))
-        for call in calls:
-            work = task(call())
-            await turns(2)
-            await cancelled(work)
-        np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, a)), np.zeros((4, 4)))
-        assert used(device) == 256
+async def test_waiting_for_a_library_or_a_slab_can_be_cancelled(device: accel.Device) -> None:
+    a = await device.zeros((4, 4))
+    calls: tuple[Callable[[], Awaitable[Any]], ...] = (lambda: device.blas.gemm(a, a), lambda: device.zeros(100 << 20, "uint8"))
+    for call in calls:
+        work = task(call())
+        await turns(2)
+        await cancelled(work)
+    np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, a)), np.zeros((4, 4)))
+    assert used(device) == 256
 
 
 def test_random_cancellation_on_every_loop(

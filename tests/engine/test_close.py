@@ -117,13 +117,12 @@ async def _collect(device: accel.Device) -> list[int]:
     return [number async for number in device.generations()]
 
 
-async def test_batch_that_is_recorded_while_the_device_closes_is_void() -> None:
-    async with opened() as device:
-        with pytest.raises(accel.ClosedError):
-            async with device.batch() as batch:
-                ref = batch.zeros(1)
-                await device.aclose()
-        assert ref.is_stale
+async def test_batch_that_is_recorded_while_the_device_closes_is_void(device: accel.Device) -> None:
+    with pytest.raises(accel.ClosedError):
+        async with device.batch() as batch:
+            ref = batch.zeros(1)
+            await device.aclose()
+    assert ref.is_stale
 
 
 async def test_cancelling_a_close_ends_its_patience() -> None:
@@ -160,26 +159,25 @@ async def test_refs_dropped_after_the_end_do_no_harm() -> None:
     del ref, refs
 
 
-async def test_other_loops_and_threads_are_refused() -> None:
-    async with opened() as device:
-        ref = await device.zeros(2)
-        outcomes: list[object] = []
+async def test_other_loops_and_threads_are_refused(device: accel.Device) -> None:
+    ref = await device.zeros(2)
+    outcomes: list[object] = []
 
-        async def trespass() -> None:
-            for call in (device.zeros(1), device.get(ref), device.free(ref), _one_batch(device), device.aclose()):
-                try:
-                    outcomes.append(await call)
-                except accel.AccelError as error:
-                    outcomes.append(error)
+    async def trespass() -> None:
+        for call in (device.zeros(1), device.get(ref), device.free(ref), _one_batch(device), device.aclose()):
+            try:
+                outcomes.append(await call)
+            except accel.AccelError as error:
+                outcomes.append(error)
 
-        thread = threading.Thread(target=lambda: asyncio.run(trespass()))
-        thread.start()
-        thread.join(PATIENCE)
-        assert [type(each) for each in outcomes] == [accel.ClosedError] * 5
-        assert all("portal" in str(each) for each in outcomes)
-        assert device.state is accel.DeviceState.READY
-        assert not ref.is_stale
-        assert (await device.get(ref)).shape == (2,)
+    thread = threading.Thread(target=lambda: asyncio.run(trespass()))
+    thread.start()
+    thread.join(PATIENCE)
+    assert [type(each) for each in outcomes] == [accel.ClosedError] * 5
+    assert all("portal" in str(each) for each in outcomes)
+    assert device.state is accel.DeviceState.READY
+    assert not ref.is_stale
+    assert (await device.get(ref)).shape == (2,)
 
 
 def _refusal(call: Callable[[], Any]) -> bytes:

@@ -84,14 +84,13 @@ async def _one_batch(device: accel.Device) -> None:
         batch.zeros(1)
 
 
-async def test_deadline_covers_a_library_that_is_opened() -> None:
-    async with opened() as device:
-        a = await device.zeros((4, 4))
-        began = time.monotonic()
-        with contextlib.suppress(accel.DeadlineExceededError):
-            await device.blas.gemm(a, a, timeout=1e-6)
-        assert time.monotonic() - began < PATIENCE / 2
-        await device.blas.gemm(a, a, timeout=PATIENCE)
+async def test_deadline_covers_a_library_that_is_opened(device: accel.Device) -> None:
+    a = await device.zeros((4, 4))
+    began = time.monotonic()
+    with contextlib.suppress(accel.DeadlineExceededError):
+        await device.blas.gemm(a, a, timeout=1e-6)
+    assert time.monotonic() - began < PATIENCE / 2
+    await device.blas.gemm(a, a, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, -0.5, float("-inf")])
@@ -121,9 +120,8 @@ async def test_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [5, 5.0, np.float64(5), float("inf"), None])
-async def test_timeout_that_is_long_enough_changes_nothing(timeout: float | None) -> None:
-    async with opened() as device:
-        np.testing.assert_array_equal(await device.get(await device.full(2, 3.0, timeout=timeout), timeout=timeout), [3, 3])
+async def test_timeout_that_is_long_enough_changes_nothing(timeout: float | None, device: accel.Device) -> None:
+    np.testing.assert_array_equal(await device.get(await device.full(2, 3.0, timeout=timeout), timeout=timeout), [3, 3])
 
 
 async def test_batch_that_expires_on_the_device_ends_its_wait() -> None:

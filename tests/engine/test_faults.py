@@ -318,19 +318,18 @@ async def _next(seen: Any) -> int:
     return value
 
 
-async def test_bug_of_the_device_layer_costs_one_op_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened() as device:
-        a = await device.zeros(1)
+async def test_bug_of_the_device_layer_costs_one_op_and_nothing_else(monkeypatch: pytest.MonkeyPatch, device: accel.Device) -> None:
+    a = await device.zeros(1)
 
-        def broken(*_: Any) -> bool:
-            raise RuntimeError("a bug")
+    def broken(*_: Any) -> bool:
+        raise RuntimeError("a bug")
 
-        monkeypatch.setattr("accel.engine.context.Context.dispatch_now", broken)
-        error = await failure(device.zeros(1), accel.LibraryError)
-        assert isinstance(error.__cause__, RuntimeError)
-        monkeypatch.undo()
-        assert (await bounded(device.full(1, 3.0))).generation == 1
-        assert not a.is_stale
+    monkeypatch.setattr("accel.engine.context.Context.dispatch_now", broken)
+    error = await failure(device.zeros(1), accel.LibraryError)
+    assert isinstance(error.__cause__, RuntimeError)
+    monkeypatch.undo()
+    assert (await bounded(device.full(1, 3.0))).generation == 1
+    assert not a.is_stale
 
 
 async def test_an_op_is_answered_although_the_fault_came_while_many_refs_were_freed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,57 +44,51 @@ async def test_replay_computes_with_what_its_inputs_hold_now() -> None:
             np.testing.assert_allclose(await device.get(total), np.maximum(a @ w, 0).sum(axis=0), rtol=1e-12, atol=1e-12)
 
 
-async def test_nothing_runs_before_the_first_replay() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        y = await device.put(np.ones(8))
-        x = await device.put(np.full(8, 2.0))
-        async with device.graph() as graph:
-            graph.blas.axpy(x, y, alpha=3.0)
-        np.testing.assert_array_equal(await device.get(y), np.ones(8))
-        await graph.replay()
-        await graph.replay()
-        np.testing.assert_array_equal(await device.get(y), np.full(8, 13.0))
+async def test_nothing_runs_before_the_first_replay(device: accel.Device) -> None:
+    y = await device.put(np.ones(8))
+    x = await device.put(np.full(8, 2.0))
+    async with device.graph() as graph:
+        graph.blas.axpy(x, y, alpha=3.0)
+    np.testing.assert_array_equal(await device.get(y), np.ones(8))
+    await graph.replay()
+    await graph.replay()
+    np.testing.assert_array_equal(await device.get(y), np.full(8, 13.0))
 
 
-async def test_replays_and_other_ops_keep_their_order() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.zeros((1 << 14,), "float64")
-        one = await device.full((1 << 14,), 1.0, "float64")
-        async with device.graph() as graph:
-            graph.elementwise.binary("add", x, one, out=x)
-        waits: list[asyncio.Future[object]] = []
-        for _ in range(20):
-            waits.append(asyncio.ensure_future(graph.replay()))
-            waits.append(asyncio.ensure_future(device.blas.scal(x, 2.0)))
-        await asyncio.gather(*waits)
-        expected = 0.0
-        for _ in range(20):
-            expected = (expected + 1) * 2
-        np.testing.assert_array_equal(await device.get(x), np.full(1 << 14, expected))
+async def test_replays_and_other_ops_keep_their_order(device: accel.Device) -> None:
+    x = await device.zeros((1 << 14,), "float64")
+    one = await device.full((1 << 14,), 1.0, "float64")
+    async with device.graph() as graph:
+        graph.elementwise.binary("add", x, one, out=x)
+    waits: list[asyncio.Future[object]] = []
+    for _ in range(20):
+        waits.append(asyncio.ensure_future(graph.replay()))
+        waits.append(asyncio.ensure_future(device.blas.scal(x, 2.0)))
+    await asyncio.gather(*waits)
+    expected = 0.0
+    for _ in range(20):
+        expected = (expected + 1) * 2
+    np.testing.assert_array_equal(await device.get(x), np.full(1 << 14, expected))
 
 
-async def test_dropping_the_graph_and_its_refs_gives_their_memory_back() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.ones((64, 64)))
-        before = device.info().memory.used
-        async with device.graph() as graph:
-            y = graph.blas.gemm(x, x)
+async def test_dropping_the_graph_and_its_refs_gives_their_memory_back(device: accel.Device) -> None:
+    x = await device.put(np.ones((64, 64)))
+    before = device.info().memory.used
+    async with device.graph() as graph:
+        y = graph.blas.gemm(x, x)
+    await graph.replay()
+    held = device.info().memory.used
+    assert held > before
+    del y
+    gc.collect()
+    assert device.info().memory.used == held, "the graph writes it at each replay"
+    await graph.replay()
+    await graph.aclose()
+    await graph.aclose()
+    gc.collect()
+    assert device.info().memory.used == before
+    with pytest.raises(accel.ClosedError):
         await graph.replay()
-        held = device.info().memory.used
-        assert held > before
-        del y
-        gc.collect()
-        assert device.info().memory.used == held, "the graph writes it at each replay"
-        await graph.replay()
-        await graph.aclose()
-        await graph.aclose()
-        gc.collect()
-        assert device.info().memory.used == before
-        with pytest.raises(accel.ClosedError):
-            await graph.replay()
 
 
 async def test_a_graph_of_a_gone_generation_is_refused() -> None:
@@ -115,61 +109,55 @@ async def test_a_graph_of_a_gone_generation_is_refused() -> None:
         assert caught.value.reason == "generation"
 
 
-async def test_a_freed_result_ends_the_graph() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.ones(64))
-        async with device.graph() as graph:
-            y = graph.elementwise.unary("neg", x)
+async def test_a_freed_result_ends_the_graph(device: accel.Device) -> None:
+    x = await device.put(np.ones(64))
+    async with device.graph() as graph:
+        y = graph.elementwise.unary("neg", x)
+    await graph.replay()
+    await device.free(y)
+    other = await device.full(64, 7.0, "float64")  # where y was, likely
+    with pytest.raises(accel.StaleRefError) as caught:
         await graph.replay()
-        await device.free(y)
-        other = await device.full(64, 7.0, "float64")  # where y was, likely
-        with pytest.raises(accel.StaleRefError) as caught:
-            await graph.replay()
-        assert caught.value.reason == "freed"
-        assert caught.value.op == "replay"
-        np.testing.assert_array_equal(await device.get(other), np.full(64, 7.0))
+    assert caught.value.reason == "freed"
+    assert caught.value.op == "replay"
+    np.testing.assert_array_equal(await device.get(other), np.full(64, 7.0))
 
 
-async def test_a_body_that_raises_leaves_nothing_behind() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.ones((8, 8)))
-        used = device.info().memory.used
-        graph = device.graph()
-        with pytest.raises(RuntimeError, match="mine"):
-            async with graph:
-                y = graph.blas.gemm(x, x)
-                raise RuntimeError("mine")
-        with pytest.raises(accel.ClosedError):
-            await graph.replay()
-        with pytest.raises(accel.StaleRefError):
-            await device.get(y)
-        assert device.info().memory.used == used
-
-
-async def test_misuse_says_what_to_do() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.ones(4))
-        graph = device.graph()
-        with pytest.raises(accel.NotInitializedError):
-            graph.elementwise.unary("neg", x)
-        with pytest.raises(accel.NotInitializedError):
-            await graph.replay()
+async def test_a_body_that_raises_leaves_nothing_behind(device: accel.Device) -> None:
+    x = await device.put(np.ones((8, 8)))
+    used = device.info().memory.used
+    graph = device.graph()
+    with pytest.raises(RuntimeError, match="mine"):
         async with graph:
-            y = graph.elementwise.unary("neg", x)
-            with pytest.raises(accel.InvalidArgumentError, match="graph that has not ended"):
-                await device.get(y)
-            with pytest.raises(accel.InvalidArgumentError, match="host memory"):
-                graph.run(ops.Put(np.ones(4)))
-            with pytest.raises(accel.InvalidArgumentError, match="no buffer"):
-                graph.run(ops.Get(x, np.empty(4)))
-        with pytest.raises(accel.ClosedError):
-            graph.elementwise.unary("neg", x)
-        with pytest.raises(accel.ClosedError):
-            async with graph:
-                pass
+            y = graph.blas.gemm(x, x)
+            raise RuntimeError("mine")
+    with pytest.raises(accel.ClosedError):
+        await graph.replay()
+    with pytest.raises(accel.StaleRefError):
+        await device.get(y)
+    assert device.info().memory.used == used
+
+
+async def test_misuse_says_what_to_do(device: accel.Device) -> None:
+    x = await device.put(np.ones(4))
+    graph = device.graph()
+    with pytest.raises(accel.NotInitializedError):
+        graph.elementwise.unary("neg", x)
+    with pytest.raises(accel.NotInitializedError):
+        await graph.replay()
+    async with graph:
+        y = graph.elementwise.unary("neg", x)
+        with pytest.raises(accel.InvalidArgumentError, match="graph that has not ended"):
+            await device.get(y)
+        with pytest.raises(accel.InvalidArgumentError, match="host memory"):
+            graph.run(ops.Put(np.ones(4)))
+        with pytest.raises(accel.InvalidArgumentError, match="no buffer"):
+            graph.run(ops.Get(x, np.empty(4)))
+    with pytest.raises(accel.ClosedError):
+        graph.elementwise.unary("neg", x)
+    with pytest.raises(accel.ClosedError):
+        async with graph:
+            pass
 
 
 async def test_an_op_that_fails_at_replay_is_answered_there_and_the_device_goes_on() -> None:
@@ -303,34 +291,32 @@ async def test_closing_gives_graphs_back_that_rest(native: Native) -> None:
     assert len(native.closed) == 1
 
 
-async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        x = await device.put(np.ones((64, 64)))
-        used = device.info().memory.used
-        gc.collect()
-        gc.disable()
-        try:
+async def test_dropping_a_graph_or_a_batch_needs_no_collector(device: accel.Device) -> None:
+    x = await device.put(np.ones((64, 64)))
+    used = device.info().memory.used
+    gc.collect()
+    gc.disable()
+    try:
+        async with device.graph() as graph:
+            y = graph.blas.gemm(x, x)
+            del y
+        await graph.replay()
+        async with device.batch() as batch:
+            y = batch.blas.gemm(x, x)
+        gone: list[weakref.ref[Any]] = [weakref.ref(graph), weakref.ref(batch)]
+        assert device.info().memory.used > used
+        del graph, batch, y
+        assert [each() for each in gone] == [None, None]
+        assert device.info().memory.used == used
+        with pytest.raises(RuntimeError, match="mine"):
             async with device.graph() as graph:
-                y = graph.blas.gemm(x, x)
-                del y
-            await graph.replay()
-            async with device.batch() as batch:
-                y = batch.blas.gemm(x, x)
-            gone: list[weakref.ref[Any]] = [weakref.ref(graph), weakref.ref(batch)]
-            assert device.info().memory.used > used
-            del graph, batch, y
-            assert [each() for each in gone] == [None, None]
-            assert device.info().memory.used == used
-            with pytest.raises(RuntimeError, match="mine"):
-                async with device.graph() as graph:
-                    graph.blas.gemm(x, x)
-                    raise RuntimeError("mine")
-            gone = [weakref.ref(graph)]
-            del graph
-            assert gone[0]() is None
-        finally:
-            gc.enable()
+                graph.blas.gemm(x, x)
+                raise RuntimeError("mine")
+        gone = [weakref.ref(graph)]
+        del graph
+        assert gone[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
@@ -363,38 +349,33 @@ async def exp_plus(device: accel.Device, y: accel.AccelRef) -> GraphFunction:
     return graph.into_function([x], [total])
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_a_function_computes_with_its_operands_where_a_graph_is_not_one_command(host: Any) -> None:
-    async with opened(host=host) as device:
-        y = await device.put(np.full(4, 0.5))
-        function = await exp_plus(device, y)
-        for number in range(3):
-            (result,) = await function(await device.put(np.full(4, float(number))), y)
-            np.testing.assert_allclose(await device.get(result), np.exp(number) + 0.5)
+async def test_a_function_computes_with_its_operands_where_a_graph_is_not_one_command(hosted: accel.Device) -> None:
+    y = await hosted.put(np.full(4, 0.5))
+    function = await exp_plus(hosted, y)
+    for number in range(3):
+        (result,) = await function(await hosted.put(np.full(4, float(number))), y)
+        np.testing.assert_allclose(await hosted.get(result), np.exp(number) + 0.5)
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_a_function_refuses_operands_that_do_not_fit_its_inputs(host: Any) -> None:
-    async with opened(host=host) as device:
-        x, y = await device.put(np.full(4, 2.0)), await device.put(np.full(4, 0.5))
-        function = await exp_plus(device, y)
-        short, other = await device.zeros(3, np.float64), await device.zeros(4, np.float32)
-        wide, nothing = await device.zeros((4, 2), np.float64), None
-        for operands in ((), (short, y), (other, y), (nothing, y), (x,), (x, x), (wide[:, 0], y)):
-            given: Any = operands
-            assert (await failure(function(*given), accel.InvalidArgumentError)).remedy, operands
-        (result,) = await function(x, y)
-        np.testing.assert_allclose(await device.get(result), np.exp(2.0) + 0.5)
+async def test_a_function_refuses_operands_that_do_not_fit_its_inputs(hosted: accel.Device) -> None:
+    x, y = await hosted.put(np.full(4, 2.0)), await hosted.put(np.full(4, 0.5))
+    function = await exp_plus(hosted, y)
+    short, other = await hosted.zeros(3, np.float64), await hosted.zeros(4, np.float32)
+    wide, nothing = await hosted.zeros((4, 2), np.float64), None
+    for operands in ((), (short, y), (other, y), (nothing, y), (x,), (x, x), (wide[:, 0], y)):
+        given: Any = operands
+        assert (await failure(function(*given), accel.InvalidArgumentError)).remedy, operands
+    (result,) = await function(x, y)
+    np.testing.assert_allclose(await hosted.get(result), np.exp(2.0) + 0.5)
 
 
-async def test_a_graph_that_writes_a_buffer_of_others_is_no_function() -> None:
-    async with opened() as device:
-        y = await device.put(np.zeros(4))
-        async with device.graph() as graph:
-            x = graph.empty(4, np.float64)
-            graph.copy(x, y)
-        with pytest.raises(accel.InvalidArgumentError, match="writes"):
-            graph.into_function([], [x])
-        await device.put(np.ones(4), out=x)
-        await graph.replay()
-        np.testing.assert_array_equal(await device.get(y), np.ones(4))
+async def test_a_graph_that_writes_a_buffer_of_others_is_no_function(device: accel.Device) -> None:
+    y = await device.put(np.zeros(4))
+    async with device.graph() as graph:
+        x = graph.empty(4, np.float64)
+        graph.copy(x, y)
+    with pytest.raises(accel.InvalidArgumentError, match="writes"):
+        graph.into_function([], [x])
+    await device.put(np.ones(4), out=x)
+    await graph.replay()
+    np.testing.assert_array_equal(await device.get(y), np.ones(4))

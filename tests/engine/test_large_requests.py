@@ -107,19 +107,17 @@ async def test_graph_is_recorded_and_replayed_in_turns(rng: np.random.Generator)
         np.testing.assert_array_equal(await device.get(y), -values)
 
 
-async def test_many_dropped_refs_are_freed_in_turns() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        x = await device.zeros(4)
-        used = device.info().memory.used
-        async with device.batch() as batch:
-            refs: list[accel.AccelRef] = [batch.elementwise.unary("neg", x) for _ in range(24000)]
-        async with cut_in_turns(0.5):
-            while refs:  # that they end is no work of the device's
-                del refs[-1500:]
-                await asyncio.sleep(0)
-            await device.get(x)
-        assert device.info().memory.used == used
+async def test_many_dropped_refs_are_freed_in_turns(device: accel.Device) -> None:
+    x = await device.zeros(4)
+    used = device.info().memory.used
+    async with device.batch() as batch:
+        refs: list[accel.AccelRef] = [batch.elementwise.unary("neg", x) for _ in range(24000)]
+    async with cut_in_turns(0.5):
+        while refs:  # that they end is no work of the device's
+            del refs[-1500:]
+            await asyncio.sleep(0)
+        await device.get(x)
+    assert device.info().memory.used == used
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
@@ -148,39 +146,37 @@ async def test_batch_leaves_in_turns_and_in_the_order_of_the_ends_of_blocks(host
         np.testing.assert_allclose(await device.get(y), (values + 1) * 2)
 
 
-async def test_cancelled_end_of_a_large_batch_forgets_its_refs(rng: np.random.Generator) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        x = await device.zeros(4)
-        used = device.info().memory.used
-        seen = set()
-        for _ in range(5):
-            made: list[accel.AccelRef] = []
-            recorded = asyncio.Event()
+async def test_cancelled_end_of_a_large_batch_forgets_its_refs(rng: np.random.Generator, device: accel.Device) -> None:
+    x = await device.zeros(4)
+    used = device.info().memory.used
+    seen = set()
+    for _ in range(5):
+        made: list[accel.AccelRef] = []
+        recorded = asyncio.Event()
 
-            async def large(made: list[accel.AccelRef], recorded: asyncio.Event) -> None:
-                async with device.batch() as batch:
-                    made.append(chain(batch, x, 3000))
-                    recorded.set()
+        async def large(made: list[accel.AccelRef], recorded: asyncio.Event) -> None:
+            async with device.batch() as batch:
+                made.append(chain(batch, x, 3000))
+                recorded.set()
 
-            task = asyncio.ensure_future(large(made, recorded))
-            await recorded.wait()
-            for _ in range(int(rng.integers(60))):
-                await asyncio.sleep(0)
-            task.cancel()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
-            seen.add(type(outcome))
-            if outcome is None:
-                np.testing.assert_array_equal(await device.get(made[0]), np.zeros(4))
-            else:
-                # It is of no block any more: it is there, or it is gone.
-                with contextlib.suppress(accel.StaleRefError):
-                    await device.copy(made[0], await device.zeros(4))
-            del made, task, outcome
-        assert seen <= {type(None), asyncio.CancelledError}
-        gc.collect()  # what a cancelled task had in hand
-        await device.get(x)
-        assert device.info().memory.used == used
+        task = asyncio.ensure_future(large(made, recorded))
+        await recorded.wait()
+        for _ in range(int(rng.integers(60))):
+            await asyncio.sleep(0)
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        seen.add(type(outcome))
+        if outcome is None:
+            np.testing.assert_array_equal(await device.get(made[0]), np.zeros(4))
+        else:
+            # It is of no block any more: it is there, or it is gone.
+            with contextlib.suppress(accel.StaleRefError):
+                await device.copy(made[0], await device.zeros(4))
+        del made, task, outcome
+    assert seen <= {type(None), asyncio.CancelledError}
+    gc.collect()  # what a cancelled task had in hand
+    await device.get(x)
+    assert device.info().memory.used == used
 
 
 _BOUND = 40.0

@@ -106,10 +106,9 @@ async def test_last_rebuild_after_a_bug_of_the_contexts_actor_is_made() -> None:
         await bounded(device.zeros(1))
 
 
-async def test_device_whose_actor_ends_by_itself_is_lost() -> None:
-    async with opened() as device:
-        await device.zeros(1)
-        await device._actor.stop()
-        await turns()
-        assert device.state is LOST
-        await failure(device.zeros(1), accel.DeviceLostError)
+async def test_device_whose_actor_ends_by_itself_is_lost(device: accel.Device) -> None:
+    await device.zeros(1)
+    await device._actor.stop()
+    await turns()
+    assert device.state is LOST
+    await failure(device.zeros(1), accel.DeviceLostError)

@@ -91,50 +91,44 @@ async def test_in_a_batch_a_graph_and_a_quarantine_too(host: Any) -> None:
                 await still_works(other, y)
 
 
-@HOSTS
-async def test_what_result_and_plan_do_is_the_ops_error(host: Any) -> None:
-    async with accel.System(close_timeout=2) as system:
-        device = await system.open_device("cpu", host=host)
-        await device.register(Bugs)
-        x = await device.put(np.arange(4.0))
-        durable = await device.put(np.arange(3.0), durable=True)
-        for kind in ("value", "stop", *ODD):
-            await error_of(device.run(Bug(x, f"result:{kind}")))
-        for nonsense in NONSENSE:
-            error = await error_of(device.run(Bug(x, f"nonsense:{nonsense}")))
-            assert isinstance(error, (accel.LibraryError, accel.InvalidArgumentError)), nonsense
-        for kind in ("cancelled", "generator"):
-            await error_of(device.run(Bug(x, f"plan:{kind}")))
-        async with device.batch() as batch:
-            for where in [f"result:{kind}" for kind in ("value", *ODD)] + ["plan:cancelled", "plan:generator"]:
-                with pytest.raises(accel.AccelError):
-                    batch.run(Bug(x, where))
-            recorded = batch.run(Bug(x))
-            assert len(batch) == 1
-        np.testing.assert_array_equal(await device.get(recorded), np.arange(4.0) + 1)
-        np.testing.assert_array_equal(await device.get(durable), np.arange(3.0))
-        await still_works(device, x)
-        assert device.info().restarts == 0
+async def test_what_result_and_plan_do_is_the_ops_error(hosted: accel.Device) -> None:
+    await hosted.register(Bugs)
+    x = await hosted.put(np.arange(4.0))
+    durable = await hosted.put(np.arange(3.0), durable=True)
+    for kind in ("value", "stop", *ODD):
+        await error_of(hosted.run(Bug(x, f"result:{kind}")))
+    for nonsense in NONSENSE:
+        error = await error_of(hosted.run(Bug(x, f"nonsense:{nonsense}")))
+        assert isinstance(error, (accel.LibraryError, accel.InvalidArgumentError)), nonsense
+    for kind in ("cancelled", "generator"):
+        await error_of(hosted.run(Bug(x, f"plan:{kind}")))
+    async with hosted.batch() as batch:
+        for where in [f"result:{kind}" for kind in ("value", *ODD)] + ["plan:cancelled", "plan:generator"]:
+            with pytest.raises(accel.AccelError):
+                batch.run(Bug(x, where))
+        recorded = batch.run(Bug(x))
+        assert len(batch) == 1
+    np.testing.assert_array_equal(await hosted.get(recorded), np.arange(4.0) + 1)
+    np.testing.assert_array_equal(await hosted.get(durable), np.arange(3.0))
+    await still_works(hosted, x)
+    assert hosted.info().restarts == 0
 
 
-@HOSTS
-async def test_durable_outputs_of_an_op_that_failed_halfway_are_torn(host: Any) -> None:
-    async with accel.System(close_timeout=2) as system:
-        device = await system.open_device("cpu", host=host)
-        await device.register(Bugs)
-        x = await device.put(np.arange(4.0))
-        sound, torn = await device.put(np.zeros(4), durable=True), await device.put(np.zeros(4), durable=True)
-        view = torn[1:3]
-        await error_of(device.run(Bug(x, "half:value", torn)))
-        for ref in (torn, view):
-            with pytest.raises(accel.StaleRefError) as caught:
-                await asyncio.wait_for(device.get(ref), PATIENCE)
-            assert caught.value.reason == "torn"
-        np.testing.assert_array_equal(await device.get(sound), np.zeros(4))
-        await device.put(np.full(4, 2.0), out=torn)
-        np.testing.assert_array_equal(await device.get(torn), np.full(4, 2.0))
-        np.testing.assert_array_equal(await device.get(view), np.full(2, 2.0))
-        await still_works(device, x)
+async def test_durable_outputs_of_an_op_that_failed_halfway_are_torn(hosted: accel.Device) -> None:
+    await hosted.register(Bugs)
+    x = await hosted.put(np.arange(4.0))
+    sound, torn = await hosted.put(np.zeros(4), durable=True), await hosted.put(np.zeros(4), durable=True)
+    view = torn[1:3]
+    await error_of(hosted.run(Bug(x, "half:value", torn)))
+    for ref in (torn, view):
+        with pytest.raises(accel.StaleRefError) as caught:
+            await asyncio.wait_for(hosted.get(ref), PATIENCE)
+        assert caught.value.reason == "torn"
+    np.testing.assert_array_equal(await hosted.get(sound), np.zeros(4))
+    await hosted.put(np.full(4, 2.0), out=torn)
+    np.testing.assert_array_equal(await hosted.get(torn), np.full(4, 2.0))
+    np.testing.assert_array_equal(await hosted.get(view), np.full(2, 2.0))
+    await still_works(hosted, x)
 
 
 async def test_memory_of_an_op_that_failed_halfway_is_its_own_until_the_stream_has_passed() -> None:

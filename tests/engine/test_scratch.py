@@ -133,20 +133,19 @@ async def test_a_family_from_outside_has_it_too(host: Any, rng: np.random.Genera
         np.testing.assert_array_equal(await device.get(await doubling.doubled(ref, MIB)), 2 * x)
 
 
-async def test_it_is_there_for_the_op_and_then_for_the_next(worked: Worked, rng: np.random.Generator) -> None:
-    async with opened() as device:
-        x = rng.standard_normal(1000)
-        ref = await device.put(x)
-        before = used(device)
-        for _ in range(3):
-            result = await device.elementwise.unary("neg", ref)
-            np.testing.assert_array_equal(await device.get(result), -x)
-            del result
-            assert used(device) == before
-        assert len(worked.measured) == 1
-        assert worked.measured[0] is not threading.current_thread()
-        np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), x + x)
-        assert len(set(worked.addresses)) <= 2, "it and the result change places, at most"
+async def test_it_is_there_for_the_op_and_then_for_the_next(worked: Worked, rng: np.random.Generator, device: accel.Device) -> None:
+    x = rng.standard_normal(1000)
+    ref = await device.put(x)
+    before = used(device)
+    for _ in range(3):
+        result = await device.elementwise.unary("neg", ref)
+        np.testing.assert_array_equal(await device.get(result), -x)
+        del result
+        assert used(device) == before
+    assert len(worked.measured) == 1
+    assert worked.measured[0] is not threading.current_thread()
+    np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), x + x)
+    assert len(set(worked.addresses)) <= 2, "it and the result change places, at most"
 
 
 async def test_an_op_that_works_in_no_bytes_takes_no_memory(worked: Worked) -> None:
@@ -188,45 +187,43 @@ async def test_what_is_in_use_is_nobody_elses(worked: Worked, rng: np.random.Gen
         np.testing.assert_array_equal(await device.get(out), -x)
 
 
-async def test_batches_and_graphs_have_it_too(worked: Worked, rng: np.random.Generator) -> None:
-    async with opened() as device:
-        x, y = rng.standard_normal((2, 500))
-        ref = await device.put(x)
-        before = used(device)
+async def test_batches_and_graphs_have_it_too(worked: Worked, rng: np.random.Generator, device: accel.Device) -> None:
+    x, y = rng.standard_normal((2, 500))
+    ref = await device.put(x)
+    before = used(device)
+    async with device.batch() as batch:
+        result = batch.elementwise.unary("neg", batch.elementwise.binary("add", ref, ref))
+    np.testing.assert_array_equal(await device.get(result), -(x + x))
+    del result, batch
+    assert used(device) == before
+    async with device.graph() as graph:
+        half = graph.elementwise.unary("abs", ref[:250])
+        result = graph.elementwise.unary("neg", graph.elementwise.unary("abs", ref))
+    for each in (x, y):
+        await device.put(each, out=ref)
+        await graph.replay()
+        # Between two replays nobody else is given what the graph works in.
+        fillers = [await device.full((500,), 9.0, "float64") for _ in range(8)]
+        np.testing.assert_array_equal(await device.get(result), -abs(each))
+        np.testing.assert_array_equal(await device.get(half), abs(each[:250]))
+        assert not {worked.addresses[-1]} & {device._host.context.buffers.address(filler) for filler in fillers}
+        del fillers
+    del graph, half, result
+    assert used(device) == before
+
+
+async def test_what_cannot_be_measured_fails_its_op_alone(worked: Worked, device: accel.Device) -> None:
+    x, good = await device.put(np.ones(13)), await device.put(np.ones(14))
+    await failure(device.elementwise.unary("neg", x), accel.LibraryError)
+    with pytest.raises(accel.LibraryError) as caught:
         async with device.batch() as batch:
-            result = batch.elementwise.unary("neg", batch.elementwise.binary("add", ref, ref))
-        np.testing.assert_array_equal(await device.get(result), -(x + x))
-        del result, batch
-        assert used(device) == before
+            batch.elementwise.unary("neg", good)
+            batch.elementwise.unary("neg", x)
+    assert caught.value.op_index == 1
+    with pytest.raises(accel.LibraryError):
         async with device.graph() as graph:
-            half = graph.elementwise.unary("abs", ref[:250])
-            result = graph.elementwise.unary("neg", graph.elementwise.unary("abs", ref))
-        for each in (x, y):
-            await device.put(each, out=ref)
-            await graph.replay()
-            # Between two replays nobody else is given what the graph works in.
-            fillers = [await device.full((500,), 9.0, "float64") for _ in range(8)]
-            np.testing.assert_array_equal(await device.get(result), -abs(each))
-            np.testing.assert_array_equal(await device.get(half), abs(each[:250]))
-            assert not {worked.addresses[-1]} & {device._host.context.buffers.address(filler) for filler in fillers}
-            del fillers
-        del graph, half, result
-        assert used(device) == before
-
-
-async def test_what_cannot_be_measured_fails_its_op_alone(worked: Worked) -> None:
-    async with opened() as device:
-        x, good = await device.put(np.ones(13)), await device.put(np.ones(14))
-        await failure(device.elementwise.unary("neg", x), accel.LibraryError)
-        with pytest.raises(accel.LibraryError) as caught:
-            async with device.batch() as batch:
-                batch.elementwise.unary("neg", good)
-                batch.elementwise.unary("neg", x)
-        assert caught.value.op_index == 1
-        with pytest.raises(accel.LibraryError):
-            async with device.graph() as graph:
-                graph.elementwise.unary("neg", x)
-        np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", good)), -np.ones(14))
+            graph.elementwise.unary("neg", x)
+    np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", good)), -np.ones(14))
 
 
 async def test_whoever_goes_while_it_is_measured_leaves_nothing(worked: Worked, monkeypatch: pytest.MonkeyPatch) -> None:

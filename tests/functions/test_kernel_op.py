@@ -194,40 +194,34 @@ def cast(out: accel.Operand, x: accel.AccelRef, dtype: Any) -> None:
     np.asarray(out)[...] = np.asarray(x)
 
 
-@HOSTS
-async def test_a_spec_may_name_its_dtype(host: Host) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        await device.register(Scaling)
-        x = await device.put(np.arange(3.0))
-        for dtype in ("float32", "f4", np.dtype("float32"), np.float32):
-            for op in (cast(x, dtype), ScaleAs(x, 1.0, dtype)):
-                y = await device.run(op)
-                assert y.dtype is accel.DType.FLOAT32
-                np.testing.assert_array_equal(await device.get(y), np.arange(3, dtype="f4"))
-                async with device.batch() as batch:
-                    y = batch.run(op)
-                assert (await device.get(y)).dtype == np.float32
-        for op in (cast(x, "text"), ScaleAs(x, 1.0, None)):
-            with pytest.raises(accel.InvalidArgumentError, match="not a dtype"):
-                await device.run(op)
+async def test_a_spec_may_name_its_dtype(hosted: accel.Device) -> None:
+    await hosted.register(Scaling)
+    x = await hosted.put(np.arange(3.0))
+    for dtype in ("float32", "f4", np.dtype("float32"), np.float32):
+        for op in (cast(x, dtype), ScaleAs(x, 1.0, dtype)):
+            y = await hosted.run(op)
+            assert y.dtype is accel.DType.FLOAT32
+            np.testing.assert_array_equal(await hosted.get(y), np.arange(3, dtype="f4"))
+            async with hosted.batch() as batch:
+                y = batch.run(op)
+            assert (await hosted.get(y)).dtype == np.float32
+    for op in (cast(x, "text"), ScaleAs(x, 1.0, None)):
+        with pytest.raises(accel.InvalidArgumentError, match="not a dtype"):
+            await hosted.run(op)
 
 
-@HOSTS
-async def test_a_result_that_is_returned_or_no_spec_is_an_error(host: Host) -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host=host)
-        x = await device.put(np.zeros(4))
-        with pytest.raises(accel.InvalidArgumentError, match="returned a value"):
-            await device.get(await device.run(returned(x)))
-        with pytest.raises(accel.InvalidArgumentError, match="y is a ref"):
-            await device.run(returned(x, x))
-        for spec in (None, [Spec((), x.dtype)], Spec((-1,), x.dtype), (1,)):
-            with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
-                await device.run(made(x, spec))
-            with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
-                async with device.batch() as batch:
-                    batch.run(made(x, spec))
+async def test_a_result_that_is_returned_or_no_spec_is_an_error(hosted: accel.Device) -> None:
+    x = await hosted.put(np.zeros(4))
+    with pytest.raises(accel.InvalidArgumentError, match="returned a value"):
+        await hosted.get(await hosted.run(returned(x)))
+    with pytest.raises(accel.InvalidArgumentError, match="y is a ref"):
+        await hosted.run(returned(x, x))
+    for spec in (None, [Spec((), x.dtype)], Spec((-1,), x.dtype), (1,)):
+        with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
+            await hosted.run(made(x, spec))
+        with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
+            async with hosted.batch() as batch:
+                batch.run(made(x, spec))
 
 
 def what_a_type_checker_sees(device: accel.Device, batch: accel.Batch, x: accel.AccelRef) -> None:

@@ -137,14 +137,12 @@ async def test_a_batch_of_one_library_runs_in_the_stream_of_its_other_ops(stream
         assert first is second, "what a library keeps is ordered by its stream"
 
 
-async def test_what_does_not_block_is_called_on_the_loops_thread() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        await device.register(Quick)
-        x = await device.put(np.ones(4))
-        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
-        (instance,) = Quick.made
-        assert instance.threads == {threading.current_thread().name}
+async def test_what_does_not_block_is_called_on_the_loops_thread(device: accel.Device) -> None:
+    await device.register(Quick)
+    x = await device.put(np.ones(4))
+    np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+    (instance,) = Quick.made
+    assert instance.threads == {threading.current_thread().name}
 
 
 @pytest.mark.parametrize("library", [Mine, Quick])
@@ -187,17 +185,15 @@ async def test_a_library_that_cannot_be_closed_keeps_nothing_else_from_it(
     assert "library_not_closed" in caplog.text
 
 
-async def test_order_with_other_libraries_is_kept() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        await device.register(Mine)
-        x = await device.put(np.ones(1 << 15))
-        waits: list[asyncio.Future[object]] = []
-        for _ in range(10):
-            waits.append(asyncio.ensure_future(device.run(Scale(x, 2.0, x))))
-            waits.append(asyncio.ensure_future(device.elementwise.binary("add", x, x, out=x)))
-        await asyncio.gather(*waits)
-        np.testing.assert_array_equal(await device.get(x), np.full(1 << 15, 4.0**10))
+async def test_order_with_other_libraries_is_kept(device: accel.Device) -> None:
+    await device.register(Mine)
+    x = await device.put(np.ones(1 << 15))
+    waits: list[asyncio.Future[object]] = []
+    for _ in range(10):
+        waits.append(asyncio.ensure_future(device.run(Scale(x, 2.0, x))))
+        waits.append(asyncio.ensure_future(device.elementwise.binary("add", x, x, out=x)))
+    await asyncio.gather(*waits)
+    np.testing.assert_array_equal(await device.get(x), np.full(1 << 15, 4.0**10))
 
 
 async def test_every_context_gets_an_instance_of_its_own() -> None:
@@ -292,12 +288,10 @@ async def test_operands_are_taken_by_dlpack_on_the_cpu() -> None:
     assert array[3] == 7.0
 
 
-async def test_a_library_knows_its_device() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu")
-        await device.register(Mine)
-        (instance,) = Mine.made
-        assert (instance.description.backend, instance.description.index) == ("cpu", 0)
+async def test_a_library_knows_its_device(device: accel.Device) -> None:
+    await device.register(Mine)
+    (instance,) = Mine.made
+    assert (instance.description.backend, instance.description.index) == ("cpu", 0)
 
 
 async def test_a_library_that_cannot_be_captured_is_refused_where_graphs_are(monkeypatch: pytest.MonkeyPatch) -> None:

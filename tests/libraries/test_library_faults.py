@@ -132,13 +132,11 @@ async def test_a_fault_that_loses_the_device_says_so(monkeypatch: pytest.MonkeyP
         assert device.state is accel.DeviceState.LOST
 
 
-@pytest.mark.parametrize("host", ["inline", "process"])
-async def test_a_library_that_finds_the_fault_itself(host: Any) -> None:
-    async with opened(host=host) as device:
-        error = await failure(device.register(Scaling, faults=True), accel.ContextPoisonedError)
-        assert (error.code, error.generation) == (700, 1)
-        await bounded(generation(device, 2))
-        await scaled(device)
+async def test_a_library_that_finds_the_fault_itself(hosted: accel.Device) -> None:
+    error = await failure(hosted.register(Scaling, faults=True), accel.ContextPoisonedError)
+    assert (error.code, error.generation) == (700, 1)
+    await bounded(generation(hosted, 2))
+    await scaled(hosted)
 
 
 async def test_a_fault_of_another_op_while_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -404,3 +406,43 @@ async def test_results_that_raise_when_they_are_read_fail_their_batch_alone() ->
         with pytest.raises(RuntimeError, match="no such result"):
             await asyncio.wait_for(batcher.submit(-1), 10)
         assert await asyncio.wait_for(batcher.submit(2), 10) == 2
+
+
+async def test_a_batcher_that_is_left_in_a_cancelled_scope_answers_what_it_has_taken() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def handler(items: list[int]) -> list[int]:
+        begun.set()
+        await go.wait()
+        return items
+
+    async def let_go() -> None:
+        for _ in range(50):  # turns of the loop, in each of which the scope would cancel what is not shielded from it
+            await asyncio.sleep(0)
+        go.set()
+
+    with anyio.CancelScope() as scope:
+        async with DynamicBatcher(handler, max_delay=0.0) as batcher:
+            answer = asyncio.ensure_future(batcher.submit(1))
+            await begun.wait()
+            later = asyncio.ensure_future(let_go())
+            scope.cancel()
+    async with asyncio.timeout(10):
+        assert await answer == 1
+        await later
+
+
+async def test_cancelling_the_entry_into_a_batcher_does_not_break_its_root(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    batcher = DynamicBatcher(handler)
+    entering = asyncio.ensure_future(batcher.__aenter__())
+    await asyncio.sleep(0)  # it waits for its root, which has not begun
+    entering.cancel()
+    with caplog.at_level(logging.ERROR, "accel"):
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await entering
+            await batcher.aclose()
+    assert caplog.text == ""

@@ -268,16 +268,14 @@ async def test_who_has_stopped_waiting_is_in_no_circle(device: accel.Device) -> 
     assert await asyncio.wait_for(device.resident("second", second), 10) == ("second", "first")
 
 
-async def test_closing_ends_a_load() -> None:
-    async with accel.System() as system:
-        device = await system.open_device("cpu", host="inline")
-        loader = Loader()
-        loader.go.clear()
-        asked = asyncio.ensure_future(device.resident("weights", loader))
-        await until(lambda: loader.count)
-        await device.aclose()
-        await failure(asked, accel.ClosedError)
-        await failure(device.resident("weights", loader), accel.ClosedError)
+async def test_closing_ends_a_load(device: accel.Device) -> None:
+    loader = Loader()
+    loader.go.clear()
+    asked = asyncio.ensure_future(device.resident("weights", loader))
+    await until(lambda: loader.count)
+    await device.aclose()
+    await failure(asked, accel.ClosedError)
+    await failure(device.resident("weights", loader), accel.ClosedError)
 
 
 async def test_a_load_that_a_rebuild_came_between_begins_anew() -> None:

@@ -75,32 +75,31 @@ async def test_memory_that_outlives_its_device_goes_with_the_last_tensor(marks: 
     assert marks.count("settle") == 1
 
 
-async def test_replays_wait_for_others_as_long_as_one_result_is_theirs(marks: list[str]) -> None:
-    async with opened() as device:
-        x = await device.put(np.ones(64))
-        async with device.graph() as graph:
-            y = graph.elementwise.unary("neg", x)
-            z = graph.elementwise.binary("add", y, y)
-        await graph.replay()
-        first, second = np.from_dlpack(y), np.from_dlpack(z)
-        await device.put(np.full(64, 3.0), out=x)
+async def test_replays_wait_for_others_as_long_as_one_result_is_theirs(marks: list[str], device: accel.Device) -> None:
+    x = await device.put(np.ones(64))
+    async with device.graph() as graph:
+        y = graph.elementwise.unary("neg", x)
+        z = graph.elementwise.binary("add", y, y)
+    await graph.replay()
+    first, second = np.from_dlpack(y), np.from_dlpack(z)
+    await device.put(np.full(64, 3.0), out=x)
+    marks.clear()
+    await graph.replay()
+    assert marks == ["record"]
+    np.testing.assert_array_equal(first, np.full(64, -3.0))
+    np.testing.assert_array_equal(second, np.full(64, -6.0))
+    del second
+    gc.collect()
+    for _ in range(3):
         marks.clear()
         await graph.replay()
-        assert marks == ["record"]
-        np.testing.assert_array_equal(first, np.full(64, -3.0))
-        np.testing.assert_array_equal(second, np.full(64, -6.0))
-        del second
-        gc.collect()
-        for _ in range(3):
-            marks.clear()
-            await graph.replay()
-            assert marks == ["record"], "the first result is another library's still"
-        del first
-        gc.collect()
-        await graph.replay()
-        marks.clear()
-        await graph.replay()
-        assert marks == []
+        assert marks == ["record"], "the first result is another library's still"
+    del first
+    gc.collect()
+    await graph.replay()
+    marks.clear()
+    await graph.replay()
+    assert marks == []
 
 
 async def test_a_result_that_is_given_away_during_the_capture_is_shared_after_it(monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
@@ -209,16 +208,15 @@ async def test_what_waits_for_a_capture_is_told_of_a_fault(monkeypatch: pytest.M
         np.testing.assert_array_equal(await device.get(await bounded(device.elementwise.unary("neg", shared))), -np.ones(4))
 
 
-async def test_memory_that_is_given_away_again_and_again_is_given_back_like_any_other() -> None:
-    async with opened() as device:
-        before = device.info().memory.used
-        x = await device.full(64, 2.0)
-        for _ in range(3000):
-            assert float(np.from_dlpack(x)[0]) == 2.0
-        gc.collect()
-        await bounded(device.free(x))
-        await until(lambda: device.info().memory.used == before, "giving the memory back")
-        assert device.generation == 1
+async def test_memory_that_is_given_away_again_and_again_is_given_back_like_any_other(device: accel.Device) -> None:
+    before = device.info().memory.used
+    x = await device.full(64, 2.0)
+    for _ in range(3000):
+        assert float(np.from_dlpack(x)[0]) == 2.0
+    gc.collect()
+    await bounded(device.free(x))
+    await until(lambda: device.info().memory.used == before, "giving the memory back")
+    assert device.generation == 1
 
 
 async def test_an_address_keeps_the_memory_and_orders_ops_behind_others(marks: list[str], rng: np.random.Generator) -> None:
@@ -247,20 +245,19 @@ async def test_an_address_keeps_the_memory_and_orders_ops_behind_others(marks: l
         await until(lambda: device.info().memory.used < used, "giving the memory back")
 
 
-async def test_after_the_block_ops_wait_once_and_the_buffer_is_ordinary_again(marks: list[str]) -> None:
-    async with opened() as device:
-        ref = await device.zeros(8)
-        with ref.address(stream=-1):
-            pass
-        marks.clear()
-        for _ in range(3):
-            await device.elementwise.unary("neg", ref)
-        assert marks.count("record") in (1, 2)  # once for all that was enqueued by the end of the block
-        await device.free(ref)
-        with pytest.raises(accel.StaleRefError), ref.address():
-            pass
-        with pytest.raises(BufferError, match="stream is 0"), (await device.zeros(3)).address(stream=0):
-            pass
+async def test_after_the_block_ops_wait_once_and_the_buffer_is_ordinary_again(marks: list[str], device: accel.Device) -> None:
+    ref = await device.zeros(8)
+    with ref.address(stream=-1):
+        pass
+    marks.clear()
+    for _ in range(3):
+        await device.elementwise.unary("neg", ref)
+    assert marks.count("record") in (1, 2)  # once for all that was enqueued by the end of the block
+    await device.free(ref)
+    with pytest.raises(accel.StaleRefError), ref.address():
+        pass
+    with pytest.raises(BufferError, match="stream is 0"), (await device.zeros(3)).address(stream=0):
+        pass
 
 
 async def test_a_mark_that_cannot_be_recorded_takes_no_event_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel.device.graph import Graph
-from tests.device_support import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 scipy = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 def positive(rng: np.random.Generator, side: int, dtype: str) -> Any:

@@ -16,17 +16,11 @@ from accel.testing import FaultPlan
 from tests.device_support import Array, cancelled, failure, in_flight, opened, task, until, used
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 @pytest.fixture

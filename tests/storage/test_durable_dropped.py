@@ -105,17 +105,16 @@ async def test_a_dropped_write_does_not_hide_one_before_it_that_runs(gates: Any)
         assert (await failure(device.get(ref), accel.StaleRefError)).reason == "torn"
 
 
-async def test_the_place_in_line_of_what_was_dropped_is_over_when_the_lane_is_through(gates: Any) -> None:
-    async with opened(host="inline") as device:
-        await device.register(Slow)
-        first, second = await device.zeros(5), await device.zeros(5)
-        writing = await drop_behind(device, first, second, gates)
-        lane = device._host.context.lanes.routes["slow"]
-        assert not lane.is_idle()
-        gates[1].set()
-        await writing
-        await until(lane.is_idle, "an idle lane")
-        np.testing.assert_array_equal(await device.get(second), np.zeros(5))
+async def test_the_place_in_line_of_what_was_dropped_is_over_when_the_lane_is_through(gates: Any, device: accel.Device) -> None:
+    await device.register(Slow)
+    first, second = await device.zeros(5), await device.zeros(5)
+    writing = await drop_behind(device, first, second, gates)
+    lane = device._host.context.lanes.routes["slow"]
+    assert not lane.is_idle()
+    gates[1].set()
+    await writing
+    await until(lane.is_idle, "an idle lane")
+    np.testing.assert_array_equal(await device.get(second), np.zeros(5))
 
 
 async def test_a_ref_dropped_while_its_slab_is_mapped_keeps_the_slab_until_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,19 +51,18 @@ def covered(known: dict[int, int], array: np.ndarray[Any, Any]) -> bool:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128", "bool", "int8"])
 @pytest.mark.parametrize("shape", [(), 0, 3, (4, 0, 2), (5, 7, 3)])
-async def test_it_is_an_ordinary_array_of_the_shape_and_dtype(shape: Any, dtype: str) -> None:
-    async with opened() as device:
-        array = await device.pinned(shape, dtype)
-        expected = np.empty(shape, accel.DType.of(dtype).numpy)
-        assert type(array) is np.ndarray
-        assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
-        assert array.flags.c_contiguous
-        assert array.flags.writeable
-        assert array.ctypes.data % 64 == 0 or not array.size
-        array[...] = 1
-        back = await device.pinned(shape, dtype)
-        assert await device.get(await device.put(array), out=back) is back
-        assert np.array_equal(back, array)
+async def test_it_is_an_ordinary_array_of_the_shape_and_dtype(shape: Any, dtype: str, device: accel.Device) -> None:
+    array = await device.pinned(shape, dtype)
+    expected = np.empty(shape, accel.DType.of(dtype).numpy)
+    assert type(array) is np.ndarray
+    assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert array.ctypes.data % 64 == 0 or not array.size
+    array[...] = 1
+    back = await device.pinned(shape, dtype)
+    assert await device.get(await device.put(array), out=back) is back
+    assert np.array_equal(back, array)
 
 
 async def test_arrays_do_not_share_memory_and_views_keep_it() -> None:
@@ -168,10 +167,9 @@ async def test_what_can_never_fit_is_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [(-1, "float32"), ("3", "float32"), (3, "str"), ((2, None), "int8")])
-async def test_wrong_arguments_are_told(shape: Any, dtype: str) -> None:
-    async with opened() as device:
-        with pytest.raises(accel.InvalidArgumentError):
-            await device.pinned(shape, dtype)
+async def test_wrong_arguments_are_told(shape: Any, dtype: str, device: accel.Device) -> None:
+    with pytest.raises(accel.InvalidArgumentError):
+        await device.pinned(shape, dtype)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "1", True])

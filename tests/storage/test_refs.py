@@ -6,7 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +17,7 @@ from accel.ref import ViewToken
 from accel.testing import FaultPlan
 from tests.device_support import failure, generation, in_flight, opened, task, turns, until, used
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with opened() as device:
-        yield device
 
 
 async def test_ref_describes_its_memory(device: accel.Device) -> None:
