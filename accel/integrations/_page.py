@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import secrets
-import signal
 import time
 from collections import deque
 from dataclasses import asdict
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from accel import __version__
-from accel.errors import HostDiedError
 from accel.integrations._answers import Answer, unopened_answer
-from accel.telemetry import Probe
+from accel.telemetry import Probe, fault_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -83,7 +81,7 @@ class Recent(Probe):
             generation=generation,
             error=type(error).__name__,
             scope=error.scope.name.lower(),
-            code=_code(error),
+            code=fault_code(error) or None,
             op=error.op,
         )
 
@@ -91,16 +89,13 @@ class Recent(Probe):
         if isinstance(error, asyncio.CancelledError):
             return  # its client left: how long that took says nothing of the service
         now = time.perf_counter()
-        self._of(request.service).append((now, now - request.begun_at))
+        self._latencies(request).append((now, now - request.begun_at))
 
     def request_begun(self, request: ServedRequest) -> None:
-        self._of(request.service)
+        self._latencies(request)
 
-    def _of(self, service: Service) -> deque[tuple[float, float]]:
-        found = self.latencies.get(service)
-        if found is None:
-            found = self.latencies[service] = deque(maxlen=_KEPT_REQUESTS)
-        return found
+    def _latencies(self, request: ServedRequest) -> deque[tuple[float, float]]:
+        return self.latencies.setdefault(request.service, deque(maxlen=_KEPT_REQUESTS))
 
     def _add(self, **event: Any) -> None:
         self._number += 1
@@ -192,17 +187,6 @@ class Page:
                 "latency": _quantiles([seconds for ended, seconds in latencies if ended > time.perf_counter() - _RECENT]),
                 **asdict(service.statistics()),
             }
-
-
-def _code(error: AccelError) -> str | None:
-    """Return the driver's code, or how the process ended."""
-    if not isinstance(error, HostDiedError):
-        return None if error.code is None else str(error.code)
-    if error.hung:
-        return "hung"
-    if error.signal is None:
-        return f"exit code {error.exit_code}"
-    return next((known.name for known in signal.Signals if known == error.signal), f"signal {error.signal}")
 
 
 def _quantiles(seconds: list[float]) -> dict[str, float]:

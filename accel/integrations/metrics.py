@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel.device import DeviceState
 from accel.errors import ClosedError, InvalidArgumentError
-from accel.telemetry import Probe
+from accel.telemetry import Probe, fault_code
 
 try:
     from prometheus_client import CollectorRegistry
@@ -121,7 +121,12 @@ METRICS = (
     MetricSpec("accel_device_ready", "gauge", _DEVICE, "1 while the device serves, else 0."),
     MetricSpec("accel_device_stalled", "gauge", _DEVICE, "1 while an op does not end or a child process does not answer, else 0."),
     MetricSpec("accel_device_generation", "gauge", _DEVICE, "Number of the device's context, from 1."),
-    MetricSpec("accel_device_faults", "counter", ("device", "code", "scope"), "Faults of contexts, by code and scope."),
+    MetricSpec(
+        "accel_device_faults",
+        "counter",
+        ("device", "code", "scope"),
+        "Faults of contexts, by scope and code: the driver's, or how a child ended.",
+    ),
     MetricSpec("accel_device_restarts", "counter", _DEVICE, "Contexts that were made after a fault."),
     MetricSpec(
         "accel_device_rebuild_seconds", "histogram", _DEVICE, "Seconds from a fault to the next context.", (0.05, *_LATENCY[6:], 60.0)
@@ -347,7 +352,7 @@ class Metrics(Probe):
 
     def fault(self, device: str, generation: int, error: AccelError) -> None:
         """See :meth:`accel.Probe.fault`."""
-        key = device, "" if error.code is None else str(error.code), error.scope.name.lower()
+        key = device, fault_code(error), error.scope.name.lower()
         self._faults[key] = self._faults.get(key, 0) + 1
 
     # -- what is read at the scrape

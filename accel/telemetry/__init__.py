@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from accel.telemetry.device_time import DeviceTime
-from accel.telemetry.probe import DeviceWork, Probe, Probes, ServedBatch, ServedRequest, Service
+from accel.telemetry.probe import DeviceWork, Probe, Probes, ServedBatch, ServedRequest, Service, fault_code
 
-__all__ = ["DeviceTime", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service"]
+__all__ = ["DeviceTime", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service", "fault_code"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 from accel._log import get_logger
-from accel.errors import InvalidArgumentError
+from accel.errors import HostDiedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.telemetry.device_time import DeviceTime
 
-__all__ = ["METHODS", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service"]
+__all__ = ["METHODS", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service", "fault_code"]
 
 P = ParamSpec("P")
 
@@ -310,3 +311,14 @@ class DeviceWork:
         self.device_seconds = (self.device_seconds or 0.0) + seconds
         if (block := self._charged) is not None:
             block.seconds = (block.seconds or 0.0) + seconds
+
+
+def fault_code(error: AccelError) -> str:
+    """Return the driver's code of a fault, or how the process ended: ``"SIGKILL"``, ``"exit code 1"``, ``"hung"``; else nothing."""
+    if error.code is not None or not isinstance(error, HostDiedError):
+        return "" if error.code is None else str(error.code)
+    if error.hung:
+        return "hung"
+    if error.signal is None:
+        return "" if error.exit_code is None else f"exit code {error.exit_code}"
+    return next((known.name for known in signal.Signals if known == error.signal), f"signal {error.signal}")

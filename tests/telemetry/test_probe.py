@@ -13,6 +13,7 @@ import pytest
 
 import accel
 from accel.patterns import DynamicBatcher
+from accel.telemetry import fault_code
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, opened, task, turns, until
 from tests.quarantine_support import FINE, KILLED, Serving, answers, serving
@@ -274,3 +275,20 @@ async def test_what_is_no_probe_is_refused() -> None:
         system.probes.remove(probe)
         system.probes.remove(probe)
         assert not system.probes.all
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (accel.DriverError("x", code=700), "700"),
+        (accel.DriverError("x"), ""),
+        (accel.HostDiedError("x", signal=9), "SIGKILL"),
+        (accel.HostDiedError("x", signal=47), "signal 47"),
+        (accel.HostDiedError("x", exit_code=3), "exit code 3"),
+        (accel.HostDiedError("x", signal=9, hung=True), "hung"),
+        (accel.HostDiedError("x", code="EMFILE"), "EMFILE"),
+        (accel.HostDiedError("x"), ""),
+    ],
+)
+def test_a_fault_has_a_code_that_says_how_it_came(error: accel.AccelError, code: str) -> None:
+    assert fault_code(error) == code
