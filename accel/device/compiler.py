@@ -262,6 +262,7 @@ class Compiler(Launches):
             except AccelError as error:
                 if not error.is_fault:
                     raise
+                # The compiler's call was the first to see the fault.
                 context.report_fault(error.clone(op="compile"))
                 raise context.poisoned_error(error) from error
 

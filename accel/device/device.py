@@ -482,18 +482,21 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             return
         core.check_home()
         self._sender.check_timeout(timeout)
-        owned, self._own_system = self._own_system, None
-        if owned is not None:
+        # Of a device of open_device(): close the device, then its system.
+        own_system, self._own_system = self._own_system, None
+        if own_system is not None:
             atexit.unregister(self.close_at_exit)
             try:
                 await self.aclose(timeout=timeout)
             finally:
-                await owned.aclose()
+                await own_system.aclose()
             return
+        # Later callers wait for the first one.
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
         self._closed = core.loop.create_future()
+        # From here on nothing is sent; what was sent may end.
         core.refs.is_closing = True
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
@@ -502,6 +505,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         except TimeoutError:
             self._log_work_left()
         finally:
+            # What is left fails with ClosedError: the state first, so that its waiters see it.
             core.close()
             if self._hardware is not None:
                 self._hardware.close()
@@ -513,7 +517,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                     await core.pinned.aclose()
                 await core.disposal.aclose()
 
-    def own(self, system: ActorSystem) -> None:
+    def adopt_system(self, system: ActorSystem) -> None:
         """Have :meth:`aclose` close the device's own system too; see :func:`accel.open_device`."""
         self._own_system = system
         atexit.register(self.close_at_exit)

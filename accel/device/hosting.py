@@ -40,6 +40,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
         raise InvalidArgumentError(
             f"host is {host!r}", remedy=f"Use one of {', '.join(map(repr, _HOSTS))}, an accel.InlineHost or an accel.ProcessHost."
         )
+    # The options by themselves, and then with the host.
     check_choice("standby", standby, "none", "imports", "context", "model")
     check_count("spares", spares, remedy="Give how many spare children there are, from 1; standby='none' is for none.")
     if standby == "none" and spares > 1:

@@ -235,15 +235,18 @@ class System(ActorSystem):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
         check_not_importing()
+        # 1. The options, before anything is touched.
         host_kind, hosting = check_hosting(host, standby, spares, hang_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
         options = dataclasses.replace(options, **hosting)
+        # 2. The hardware, on worker threads: finding it imports the backend.
         try:
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared, probes=self.probes)
+            # 3. The host and the first context. An inline device counts for others opened meanwhile.
             host_kind = self._choose_host(host_kind, core)
             if host_kind != "process":
                 self._opening.append(core)
@@ -356,7 +359,7 @@ def _with_own_system(
         except BaseException:
             await system.aclose()
             raise
-        device.own(system)
+        device.adopt_system(system)
         return device
 
     signature = inspect.signature(method)

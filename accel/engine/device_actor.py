@@ -62,7 +62,10 @@ class DeviceActor(Actor[Submission, None]):
             core.give_up(None)
 
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
-        """Dispatch an op or a batch in the caller's call, if nothing has to be awaited."""
+        """Dispatch an op or a batch in the caller's call, if nothing has to be awaited.
+
+        Else return ``False``: the message is queued, and :meth:`receive` gets it.
+        """
         core, current, kind = self._core, self._host.context, type(message)
         if (
             (kind is not OpSubmission and kind is not BatchSubmission)

@@ -71,11 +71,13 @@ class KernelTable:
         """
         name, backend = op.library, self._core.description.backend
         family = op.family if isinstance(op, FamilyOp) else None
+        # A family from outside accel has its part of the backend registered at its first op.
         if family is not None and name not in self.parts and family not in FAMILIES:
             if name in LIBRARIES:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
             self.parts[name] = family.part(backend) or BackendPart({})
             self.may_block = self._may_block
+        # The kernel for this backend, else the generic one of the library or family.
         is_leaving = name in self.leaving
         part = None if is_leaving else self.parts.get(name)
         native = self._device.kernels(name) if part is None else part.kernels

@@ -351,6 +351,7 @@ class Lane(StreamClock):
             complete_dropped_group(context, group)
             context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
             return
+        # On a device that runs ops in the call, every mark is passed at once: one event is enough.
         event = self._passed_event or self.events.acquire()
         self._passed_event = None
         try:

@@ -328,6 +328,7 @@ class Sender:
                     remedy="Try again after .retry_after seconds, or open the device with overload='wait'.",
                 ) from error
             return
+        # Those that wait for room are bounded too.
         if self._mailbox.statistics().waiting_putters >= _WAITERS * self._mailbox.capacity:
             raise MailboxFullError(
                 f"more than {_WAITERS * self._mailbox.capacity} submissions wait for room on device {self._core.name}",
