@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from accel.compute import DeviceCompute
 from accel_cuda import CudaBackend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
-__all__ = ["Array", "Bench", "bench", "close", "opened", "random", "unaligned", "wide"]
+__all__ = ["Array", "Bench", "bench", "close", "longest_gap", "opened", "random", "unaligned", "wide"]
 
 Array = np.ndarray[Any, Any]
 _POISON = 0xA5
@@ -25,6 +26,16 @@ async def opened(**options: Any) -> AsyncIterator[accel.Device]:
     """Open the first CUDA device in a system of its own."""
     async with accel.System() as system:
         yield await system.open_device("cuda", **options)
+
+
+async def longest_gap(use: Awaitable[Any]) -> tuple[Any, float]:
+    """Return what an await gives, and the longest time that the event loop stood still until then, in seconds."""
+    task, loop, longest = asyncio.ensure_future(use), asyncio.get_running_loop(), 0.0
+    while not task.done():
+        began = loop.time()
+        await asyncio.sleep(0.001)
+        longest = max(longest, loop.time() - began - 0.001)
+    return await task, longest
 
 
 async def unaligned(device: accel.Device, array: Array, skipped: int) -> accel.AccelRef:

@@ -11,6 +11,7 @@ import accel
 from accel.memory import HostArena
 from accel.testing.pytest_plugin import pytest_collection_modifyitems
 from accel_cuda.core.stream import CudaStream
+from tests.accel_cuda.compute_support import opened
 from tests.cuda_support import Context
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ def used_before(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    """The first CUDA device."""
-    async with accel.System() as system:
-        yield await system.open_device("cuda")
+async def device(request: pytest.FixtureRequest) -> AsyncIterator[accel.Device]:
+    """The first CUDA device, with the ``LIBRARIES`` of the module where it names them."""
+    libraries = getattr(request.module, "LIBRARIES", None)
+    async with opened(**{} if libraries is None else {"libraries": libraries}) as device:
+        yield device
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ import numpy as np
 
 import accel
 from accel.ops import Plan, Spec
+from tests.accel_cuda.cuda_programs import failure
 from tests.accel_cuda.standby_programs import free_and_total
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-E = TypeVar("E", bound=Exception)
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,15 +49,6 @@ def run_program(name: str, *, seconds: float = 50.0) -> str:
 def most_of() -> int:
     """Return 7 of 10 bytes of the GPU's memory."""
     return 7 * free_and_total()[1] // 10
-
-
-async def failure(awaitable: Awaitable[object], kind: type[E]) -> E:
-    """Return the error that an await ends with, which is of the kind that is due."""
-    try:
-        value = await asyncio.wait_for(awaitable, PATIENCE)
-    except kind as error:
-        return error
-    raise AssertionError(f"it gave {value!r} where {kind.__name__} was due")
 
 
 async def fail_over(device: accel.Device) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
+LIBRARIES = ("blas",)
+
 TOLERANCE = {"float32": 2e-4, "float64": 1e-11, "complex64": 2e-4, "complex128": 1e-11}
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("blas",))
 
 
 def random(rng: np.random.Generator, shape: Any, dtype: str) -> Any:

@@ -16,19 +16,15 @@ from accel_cuda.families import cudnn
 from tests.accel_cuda.compute_support import unaligned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import Awaitable
     from pathlib import Path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio]
 
+LIBRARIES = ("dnn",)
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 _LAG = 0.02
-
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("dnn",))
 
 
 @pytest.fixture

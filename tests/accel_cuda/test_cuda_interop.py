@@ -10,18 +10,18 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import accel
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+from tests.device_support import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # what the other libraries warn of is theirs
+
+LIBRARIES = ("elementwise", "blas")
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = 200_000_000  # clock cycles: about 0.1 s
@@ -50,21 +50,8 @@ def numba_cuda() -> Any:
     return importlib.import_module("numba.cuda")
 
 
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("elementwise", "blas"))
-
-
 def address(ref: accel.AccelRef) -> int:
     return int(ref.owner.sharing._context.buffers.blocks[ref.buffer].address) + ref.offset
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
-    assert condition(), what
 
 
 # -- ours to theirs

@@ -17,9 +17,10 @@ import pytest
 import accel
 from tests.accel_cuda.cuda_programs import ROOT, failure, run_program
 from tests.accel_cuda.own_libraries import LIBRARIES, Break, ByNvrtc, ByTorch, Scale
+from tests.device_support import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # what the other libraries warn of is theirs
 
@@ -47,13 +48,6 @@ async def device(request: pytest.FixtureRequest) -> AsyncIterator[accel.Device]:
         pytest.skip(f"{request.param} is not installed")
     async with opened(LIBRARIES[request.param]) as device:
         yield device
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
-    assert condition(), what
 
 
 def numbers(rng: np.random.Generator, n: int) -> np.ndarray[Any, Any]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import accel
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("solver",))
+LIBRARIES = ("solver",)
 
 
 def general(rng: np.random.Generator, *shape: int, dtype: str = "float64") -> np.ndarray[Any, Any]:

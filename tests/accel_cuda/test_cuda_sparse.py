@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 scipy = pytest.importorskip("scipy.sparse")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("sparse",))
+LIBRARIES = ("sparse",)
 
 
 def matrix(rng: np.random.Generator, rows: int, columns: int, per_row: int, form: str) -> Any:

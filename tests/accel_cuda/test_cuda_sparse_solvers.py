@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +11,11 @@ import accel
 from accel.ops import Get
 from tests.solvers.test_sparse_solvers import DTYPES, positive, vector
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 scipy = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
-
-@pytest.fixture
-async def device() -> AsyncIterator[accel.Device]:
-    async with accel.System() as system:
-        yield await system.open_device("cuda", libraries=("sparse", "blas", "elementwise"))
+LIBRARIES = ("sparse", "blas", "elementwise")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

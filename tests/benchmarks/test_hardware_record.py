@@ -56,16 +56,6 @@ def test_the_parts_of_a_gpu_are_known_and_listed(capsys: pytest.CaptureFixture[s
     assert "nonsense" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("call", hardware.CALLS)
-def test_each_call_has_its_parts(call: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert hardware.main(["--list", "--parts", call]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    found = {name.replace("cuda_", "examples:").partition(":")[0] for name, *_ in lines}
-    assert found == set(hardware.CALLS[call])
-    if call != "measures":  # the last of which may be left out
-        assert sum(float(limit) for _, limit, *_ in lines) <= 590
-
-
 def test_what_is_fetched_can_be_a_few_files(tmp_path: Path) -> None:
     writes = "from pathlib import Path\nimport sys\nPath(sys.argv[1], 'latency.png').write_text('x')"
     drawn = hardware.Part("drawn", "draws", 20.0, lambda out: ("-c", writes, str(out)), lambda _, text: read_lines(text))

@@ -157,13 +157,6 @@ async def test_concurrent_clients_get_their_own_right_answers(serve: Serve) -> N
     assert all(is_right(values, body) for values, (_, body, _) in zip(sent, answers, strict=True)), SEED
 
 
-async def test_the_device_opens_and_closes_with_the_application(serve: Serve) -> None:
-    async with serve(pending_limit=5) as service:
-        device = service.device
-        assert device.state is accel.DeviceState.READY
-    assert device.health() == accel.DeviceHealth(False, False, accel.DeviceState.CLOSED, 1, "closed")
-
-
 async def test_a_fault_costs_503_and_the_next_requests_are_answered(serve: Serve) -> None:
     sent = inputs(CLIENTS)
     async with serve(faults=FaultPlan().poison_at(4 * CLIENTS)) as service:  # each request has three ops
