@@ -67,12 +67,12 @@ OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4, "": 5}
 # What each tree may import of the others.
 BELOW = {"accel": set(), "accel_cuda": {"accel"}, "examples": {"accel"}, "benchmarks": {*PACKAGES, "examples"}, "tests": {*SOURCES}}
-CUDA = {"accel_cuda", "cuda", "cupy", "nvmath"}
+CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "nvtx", "pynvml"}
 # Frameworks of models: imported by adapters, and by what reads a state dict.
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
 MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights", "accel.files.onnx")
 # Without rich: structlog loads it by itself where it is installed.
-NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "prometheus_client", "pytest", "scipy", "starlette", "uvicorn"}
+NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "opentelemetry", "prometheus_client", "pytest", "scipy", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The hardware of a device: load, memory, power, temperature and errors, read on a thread whose calls may hang without harm."""
+"""The hardware of a device: load, memory, power, temperature and errors, read on its own thread."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class HardwareMonitor:
         self._thread = threading.Thread(target=self._run, name=f"accel-hardware-{name}", daemon=True)
 
     def latest(self) -> HardwareInfo | None:
-        """Return the values that were read last, or ``None`` if there are none. Starts the thread; never waits for it."""
+        """Return the values that were read last, or ``None``. Starts the thread; never waits for it."""
         with self._lock:
             if self._thread.ident is None and not self._stopping.is_set():
                 self._thread.start()

@@ -1,4 +1,4 @@
-"""The hardware of a GPU by NVML: through cuda-core where its bindings have NVML, else through nvidia-ml-py."""
+"""The hardware of a GPU by NVML: through cuda-core, or through nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Nvml:
-    """NVML for one GPU, by one of its bindings. All calls may block, and raise the binding's errors.
+    """NVML for one GPU, by one of its bindings. All calls may block and raise its errors.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def hardware_reader(uuid: str) -> Callable[[], HardwareInfo]:
-    """Return what reads the values of the GPU of this UUID; see :class:`accel.telemetry.hardware.ReadsHardware`.
+    """Return what reads the values of the GPU of this UUID; see :class:`ReadsHardware`.
 
     Raises
     ------

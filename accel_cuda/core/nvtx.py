@@ -44,7 +44,7 @@ class NvtxProbe(Probe):
 
 @functools.cache
 def nvtx_probe() -> NvtxProbe | None:
-    """Return the probe of this process, or ``None`` where no tool is attached, or nvtx is not installed."""
+    """Return the probe of this process; ``None`` without a tool, or without nvtx."""
     try:
         nvtx = load_module("nvtx", "nvtx", "nvtx")
     except BackendUnavailableError:
