@@ -122,9 +122,10 @@ class ActorLife(ActorCell):
         take, waiter = mailbox.take, mailbox.waiter
         handler = self._handle()
         handle = handler.send
-        handle(None)
+        handle(None)  # advance the generator to its first yield
         burst = 0
         while True:
+            # Handle the next message, in the context variables of its sender if it carries them.
             item = take()
             if item is ENDED:
                 return False
@@ -137,6 +138,7 @@ class ActorLife(ActorCell):
                 burst += 1
                 if burst < _BURST:
                     continue
+            # Nothing is queued: wait for a message. After a burst: let the loop run once.
             pause = waiter() if burst < _BURST else None
             burst = 0
             try:
@@ -273,6 +275,7 @@ class ActorLife(ActorCell):
         error, self._failure = self._failure, None
         starts = 0
         while error is not None and self._stop < Stop.NOW:
+            # Decide: stop, go on with the same instance, or replace it within the budget.
             directive = self._decide(error)
             if directive in (Directive.STOP, Directive.ESCALATE):
                 return error
@@ -282,6 +285,7 @@ class ActorLife(ActorCell):
             if delay is None:
                 logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
                 return error
+            # End the failed instance once, wait, and start a fresh one, which may fail too.
             self.state = ActorState.RESTARTING
             if not starts:
                 await self._run_hook("restarting", error)

@@ -256,12 +256,12 @@ class Allocator:
         """
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
-        found = Slab(slab, self)
-        made, clean = restore_blocks(found, blocks)
-        self._memory.add_slab(found, clean)
+        restored_slab = Slab(slab, self)
+        restored, clean = restore_blocks(restored_slab, blocks)
+        self._memory.add_slab(restored_slab, clean)
         self._reserve(slab.nbytes)
-        self.used += sum(block.size for block in made)
-        return made
+        self.used += sum(block.size for block in restored)
+        return restored
 
     def cancel(self, request: SlabRequest) -> list[SlabMemory]:
         """Withdraw a request that is not adopted, at any moment. Idempotent.

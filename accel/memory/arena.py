@@ -389,9 +389,9 @@ class HostArena:
 
     def _report_block_closed(self, number: int) -> None:
         """Call :attr:`on_block_closed`, if it is set."""
-        on_block_closed = self.on_block_closed
-        if on_block_closed is not None:
-            on_block_closed(number)
+        callback = self.on_block_closed
+        if callback is not None:
+            callback(number)
 
     def _drain(self) -> None:
         """Give pieces that were freed back to the allocator. The lock is held."""

@@ -45,9 +45,9 @@ class SlabRequest:
         return f"<SlabRequest {self.nbytes} bytes, at least {self.least}, after closing {len(self.release)} slabs>"
 
     def create(self) -> SlabMemory:
-        """Close what is to be released and create the slab.
+        """Close the idle slabs of the request, and create the slab; a smaller one if room is short.
 
-        With too little room on the device, a smaller one. Blocks; runs on any thread.
+        Blocks; runs on any thread.
 
         It touches no state of the allocator. The request may be cancelled at any moment, also
         while this runs: then it closes what it made.
@@ -62,7 +62,7 @@ class SlabRequest:
         while (idle := self._next_release()) is not None:
             idle.close()
         slab = None if self._withdrawn else self._create()
-        with self._lock:
+        with self._lock:  # either withdraw() finds the slab, or this closes it
             withdrawn = self._withdrawn
             if not withdrawn:
                 self._made = slab
