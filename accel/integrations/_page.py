@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from accel import __version__
 from accel.integrations._answers import Answer, unopened_answer
 from accel.telemetry import Probe, fault_code
+from accel.telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -28,15 +29,33 @@ if TYPE_CHECKING:
     from accel.patterns import DynamicBatcher
     from accel.telemetry import ServedRequest, Service
 
-__all__ = ["EVENTS", "STREAM_HEADERS", "Page"]
+__all__ = ["EVENTS", "PROFILE", "STREAM_HEADERS", "TRACE_HEADERS", "Page"]
 
 EVENTS: Final = "/events"
 """Path of the stream, below the page's."""
 
+PROFILE: Final = "/profile"
+"""Path of profiles, below the page's."""
+
 STREAM_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 """The last one tells nginx to hand on each message as it comes."""
 
+TRACE_HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "Content-Disposition": 'attachment; filename="trace.json"',
+    "Content-Type": "application/json",
+}
+
 _FULL: Final = Answer(503, {"detail": "There are as many viewers as may be."}, {"Cache-Control": "no-store", "Retry-After": "10"})
+
+_UNOPENED: Final = unopened_answer("This application has opened no device: give it its lifespan.")
+_BUSY: Final = Answer(503, {"detail": "Another profile is being made."}, {"Cache-Control": "no-store", "Retry-After": "10"})
+_LONGEST: Final = 30.0
+_KEPT_WORK: Final = 20_000
+_NO_SUCH: Final = Answer(
+    422,
+    {"detail": f"Give seconds=, more than 0 and at most {_LONGEST:.0f}, and device=, the name of one that is open; both may be left out."},
+)
 
 _PERIOD: Final = 1.0
 _MESSAGES: Final = 5
@@ -115,6 +134,7 @@ class Page:
         self._names = names
         self._system: System | None = None
         self._viewers = 0
+        self._is_profiling = False
         self._began = time.monotonic()
         self._closing = asyncio.Event()
         self._id = secrets.token_hex(4)
@@ -142,7 +162,7 @@ class Page:
     def refusal(self) -> Answer | None:
         """Return the answer to a viewer that gets no stream, else ``None``."""
         if self._system is None:
-            return unopened_answer("This application has opened no device: give it its lifespan.")
+            return _UNOPENED
         return _FULL if self._viewers >= _VIEWERS else None
 
     async def stream(self, last_id: str) -> AsyncGenerator[bytes]:
@@ -163,12 +183,47 @@ class Page:
                 message = json.dumps({**self._account(), "all": not seen, "events": events}, separators=(",", ":"))
                 seen = events[-1]["number"] if events else seen
                 yield f"id: {self._id}.{seen}\ndata: {message}\n\n".encode()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PERIOD):
-                        await self._closing.wait()
-                        return
+                if await self._closed_within(_PERIOD):
+                    return
         finally:
             self._viewers -= 1
+
+    async def profile(self, seconds: str | None, device: str | None) -> bytes | Answer:
+        """Return a timeline of a device over some seconds from now, in Chrome's format, or the answer to a request that gets none.
+
+        Parameters
+        ----------
+        seconds, device
+            As the client sent them; ``None``: 2, and the first device.
+        """
+        system = self._system
+        if system is None:
+            return _UNOPENED
+        names = [known.name for known in system.devices]
+        name = device or next(iter(names), None)
+        try:
+            length = 2.0 if seconds is None else float(seconds)
+        except ValueError:
+            length = 0.0
+        if not 0 < length <= _LONGEST or name not in names:
+            return _NO_SUCH
+        if self._is_profiling:
+            return _BUSY
+        timeline, self._is_profiling = Timeline(name, _KEPT_WORK), True
+        system.probes.add(timeline)
+        try:
+            await self._closed_within(length)
+        finally:
+            system.probes.remove(timeline)
+            self._is_profiling = False
+        return await system.run_blocking(lambda: json.dumps(timeline.trace()).encode())
+
+    async def _closed_within(self, seconds: float) -> bool:
+        """Wait so long; return whether the page was closed meanwhile, at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        return self._closing.is_set()
 
     def _account(self) -> dict[str, Any]:
         system = self._system

@@ -26,7 +26,7 @@ from accel.integrations._answers import Answer, error_answer, health_answer, rea
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_unused, open_system
-from accel.integrations._page import EVENTS, STREAM_HEADERS, Page
+from accel.integrations._page import EVENTS, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
 try:
@@ -161,9 +161,10 @@ def install(
     metrics_labels
         Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
     page
-        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only.
+        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only. A POST to ``/profile`` below it is
+        answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=`` of ``device=``.
     admin_token
-        What a client must present to see the metrics and the page: as a bearer token, or as the password of any user. ``None``: they are answered to this
+        What a client must present for metrics, page and profiles: as a bearer token, or as the password of any user. ``None``: they are answered to this
         machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
@@ -324,10 +325,15 @@ def _add_page(app: web.Application, path: str, admin: Admin) -> None:
                     await response.write(message)
         return response
 
+    async def profile(request: web.Request) -> web.StreamResponse:
+        found = await page.profile(request.query.get("seconds"), request.query.get("device"))
+        return web.Response(body=found, headers=TRACE_HEADERS) if isinstance(found, bytes) else _response(found)
+
     app.on_startup.append(open_page)
     app.on_shutdown.append(close_page)
-    for at, route in ((path, shown), (path.rstrip("/") + EVENTS, events)):
-        app.router.add_get(at, _guarded(admin, route))
+    below = path.rstrip("/")
+    for at, route, method in ((path, shown, "GET"), (below + EVENTS, events, "GET"), (below + PROFILE, profile, "POST")):
+        app.router.add_route(method, at, _guarded(admin, route))
 
 
 def _guarded(admin: Admin, route: Handler) -> Handler:

@@ -28,7 +28,7 @@ from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
 from accel.integrations._opening import OnLost, check_unused, open_system
-from accel.integrations._page import EVENTS, STREAM_HEADERS, Page
+from accel.integrations._page import EVENTS, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
 try:
@@ -214,9 +214,10 @@ def install(
     metrics_labels
         Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
     page
-        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only.
+        Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only. A POST to ``/profile`` below it is
+        answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=`` of ``device=``.
     admin_token
-        What a client must present to see the metrics and the page: as a bearer token, or as the password of any user. ``None``: they are answered to this
+        What a client must present for metrics, page and profiles: as a bearer token, or as the password of any user. ``None``: they are answered to this
         machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
@@ -286,8 +287,13 @@ def _add_page(app: FastAPI, path: str, admin: Admin) -> None:
             return _response(refusal)
         return StreamingResponse(page.stream(request.headers.get("last-event-id", "")), headers=STREAM_HEADERS)
 
-    for at, route in ((path, shown), (path.rstrip("/") + EVENTS, events)):
-        app.add_route(at, _guarded(admin, route), ["GET"], include_in_schema=False)
+    async def profile(request: Request) -> Response:
+        found = await page.profile(request.query_params.get("seconds"), request.query_params.get("device"))
+        return Response(found, headers=TRACE_HEADERS) if isinstance(found, bytes) else _response(found)
+
+    below = path.rstrip("/")
+    for at, route, method in ((path, shown, "GET"), (below + EVENTS, events, "GET"), (below + PROFILE, profile, "POST")):
+        app.add_route(at, _guarded(admin, route), [method], include_in_schema=False)
 
 
 def _guarded(admin: Admin, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -200,6 +200,30 @@ async def test_a_token_guards_page_and_metrics(serve: Serve) -> None:
                 assert answer.status == 200
 
 
+async def test_a_profile_is_a_trace_of_the_next_seconds(serve: Serve) -> None:
+    async with serve(FaultPlan()) as session:
+        profiling = asyncio.create_task(session.post("/accel/profile?seconds=1"))
+        async with session.post("/double", json={"x": [31337, 2, 3]}) as answer:
+            assert answer.status == 200
+        async with session.post("/accel/profile") as answer:
+            assert answer.status == 503, "one at a time"
+        async with session.post("/double", json={"x": [31337, 2, 3]}) as answer:
+            assert answer.status == 200
+        async with await profiling as answer:
+            assert (answer.status, answer.headers["Content-Disposition"]) == (200, 'attachment; filename="trace.json"')
+            text = await answer.text()
+        events = json.loads(text)["traceEvents"]
+        assert {"batches", "queue", "device"} <= {event.get("cat") for event in events}
+        assert "31337" not in text
+        for query in ("seconds=0", "seconds=31", "seconds=nan", "seconds=soon", "device=cpu:1"):
+            async with session.post(f"/accel/profile?{query}") as answer:
+                assert answer.status == 422, query
+        async with session.post("/accel/profile", headers={"Host": "accel.example"}) as answer:
+            assert answer.status == 403
+        async with session.post("/accel/profile?seconds=0.01&device=cpu:0") as answer:
+            assert answer.status == 200
+
+
 async def test_metrics_without_a_token_are_for_this_machine(serve: Serve) -> None:
     async with serve(FaultPlan(), metrics="/metrics") as session:
         async with session.get("/metrics") as answer:
