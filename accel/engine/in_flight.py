@@ -97,7 +97,7 @@ class ContextBase(ABC):
         work = submission.observed
         if work is not None and not work.sent_at:
             work.device, work.generation, work.sent_at = self.core.name, self.generation, now
-            if self.core.probes.all:
+            if self.core.probes.op_sent:
                 self.core.probes.tell(Probe.op_sent, work)
 
     def stall_reason(self) -> str:
@@ -237,7 +237,7 @@ class ContextBase(ABC):
         # handled, would keep submissions alive, and with them their operands.
         self.fault = error.with_traceback(None)
         error.__context__ = None
-        if self.core.probes.all:
+        if self.core.probes.fault:
             self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
         self.core.durable.on_fault(self.unfinished_writes())
         self.core.on_context_lost(error, follows=self._owner.on_fault)

@@ -98,7 +98,7 @@ class Lifecycle:
         self.wake()
         for listener in tuple(self.listeners):
             listener()
-        if self._probes.all:
+        if self._probes.state_changed:
             self._probes.tell(Probe.state_changed, self.name, state.value, self.generation)
 
     def final_error(self) -> AccelError:

@@ -189,7 +189,7 @@ class Submission(ABC):
             work.error = "CancelledError"
         elif (error := self.future.exception()) is not None:
             work.error = type(error).__name__
-        if probes.all:
+        if probes.op_ended:
             probes.tell(Probe.op_ended, work)
 
     def on_drained(self) -> None:  # noqa: B027 - most have nothing to do then

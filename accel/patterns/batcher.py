@@ -168,7 +168,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
-        self._now = 0.0
+        self._now = self._begun_at = 0.0
         self._launching: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -275,11 +275,12 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                 raise poisoned
         size = 1 if self._size is None else self._measure(self._size(item))
         if self._launching is None:
-            self._now = loop.time()  # one reading for all submissions of this event loop iteration
+            # One reading for all submissions of this event loop iteration.
+            self._now, self._begun_at = loop.time(), perf_counter()
         if idempotent is not None and not isinstance(idempotent, bool):
             raise InvalidArgumentError(f"idempotent is {idempotent!r:.80}", remedy="Give True, False or None.")
         is_idempotent = self._idempotent if idempotent is None else idempotent
-        request = Request(item, size, loop.create_future(), self._now, is_idempotent, self.service)
+        request = Request(item, size, loop.create_future(), self._now, is_idempotent, self.service, self._begun_at)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         is_suspect = isolation is not None and request.is_idempotent and key in isolation.lines
@@ -289,8 +290,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         request.number, request.key = self._counters.submitted, key
         probes = self.service.probes
         error: BaseException | None = None
-        if probes.all:
-            request.begun_at = perf_counter()
+        if probes.request_begun:
             probes.tell(Probe.request_begun, request)
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
@@ -307,7 +307,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         finally:
             if request.timer is not None:
                 request.timer.cancel()
-            if probes.all and request.begun_at:
+            if probes.request_ended:
                 probes.tell(Probe.request_ended, request, error)
             # An error's traceback holds this frame, and the future holds the error: a cycle that would keep the item alive.
             del request, error

@@ -16,7 +16,7 @@ from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.outcome import is_fault, is_of_an_item, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
 from accel.patterns.quarantine import UnusableError
 from accel.patterns.recovering import until_ready
-from accel.patterns.requests import Request, call
+from accel.patterns.requests import Request, call, trial_of
 from accel.telemetry import Probe
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class Isolation:
         request.is_suspect = True
         self.suspects[request] = None
         probes = request.service.probes
-        if probes.all:
+        if probes.request_quarantined:
             probes.tell(Probe.request_quarantined, request)
 
     def _is_wanted(self, request: Request) -> bool:
@@ -377,6 +377,11 @@ class Isolation:
         is_repeat = bool(self._repeats) and all(group.arrival > self._bound for group in self._groups)
         group = _Group([self._repeats[0]], self._arrived) if is_repeat else self._next_group()
         tried = self._left(group)
+        with trial_of(tried, self._counters) if tried else contextlib.nullcontext():
+            await self._try(group, tried, is_repeat=is_repeat)
+
+    async def _try(self, group: _Group, tried: list[Request], *, is_repeat: bool) -> None:
+        """Run what is left of a group, and answer what is known by that."""
         results = await self._results(tried)
         if is_repeat:
             self._repeats.popleft()

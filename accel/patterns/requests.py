@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
 from accel.patterns.recovering import Attribution
-from accel.telemetry import Service
+from accel.telemetry import DeviceTime, Probe, ServedBatch, Service
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
-__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue", "call"]
+__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue", "call", "end", "launch", "trial_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,44 @@ class RequestQueue:
             self.waiting -= request.size
             self._queue[request] = None
             self.queued += request.size
+
+
+def launch(batch: ServedBatch) -> None:
+    """Tell probes of a batch that is launched."""
+    if batch.service.probes.batch_launched:
+        batch.service.probes.tell(Probe.batch_launched, batch)
+
+
+def end(batch: ServedBatch) -> None:
+    """Tell probes of a batch that has ended."""
+    batch.ended_at = perf_counter()
+    if batch.service.probes.batch_ended:
+        batch.service.probes.tell(Probe.batch_ended, batch)
+
+
+@contextlib.contextmanager
+def trial_of(requests: list[Request], counters: Counters) -> Iterator[None]:
+    """Tell probes of a trial in quarantine, which the block makes and whose results it gives, and charge its device time."""
+    for request in requests:
+        request.launches += 1
+    batch = ServedBatch(requests[0].service, requests, sum([request.size for request in requests]))
+    waiting = [request for request in requests if not request.future.done()]
+    launch(batch)
+    try:
+        with DeviceTime() as spent:
+            yield
+        batch.answered = [request for request in waiting if request.future.done() and _is_answered(request.future)]
+    except BaseException as error:
+        batch.error = type(error).__name__
+        raise
+    finally:
+        batch.device_seconds = spent.seconds
+        counters.device_seconds += spent.seconds or 0.0
+        end(batch)
+
+
+def _is_answered(future: asyncio.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None
 
 
 async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: list[Any]) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from accel.errors import ClosedError
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
-from accel.patterns.requests import call
-from accel.telemetry import DeviceTime, Probe, ServedBatch
+from accel.patterns.requests import call, end, launch
+from accel.telemetry import DeviceTime, ServedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -97,9 +97,11 @@ class BatchRunner:
         counters.batches += 1
         counters.items += items
         began, deaths = time.perf_counter(), 0 if attribution is None else attribution.deaths
-        results = await self._called(wanted, items)
+        served = ServedBatch(wanted[0].service, wanted, items)
+        results = await self._called(served, wanted)
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
+                end(served)
                 return await self._singly(wanted, results, attribution)
             results = repeat(results, len(wanted))
         else:
@@ -107,29 +109,26 @@ class BatchRunner:
             self.seconds_per_item += 0.2 * (seconds / items - self.seconds_per_item)
             counters.batch_seconds += 0.2 * (seconds - counters.batch_seconds) if counters.batch_seconds else seconds
         died = attribution is not None and attribution.deaths > deaths
-        again, suspects = self._settle(wanted, results, died=died)
+        again, suspects, served.answered = self._settle(wanted, results, died=died)
+        end(served)
         if suspects and self._isolation is not None:
             await self._isolation.take(suspects, attribution)
         return again
 
-    async def _called(self, requests: list[Request], items: int) -> Any:
-        """Return what the handler gives, as :func:`call` does; probes are told, and the device time is charged."""
-        batch = ServedBatch(requests[0].service, requests, items)
-        probes = batch.service.probes
-        if probes.all:
-            probes.tell(Probe.batch_launched, batch)
+    async def _called(self, batch: ServedBatch, requests: list[Request]) -> Any:
+        """Return what the handler gives, as :func:`call` does; the device time is charged."""
+        launch(batch)
         try:
             with DeviceTime() as spent:
                 results = await call(self._handler, [request.item for request in requests])
-            batch.error = type(results).__name__ if isinstance(results, Exception) else ""
         except BaseException as error:
             batch.error = type(error).__name__
+            end(batch)
             raise
         finally:
-            batch.ended_at, batch.device_seconds = time.perf_counter(), spent.seconds
+            batch.device_seconds = spent.seconds
             self._counters.device_seconds += spent.seconds or 0.0
-            if probes.all:
-                probes.tell(Probe.batch_ended, batch)
+        batch.error = type(results).__name__ if isinstance(results, Exception) else ""
         return results
 
     async def _singly(self, batch: list[Request], error: Exception, attribution: Attribution | None) -> list[Request]:
@@ -140,8 +139,8 @@ class BatchRunner:
             again += await self._attempt([request], attribution)  # which does nothing for one that has failed
         return again
 
-    def _settle(self, batch: list[Request], results: Iterable[Any], *, died: bool) -> tuple[list[Request], list[Request]]:
-        """Answer the callers, and return the requests to retry, and those to examine: the table is in ``docs/recovery.md``.
+    def _settle(self, batch: list[Request], results: Iterable[Any], *, died: bool) -> tuple[list[Request], list[Request], list[Request]]:
+        """Answer the callers, and return the requests to retry, those to examine, and those with results: the table is in ``docs/recovery.md``.
 
         Parameters
         ----------
@@ -152,7 +151,7 @@ class BatchRunner:
         suspects: list[Request] = []
         examines = self._isolation is not None
         given: set[int] = set()
-        answered = 0
+        answered: list[Request] = []
         for request, result in zip(batch, results, strict=True):
             future = request.future
             if examines and request.is_idempotent and isinstance(result, Exception) and is_suspicious(result):
@@ -164,7 +163,7 @@ class BatchRunner:
             elif future.done():
                 continue
             elif not isinstance(result, Exception):
-                answered += 1
+                answered.append(request)
                 future.set_result(result)
             elif request.is_idempotent and is_worth_a_retry(result) and (died or not request.is_retried):
                 request.is_retried = True
@@ -172,8 +171,8 @@ class BatchRunner:
             else:
                 self._counters.failed += 1
                 future.set_exception(own_instance(result, given))
-        self._counters.answered += answered
-        return again, suspects
+        self._counters.answered += len(answered)
+        return again, suspects, answered
 
     async def _recovered(self, device: Recovering, batch: list[Request]) -> None:
         """Wait until the device is ready; fail the batch if it will not be."""

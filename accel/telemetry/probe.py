@@ -68,7 +68,7 @@ class Probe:
         """Note a batch that goes to the handler of a service; in a task of the service."""
 
     def batch_ended(self, batch: ServedBatch) -> None:
-        """Note that the handler has ended, and before callers go on; in the same task."""
+        """Note that the handler has ended and its results are given, before callers go on; in the same task."""
 
     def op_sent(self, work: DeviceWork) -> None:
         """Note that an op, or the first ops of a batch, were sent to the device.
@@ -117,13 +117,24 @@ class Probes:
     Attributes
     ----------
     all : tuple of Probe
-        Those that are told, in the order in which they were added. Empty, it costs what a look at
-        it costs.
+        Those that are told, in the order in which they were added.
     times_work : bool
         Whether one of them wants the device time of everything that is sent.
+    request_begun, request_ended, batch_launched, ... : tuple of Probe
+        For each method those that override it. Empty, it costs what a look at it costs.
     """
 
-    __slots__ = ("_told", "all", "times_work")
+    __slots__ = (*METHODS, "all", "times_work")
+
+    request_begun: tuple[Probe, ...]
+    request_ended: tuple[Probe, ...]
+    request_quarantined: tuple[Probe, ...]
+    batch_launched: tuple[Probe, ...]
+    batch_ended: tuple[Probe, ...]
+    op_sent: tuple[Probe, ...]
+    op_ended: tuple[Probe, ...]
+    state_changed: tuple[Probe, ...]
+    fault: tuple[Probe, ...]
 
     def __init__(self) -> None:
         self._set(())
@@ -153,13 +164,14 @@ class Probes:
 
     def _set(self, probes: tuple[Probe, ...]) -> None:
         self.all: tuple[Probe, ...] = probes
-        self._told = {name: [probe for probe in probes if _overrides(probe, name)] for name in METHODS}
+        for name in METHODS:
+            setattr(self, name, tuple([probe for probe in probes if _overrides(probe, name)]))
         self.times_work = any(probe.times_work for probe in probes)
 
     def tell(self, method: Callable[Concatenate[Any, P], None], *arguments: P.args, **_: P.kwargs) -> None:
-        """Call a method of every probe that has one of its own: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
+        """Call a method of every probe that overrides it: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
         name = method.__name__
-        for probe in self._told[name]:
+        for probe in getattr(self, name):
             try:
                 getattr(probe, name)(*arguments)
             except BaseException as error:  # a CancelledError of its own, too, is not the caller's
@@ -230,12 +242,14 @@ class ServedRequest(Protocol):
 
 
 class ServedBatch:
-    """Requests that a handler gets at once.
+    """Requests that a handler gets at once, or that are tried together in quarantine.
 
     Attributes
     ----------
     service : Service
     requests : sequence of ServedRequest
+    answered : sequence of ServedRequest
+        Those whose callers have got results from it.
     items : int
         The sum of their sizes.
     launched_at, ended_at : float
@@ -246,11 +260,12 @@ class ServedBatch:
         Name of the class of what the handler raised; empty where it returned.
     """
 
-    __slots__ = ("device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
+    __slots__ = ("answered", "device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
 
     def __init__(self, service: Service, requests: Sequence[ServedRequest], items: int) -> None:
         self.service = service
         self.requests = requests
+        self.answered: Sequence[ServedRequest] = ()
         self.items = items
         self.launched_at = perf_counter()
         self.ended_at = 0.0

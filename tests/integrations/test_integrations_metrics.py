@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import runpy
 import subprocess
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from aiohttp import test_utils, web
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -28,7 +29,7 @@ from accel.integrations import aiohttp as with_aiohttp
 from accel.integrations.fastapi import add_model, install, lifespan
 from accel.integrations.metrics import Metrics
 from accel.patterns import DynamicBatcher, ModelService
-from accel.telemetry import DeviceWork
+from accel.telemetry import DeviceWork, ServedBatch
 from accel.testing import FaultPlan
 from tests.batcher_support import Handler
 from tests.device_support import bounded
@@ -305,11 +306,12 @@ async def test_a_spare_child_is_shown_where_there_is_one() -> None:
     assert scrape("accel_device_spare_ready", device="cpu:0") == 1
 
 
-async def test_requests_whose_callers_left_do_not_count_as_latency() -> None:
+async def test_the_latency_is_that_of_requests_with_answers() -> None:
     handler = Handler(is_open=False)
     metrics = Metrics(lambda: None)
     async with DynamicBatcher(handler) as batcher:
         metrics.add("m", batcher)
+        answered = asyncio.ensure_future(batcher.submit(3))
         leaving = asyncio.ensure_future(batcher.submit(1))
         staying = asyncio.ensure_future(batcher.submit(2, timeout=0.01))
         await handler.until_called(1)
@@ -317,11 +319,31 @@ async def test_requests_whose_callers_left_do_not_count_as_latency() -> None:
         with pytest.raises(accel.DeadlineExceededError):
             await staying
         handler.release()
+        await answered
     scrape, labels = Scrape(metrics.render()[0]), {"device": "", "model": "m"}
     assert scrape("accel_request_duration_seconds_count", **labels) == 1
-    assert scrape("accel_request_queue_seconds_count", **labels) == 2
-    assert scrape("accel_batch_items_bucket", le="1.0", **labels) == 0
-    assert scrape("accel_batch_items_bucket", le="2.0", **labels) == scrape("accel_batch_items_count", **labels) == 1
+    assert scrape("accel_request_duration_seconds_bucket", le="0.005", **labels) == 0
+    assert scrape("accel_request_duration_seconds_bucket", le="10.0", **labels) == 1
+    assert scrape("accel_request_queue_seconds_count", **labels) == 3
+    assert scrape("accel_batch_items_bucket", le="2.0", **labels) == 0
+    assert scrape("accel_batch_items_bucket", le="4.0", **labels) == scrape("accel_batch_items_count", **labels) == 1
+    assert scrape("accel_batch_items_sum", **labels) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_histograms_count_as_those_of_prometheus_client_do(seed: int) -> None:
+    rng, metrics, batcher = random.Random(seed), Metrics(lambda: None), DynamicBatcher(Handler())
+    metrics.add("m", batcher)
+    registry = CollectorRegistry()
+    theirs = Histogram("theirs", "Theirs.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
+    for _ in range(200):
+        items = rng.choice([1, 2, 3, 512, 513, rng.randrange(1, 2000)])
+        metrics.batch_launched(ServedBatch(batcher.service, [], items))
+        theirs.observe(items)
+    mine = Scrape(metrics.render()[0]).families["accel_batch_items"].samples
+    expected = {(s.name.removeprefix("theirs"), s.labels.get("le")): s.value for s in next(iter(registry.collect())).samples}
+    expected = {key: value for key, value in expected.items() if key[0] != "_created"}
+    assert {(s.name.removeprefix("accel_batch_items"), s.labels.get("le")): s.value for s in mine} == expected
 
 
 WRONG_METRICS: list[dict[str, Any]] = [

@@ -185,6 +185,7 @@ async def test_requests_and_batches_of_a_service() -> None:
     batch = probe.of("batch_launched")[0]
     assert (batch.requests, batch.items, batch.error, batch.service) == (requests, 3, "", batcher.service)
     assert requests[0].begun_at <= batch.launched_at <= batch.ended_at
+    assert batch.answered == [requests[0], requests[2]]
     assert batch.device_seconds is None, "there is no device"
     errors = [arguments[1] for name, arguments in probe.told if name == "request_ended"]
     assert [type(error) for error in errors] == [type(None), ValueError, type(None)]
@@ -230,6 +231,11 @@ async def test_a_suspect_is_told_when_it_goes_to_quarantine() -> None:
         batcher.service.probes.add(probe)
         await answers(batcher, [FINE, KILLED])
     assert [request.number for request in probe.of("request_quarantined")] == [1, 2]
+    batches = probe.of("batch_ended")
+    assert batches == probe.of("batch_launched")
+    assert [request.number for request in batches[0].requests] == [1, 2]
+    assert {request.number for batch in batches[1:] for request in batch.requests} == {1, 2}, "they are tried"
+    assert [request.number for batch in batches for request in batch.answered] == [1], "the other one is poison"
 
 
 class Broken(accel.Probe):

@@ -1,0 +1,126 @@
+"""P30: requests a second of a served model with metrics, beside the same service without.
+
+``python benchmarks/observed_service.py [--host inline] [--clients 64] [--seconds 1] [--rounds 15]``: the CPU backend. One service is measured; the
+two ways take turns, in an order that changes, and the median of the rounds' ratios counts. The processor time of a request says the same where the machine has
+other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import this file by its name in the package
+
+import numpy as np
+
+import accel
+from accel.integrations.metrics import Metrics
+
+if TYPE_CHECKING:
+    from accel.patterns import ModelService
+
+WIDTH = 256
+MUST = 0.98
+
+
+class Network:
+    """Two layers in numpy."""
+
+    def open(self, weights: Any, description: object, stream: object) -> None:
+        """Take the weights."""
+        self.layers = [np.asarray(weights[name]) for name in ("first", "second")]
+
+    def run(self, inputs: Any) -> Any:
+        """Compute a batch."""
+        first, second = self.layers
+        return np.maximum(np.asarray(inputs["x"]) @ first, 0.0) @ second
+
+
+class Pass(NamedTuple):
+    """One pass: requests a second, and microseconds of this process's processors for each."""
+
+    rate: float
+    cpu_us: float
+
+
+async def measured(service: ModelService, clients: int, seconds: float) -> Pass:
+    """Send requests from so many clients, each of which awaits its answer before the next."""
+    item, count, until = np.ones(WIDTH, np.float32), 0, time.perf_counter() + seconds
+
+    async def client() -> None:
+        nonlocal count
+        while time.perf_counter() < until:
+            await service.submit(item)
+            count += 1
+
+    began, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*[client() for _ in range(clients)])
+    return Pass(count / (time.perf_counter() - began), (time.process_time() - cpu) / count * 1e6)
+
+
+async def compare(host: Any, clients: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """Return the medians of both ways and of the rounds' ratios."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("first", "second")}
+    plain, watched = list[Pass](), list[Pass]()
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await device.load_model(
+            "benchmarks.observed_service:Network",
+            weights=weights,
+            inputs={"x": accel.TensorSpec(("batch", WIDTH), "float32")},
+            buckets={"batch": (1, 8, 32, 64)},
+        )
+        async with accel.serve(model) as service:
+            metrics = Metrics(lambda: device)
+            metrics.add("network", service)
+            system.probes.remove(metrics)
+            for number in range(rounds + 1):
+                found = {}
+                for is_watched in (False, True) if number % 2 else (True, False):
+                    with metrics.watching(system) if is_watched else contextlib.nullcontext():
+                        found[is_watched] = await measured(service, clients, seconds)
+                if number:  # the first round warms up
+                    plain.append(found[False])
+                    watched.append(found[True])
+            text, _ = metrics.render()
+    counted = next(line for line in text.decode().splitlines() if line.startswith("accel_request_duration_seconds_count"))
+    assert float(counted.split()[-1]) > 0, "the metrics saw the requests"
+    return {
+        "host": host,
+        "requests_per_s": round(statistics.median(each.rate for each in plain)),
+        "with_metrics": round(statistics.median(each.rate for each in watched)),
+        "ratio": round(statistics.median(b.rate / a.rate for a, b in zip(plain, watched, strict=True)), 4),
+        "cpu_us": round(statistics.median(each.cpu_us for each in plain), 2),
+        "cpu_ratio": round(statistics.median(a.cpu_us / b.cpu_us for a, b in zip(plain, watched, strict=True)), 4),
+        "must": MUST,
+    }
+
+
+def main() -> None:
+    """Measure both hosts, or one, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", choices=("inline", "process"), help="only this one")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each pass")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", help="a file for the results")
+    options = parser.parse_args()
+    hosts = (options.host,) if options.host else ("inline", "process")
+    found = [asyncio.run(compare(host, options.clients, options.seconds, options.rounds)) for host in hosts]
+    for row in found:
+        print(json.dumps(row))
+    if options.json:
+        Path(options.json).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
