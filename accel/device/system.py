@@ -246,7 +246,7 @@ class System(ActorSystem):
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared, probes=self.probes)
-            # 3. The host and the first context. An inline device counts for others opened meanwhile.
+            # 3. The host and the first context. Others that are opened meanwhile see this one.
             host_kind = self._choose_host(host_kind, core)
             if host_kind != "process":
                 self._opening.append(core)

@@ -566,6 +566,7 @@ class Context(ContextBase):
             self.fail_all(self.fault)
         self.after_retire = None
         tasks = [lane.task for lane in self.lanes.all if lane.task is not None]
+        # What may still use streams, events or memory ends first; these are released last.
         try:
             for task in tasks:
                 task.cancel()

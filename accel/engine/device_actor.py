@@ -129,7 +129,7 @@ class DeviceActor(Actor[Submission, None]):
             if predecessors:
                 await self._wait_in_hand(asyncio.wait(predecessors))
             await self._dispatch_to_context(message)
-        except (asyncio.CancelledError, GeneratorExit):  # the actor stops: code of users is called, and never awaited
+        except (asyncio.CancelledError, GeneratorExit):  # the actor stops
             self.refused(message)
             raise
         except BaseException as error:

@@ -194,7 +194,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             context.libraries.calls += 1
             try:
                 return context.offloaded.call(call)
-            except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
+            except BaseException as raised:  # a CancelledError too: it would look like the actor's
                 is_out_of_memory = context.is_out_of_memory(raised)
                 what = f"opening library {library!r}"
                 return op_error(raised, what, context.core.loop, is_out_of_memory=is_out_of_memory, library=library)

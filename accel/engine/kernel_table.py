@@ -131,7 +131,7 @@ class KernelTable:
     # -- registered libraries
 
     def add_registered(self, library: RegisteredLibrary) -> None:
-        """Add a registered library that was just made for this context."""
+        """Add a registered library that was opened in this context: its ops have kernels now."""
         name = library.name
         self.registered[name], self.parts[name] = library, library.part
         self.may_block = self._may_block

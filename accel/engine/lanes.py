@@ -117,7 +117,11 @@ class Lanes:
     # -- making lanes
 
     def adopt(self, streams: Streams) -> None:
-        """Make lanes of the streams that were made with the context: the pool, and transfers."""
+        """Make the first lane of the pool, and those of transfers, of the context's streams.
+
+        Of one stream there is one lane, which transfers use too. The pool's further streams are
+        kept until :meth:`grow` makes their lanes.
+        """
         first = self._add_lane(*streams[0])
         self.pool.append(first)
         first.ready_libraries.add(_MEMORY)

@@ -442,16 +442,18 @@ class GraphSubmission(OpSubmission):
     async def allocate(self, context: _GraphContext, lane: StreamClock) -> None:
         """Allocate the program's memory, and bind its ops; before the capture is dispatched."""
         buffers, program, turn = context.buffers, self.program, Turn()
-        # Finding the kernels of a family also tells the sizes of their scratch memory.
+        # 1. The kernels: finding those of a family also tells the sizes of their scratch memory.
         for number, op in enumerate(program.ops, 1):
             context.kernel_of(op)
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
+        # 2. Refs for one scratch buffer and one buffer of statuses, which all ops share.
         for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
             program.use_scratch(ref)
         status = () if program.plan.status is None else (program.plan.status.spec,)
         for ref in context.core.refs.make(status, self.generation):
             program.use_status(ref)
+        # 3. The memory of all refs, some in each loop iteration; a slab is made where it lacks.
         refs = program.owned_refs
         for start in range(0, len(refs), CHECK_EVERY):
             chunk = refs[start : start + CHECK_EVERY]

@@ -199,7 +199,7 @@ class StallWatch:
 
     def _on_new_oldest(self) -> None:
         """Learn the duration of the former oldest work, and look up the usual one of the new."""
-        if self._age > self._period:
+        if self._age > self._period:  # shorter ones are never near a stall, and not worth a record
             self._predictor.observe(self._duration_key, self._age)
         oldest, self._age = self._get_oldest(), 0.0
         self._duration_key, self._name = (None, "") if oldest is None else (oldest[0].duration_key, oldest[0].name)
