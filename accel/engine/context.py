@@ -194,14 +194,8 @@ class Context(ContextBase):
     def _schedule(self, launch: BoundOp, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Give an op its sequence number, its addresses, and the work that it must wait for.
 
-        From then on it is the last user of its memory.
-
-        Parameters
-        ----------
-        launch, op, lane, plan
-            What is enqueued for the op: its attributes are set here; the op, its lane and its plan.
-        refs
-            What the op writes, the refs of its results included.
+        They are set in ``launch``. From then on the op is the last user of its memory; ``refs`` are
+        the refs that it writes, those of its results included.
 
         Raises
         ------
