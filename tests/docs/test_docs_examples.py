@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECORDS = sorted((ROOT / "benchmarks" / "records").glob("*.md"))
 WITH_REFERENCE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 COMMENT = re.compile(r"^ *<!-- *(given|not executed|output)(?:: *(.*?))? *-->$")
@@ -291,7 +290,7 @@ def test_the_files_that_the_readme_names_exist() -> None:
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-@pytest.mark.parametrize("page", [*PAGES[1:], *RECORDS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
     named = TESTS.findall(page.read_text(encoding="utf-8"))
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
