@@ -114,6 +114,24 @@ async def running(
     assert task.result() == 0
 
 
+@pytest.mark.parametrize("how", ["option", "environment"])
+async def test_a_browser_is_shown_the_page_and_a_token_guards_what_is_for_operators(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "a-token-of-16-or-more"
+    if how == "environment":
+        monkeypatch.setenv("ACCEL_ADMIN_TOKEN", token)
+    words = ("--admin-token", token) if how == "option" else ()
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", *words, said=[]) as session:
+        async with session.get("/", headers={"Accept": "text/html,*/*"}, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (307, "accel")
+        async with session.get("/") as answer:
+            assert (await answer.text()).startswith("accel ")
+        for path in ("/accel", "/accel/events", "/metrics"):
+            async with session.get(path) as answer:
+                assert answer.status == 401
+            async with session.get(path, headers={"Authorization": f"Bearer {token}"}) as answer:
+                assert answer.status == 200
+
+
 async def test_no_request_is_lost_or_wrong_through_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = load_digits()
     async with accel.System() as system:
