@@ -1,8 +1,10 @@
-"""P30: requests a second of a served model with metrics, beside the same service without.
+"""P30: requests a second of a served model with metrics, or with traces, beside the same service without.
 
-``python benchmarks/observed_service.py [--host inline] [--clients 64] [--seconds 1] [--rounds 15]``: the CPU backend. One service is measured; the
-two ways take turns, in an order that changes, and the median of the rounds' ratios counts. The processor time of a request says the same where the machine has
-other work.
+``python benchmarks/observed_service.py [--host inline] [--clients 64] [--seconds 1] [--rounds 15] [--traces 0.01]``: the CPU backend.
+
+One service is measured; the two ways take turns, in an order that changes, and the median of the rounds' ratios counts. The processor time of a request says the
+same where the machine has other work. With ``--traces`` each request is sent below a span of its client, as a web framework makes it, both ways; so many of
+these are sampled.
 """
 
 from __future__ import annotations
@@ -20,15 +22,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import this file by its name in the package
 
 import numpy as np
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 import accel
 from accel.integrations.metrics import Metrics
+from accel.integrations.otel import instrument
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from accel.patterns import ModelService
 
 WIDTH = 256
-MUST = 0.98
+MUST = {"metrics": 0.98, "traces": 0.97}
 
 
 class Network:
@@ -51,14 +60,24 @@ class Pass(NamedTuple):
     cpu_us: float
 
 
-async def measured(service: ModelService, clients: int, seconds: float) -> Pass:
-    """Send requests from so many clients, each of which awaits its answer before the next."""
+@contextlib.contextmanager
+def tracing(system: accel.System, provider: TracerProvider) -> Iterator[None]:
+    """Trace the services of a system in the block."""
+    probe = instrument(system, tracer_provider=provider)
+    yield
+    system.probes.remove(probe)
+
+
+async def measured(service: ModelService, clients: int, seconds: float, provider: TracerProvider | None) -> Pass:
+    """Send requests from so many clients, each of which awaits its answer before the next, below a span of a provider."""
+    tracer = None if provider is None else provider.get_tracer("client")
     item, count, until = np.ones(WIDTH, np.float32), 0, time.perf_counter() + seconds
 
     async def client() -> None:
         nonlocal count
         while time.perf_counter() < until:
-            await service.submit(item)
+            with contextlib.nullcontext() if tracer is None else tracer.start_as_current_span("request"):
+                await service.submit(item)
             count += 1
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -66,8 +85,12 @@ async def measured(service: ModelService, clients: int, seconds: float) -> Pass:
     return Pass(count / (time.perf_counter() - began), (time.process_time() - cpu) / count * 1e6)
 
 
-async def compare(host: Any, clients: int, seconds: float, rounds: int) -> dict[str, Any]:
+async def compare(host: Any, clients: int, seconds: float, rounds: int, traces: float | None) -> dict[str, Any]:
     """Return the medians of both ways and of the rounds' ratios."""
+    what, provider = "metrics" if traces is None else "traces", None
+    if traces is not None:
+        provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(traces)))
+        provider.add_span_processor(BatchSpanProcessor(InMemorySpanExporter()))
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("first", "second")}
     plain, watched = list[Pass](), list[Pass]()
@@ -86,22 +109,23 @@ async def compare(host: Any, clients: int, seconds: float, rounds: int) -> dict[
             for number in range(rounds + 1):
                 found = {}
                 for is_watched in (False, True) if number % 2 else (True, False):
-                    with metrics.watching(system) if is_watched else contextlib.nullcontext():
-                        found[is_watched] = await measured(service, clients, seconds)
+                    watching = metrics.watching(system) if provider is None else tracing(system, provider)
+                    with watching if is_watched else contextlib.nullcontext():
+                        found[is_watched] = await measured(service, clients, seconds, provider)
                 if number:  # the first round warms up
                     plain.append(found[False])
                     watched.append(found[True])
             text, _ = metrics.render()
     counted = next(line for line in text.decode().splitlines() if line.startswith("accel_request_duration_seconds_count"))
-    assert float(counted.split()[-1]) > 0, "the metrics saw the requests"
+    assert provider is not None or float(counted.split()[-1]) > 0, "the metrics saw the requests"
     return {
         "host": host,
         "requests_per_s": round(statistics.median(each.rate for each in plain)),
-        "with_metrics": round(statistics.median(each.rate for each in watched)),
+        f"with_{what}": round(statistics.median(each.rate for each in watched)),
         "ratio": round(statistics.median(b.rate / a.rate for a, b in zip(plain, watched, strict=True)), 4),
         "cpu_us": round(statistics.median(each.cpu_us for each in plain), 2),
         "cpu_ratio": round(statistics.median(a.cpu_us / b.cpu_us for a, b in zip(plain, watched, strict=True)), 4),
-        "must": MUST,
+        "must": MUST[what],
     }
 
 
@@ -112,10 +136,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each pass")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--traces", type=float, metavar="RATIO", help="measure traces, of which so many are sampled, and not metrics")
     parser.add_argument("--json", help="a file for the results")
     options = parser.parse_args()
     hosts = (options.host,) if options.host else ("inline", "process")
-    found = [asyncio.run(compare(host, options.clients, options.seconds, options.rounds)) for host in hosts]
+    found = [asyncio.run(compare(host, options.clients, options.seconds, options.rounds, options.traces)) for host in hosts]
     for row in found:
         print(json.dumps(row))
     if options.json:
