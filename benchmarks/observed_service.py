@@ -2,8 +2,8 @@
 
 ``python benchmarks/observed_service.py [--host inline] [--clients 64] [--seconds 1] [--rounds 15] [--traces 0.01]``: the CPU backend.
 
-One service is measured; the two ways take turns, in an order that changes, and the median of the rounds' ratios counts. The processor time of a request says the
-same where the machine has other work. With ``--traces`` each request is sent below a span of its client, as a web framework makes it, both ways; so many of
+One service is measured. The two ways take turns, in an order that changes; the median of the rounds' ratios counts. The processor time of a request says the
+same on a busy machine. With ``--traces`` each request is sent below a span of its client, as a web framework makes it, both ways; so many of
 these are sampled.
 """
 
