@@ -20,6 +20,7 @@ from tests.device_support import PATIENCE, bounded
 from tests.model_support import Affine, X
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Callable, Mapping
 
 SERVICE = web.AppKey("service", ModelService)
@@ -110,6 +111,18 @@ def other_service(target: Any, inputs: Any, buckets: Any) -> Any:
             yield service
 
     return opened
+
+
+async def pieces(total: int) -> AsyncIterator[bytes]:
+    """Give a body without a length."""
+    for _ in range(0, total, 100):
+        yield b" " * 100
+
+
+async def begun(ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """Give a body that begins, and goes on when it is told to."""
+    yield b" "
+    await ended.wait()
 
 
 def rows(rng: np.random.Generator, n: int) -> np.ndarray[Any, Any]:

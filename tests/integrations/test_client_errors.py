@@ -22,6 +22,7 @@ from fastapi import FastAPI, Request, Response
 import accel
 from accel.integrations import aiohttp as with_aiohttp
 from accel.integrations import fastapi as with_fastapi
+from tests.http_support import begun, pieces
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -116,12 +117,6 @@ async def test_what_a_client_did_wrong_is_4xx_and_the_next_request_is_served(pro
         assert await ask(port, "/readyz") == 200
 
 
-async def pieces(total: int) -> AsyncIterator[bytes]:
-    """Give a body without a length."""
-    for _ in range(0, total, 1000):
-        yield b" " * 1000
-
-
 @contextlib.asynccontextmanager
 async def fastapi_client(limit: int | None, seen: list[int], timeout: float | None = None) -> AsyncIterator[Callable[..., Awaitable[int]]]:
     app = FastAPI(lifespan=with_fastapi.lifespan(device="cpu"))
@@ -205,12 +200,6 @@ async def test_an_unknown_charset_is_refused_before_the_handler_decodes_it(clien
         assert await post("/length", b"", **{"Content-Type": "text/plain; charset=nope"}) == 200
         for charset in ("utf-8", "UTF8", "latin-1", "windows-1252", "us-ascii", "utf-16"):
             assert await post("/length", b"x", **{"Content-Type": f'text/plain; charset="{charset}"'}) == 200, charset
-
-
-async def begun(ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Give a body that begins, and goes on when it is told to."""
-    yield b" "
-    await ended.wait()
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -17,7 +17,7 @@ import accel
 from accel.integrations import fastapi as with_fastapi
 from accel.integrations.encoding import dumps
 from accel.testing import FaultPlan
-from tests.http_support import affine_service, on_aiohttp, on_fastapi, other_service, row, rows
+from tests.http_support import affine_service, begun, on_aiohttp, on_fastapi, other_service, pieces, row, rows
 from tests.model_support import KILL, NAN, RAISE, SEQUENCES, Mean, affine, expected
 
 if TYPE_CHECKING:
@@ -149,12 +149,6 @@ async def test_a_list_has_as_many_items_as_it_may(serving: Any, rng: np.random.G
         assert (await client.post({"items": [{"x": row(rng)}]}, "/m/list"))[0] == 404
 
 
-async def pieces(total: int) -> AsyncIterator[bytes]:
-    """Give a body without a length."""
-    for _ in range(0, total, 100):
-        yield b" " * 100
-
-
 async def test_a_long_body_is_413_and_is_not_parsed(serving: Any, rng: np.random.Generator) -> None:
     async with serving(affine_service(affine(rng)), {"body_limit": 1000}) as client:
         fits = json.dumps({"x": row(rng)}).encode()
@@ -168,13 +162,9 @@ async def test_a_long_body_is_413_and_is_not_parsed(serving: Any, rng: np.random
 async def test_a_body_that_does_not_arrive_is_408(serving: Any, rng: np.random.Generator) -> None:
     ended = asyncio.Event()
 
-    async def begun() -> AsyncIterator[bytes]:
-        yield b'{"x": '
-        await ended.wait()
-
     async with serving(affine_service(affine(rng)), {"body_timeout": 0.25}) as client:
         for path in ("/m", "/m/list"):
-            assert (await client.send(begun(), path))[:2] == (408, {"detail": "The body did not arrive in time."})
+            assert (await client.send(begun(ended), path))[:2] == (408, {"detail": "The body did not arrive in time."})
         ended.set()
         assert (await client.post({"x": row(rng)}))[0] == 200
         assert client.service.statistics().submitted == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,6 +213,32 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
 async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError):
         DynamicBatcher(Handler(), **options)
+
+
+def test_the_options_have_their_documented_defaults() -> None:
+    parameters = inspect.signature(DynamicBatcher).parameters
+
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "handler"} == {
+        "max_items": 64,
+        "max_delay": 0.002,
+        "max_pending": None,
+        "overload": "wait",
+        "max_in_flight": 2,
+        "size": None,
+        "idempotent": False,
+        "device": None,
+        "quarantine": None,
+        "quarantine_idle": 10.0,
+        "remember_poison": 1024,
+        "fingerprint": None,
+        "close_timeout": 10.0,
+    }
+
+
+@pytest.mark.parametrize("handler", [None, 3, "handler"], ids=repr)
+async def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match="async def"):
+        DynamicBatcher(handler)
 
 
 async def test_a_timeout_that_is_no_number_is_refused() -> None:
