@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ import accel
 from accel.integrations import _page
 from accel.integrations import aiohttp as with_aiohttp
 from accel.integrations import fastapi as with_fastapi
+from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
 
 TOKEN = "a-token-of-16-or-more"
@@ -174,6 +176,32 @@ async def test_a_viewer_from_elsewhere_gets_all_events(last: str) -> None:
         await stream.aclose()
     assert json.loads(message)["all"]
     assert [event["state"] for event in json.loads(message)["events"]] == ["ready"]
+
+
+async def test_batchers_that_no_route_names_are_shown_while_they_live() -> None:
+    page = _page.Page(lambda: ())
+
+    async def shown() -> list[dict[str, Any]]:
+        stream = page.stream("")
+        await anext(stream)
+        message = (await anext(stream)).decode().partition("data: ")[2]
+        await stream.aclose()
+        services: list[dict[str, Any]] = json.loads(message)["services"]
+        return services
+
+    async def negate(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        page.open(system)
+        async with DynamicBatcher(negate, device=device) as batcher:
+            assert await batcher.submit(3) == -3
+            (service,) = await shown()
+        assert (service["name"].rpartition(".")[2], service["answered"], service["latency"]["count"]) == ("negate", 1, 1)
+        del batcher
+        gc.collect()
+        assert await shown() == []
 
 
 async def test_viewers_are_bounded_and_leave(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
