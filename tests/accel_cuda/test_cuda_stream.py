@@ -52,6 +52,41 @@ def test_graphs_and_copies_are_enqueued_in_the_section(stream: CudaStream, conte
     assert context.fault is not None
 
 
+def test_a_span_is_two_events_with_timing_which_are_used_again(stream: CudaStream, context: Any) -> None:
+    hot, made, recorded = context.driver.hot, [], []
+
+    def elapsed(milliseconds: Any, begin: Handle, end: Handle) -> int:
+        assert context.driver.depth == 1, "in the section"
+        ctypes.c_float.from_address(ctypes.addressof(milliseconds._obj)).value = float((end.value or 0) - (begin.value or 0))
+        return 0
+
+    def create(event: Any, flags: int) -> int:
+        made.append(flags)
+        event._obj.value = 10 * len(made)
+        return 0
+
+    def record(event: Any, stream: Any) -> int:
+        recorded.append(event.value)
+        return 0
+
+    hot.event_create, hot.event_record, hot.event_elapsed = create, record, elapsed
+    for _ in range(3):
+        span = stream.begin_span()
+        stream.end_span(span)
+        assert span.seconds() == pytest.approx(0.01)
+    first, second = stream.begin_span(), stream.begin_span()
+    assert made == [0, 0, 0, 0], "flags of events with timing; two spans at once, at most"
+    assert recorded == [10, 20] * 3 + [10, 30]
+    assert first is not second
+    context.fault = DriverError("illegal address", code=ILLEGAL_ADDRESS, scope=FaultScope.PROCESS)
+    with pytest.raises(AccelError):
+        first.seconds()
+    context.fault = None
+    context.driver.called.clear()
+    stream.dispose()
+    assert [call for call in context.driver.called if call[0] == "cuEventDestroy"] == [("cuEventDestroy", n) for n in (10, 20, 30, 40)]
+
+
 def test_a_stream_does_not_call_the_driver_in_a_forked_process(stream: CudaStream, context: Any) -> None:
     HotCalls.refuse(context.driver.hot)  # as the driver does in a fork
     context.driver.called.clear()
