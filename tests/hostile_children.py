@@ -55,6 +55,11 @@ async def answers_unasked(sock: socket.socket) -> None:
     await _speak(sock, _ready(), (103, struct.pack("<Q", 7)))
 
 
+async def times_unasked(sock: socket.socket) -> None:
+    """Say how long the first op took, which was not asked."""
+    await _speak(sock, _ready(), (125, struct.pack("<QQ", 1, 5)))
+
+
 async def cut_numbers(sock: socket.socket) -> None:
     """Say that half a number has ended."""
     await _speak(sock, _ready(), (103, b"\0\0\0"))

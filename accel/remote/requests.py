@@ -332,8 +332,9 @@ class RequestContext(ContextBase):
     def _on_device_time(self, number: int, seconds: float) -> None:
         """Charge the device time of a request, which cannot be longer than it was away."""
         request = self._pending.get(number)
-        if request is None:
-            raise ProtocolError(f"the child of {self.core.name} has timed what it was not asked", device=self.core.name)
+        work = None if request is None else request.submission.observed
+        if request is None or work is None or not work.is_timed:
+            raise ProtocolError(f"the child of {self.core.name} has timed what it was not asked to", device=self.core.name)
         submission, now = request.submission, perf_counter()
         self.charge_seconds(submission, min(seconds, now - self.submissions.get(submission, now)))
 

@@ -380,7 +380,7 @@ async def test_nonsense_at_the_beginning_is_an_error_of_the_opening(child: str, 
         await cpu.zeros(4)
 
 
-@pytest.mark.parametrize("child", ["answers_unasked", "cut_numbers", "slab_without_memory", "half_a_place"])
+@pytest.mark.parametrize("child", ["answers_unasked", "times_unasked", "cut_numbers", "slab_without_memory", "half_a_place"])
 async def test_nonsense_later_on_loses_the_child(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "TARGET", f"tests.hostile_children:{child}")
     async with accel.System() as system:

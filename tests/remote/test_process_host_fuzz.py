@@ -185,6 +185,8 @@ NONSENSE: list[Callable[[random.Random, int], bytes]] = [
     lambda rng, _: frame(Kind.DONE, struct.pack("<QQ", rng.getrandbits(64), 2**64 - 1)),
     lambda rng, number: frame(Kind.FAILED, struct.pack("<Qi", number, rng.choice([-1, 0, 7, 2**31 - 1, -(2**31)])) + an_error(rng)),
     lambda rng, number: frame(Kind.FAILED, struct.pack("<Qi", number, -1) + rng.choice(OFFERS)),
+    lambda rng, number: frame(Kind.TIMES, struct.pack("<QQ", number, rng.getrandbits(64))),
+    lambda rng, _: frame(Kind.TIMES, rng.randbytes(rng.randint(0, 33))),
     lambda rng, _: frame(Kind.FAULT, an_error(rng)),
     lambda rng, _: frame(Kind.FAULT, rng.choice(OFFERS)),
     lambda rng, _: frame(Kind.MEMORY, struct.pack("<QQ", 2**64 - 1, rng.getrandbits(64))),
