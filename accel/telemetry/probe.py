@@ -210,35 +210,31 @@ class Service:
 
 
 class ServedRequest(Protocol):
-    """One request of a service.
-
-    Attributes
-    ----------
-    service : Service
-    number : int
-        Its place among all requests of the service, from 1.
-    size : int
-        How many items it counts for.
-    begun_at : float
-        When it was taken.
-    launches : int
-        Batches that it was in; more than one after retries.
-    is_suspect : bool
-        Whether it is in quarantine.
-    """
+    """One request of a service."""
 
     @property
-    def service(self) -> Service: ...
+    def service(self) -> Service:
+        """Return the service that took it."""
+
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """Return its place among all requests of the service, from 1."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return how many items it counts for."""
+
     @property
-    def begun_at(self) -> float: ...
+    def begun_at(self) -> float:
+        """Return when it was taken."""
+
     @property
-    def launches(self) -> int: ...
+    def launches(self) -> int:
+        """Return in how many batches it was; more than one after retries."""
+
     @property
-    def is_suspect(self) -> bool: ...
+    def is_suspect(self) -> bool:
+        """Return whether it is in quarantine."""
 
 
 class ServedBatch:
