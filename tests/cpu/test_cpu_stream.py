@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,18 @@ def test_work_keeps_alive_what_it_is_given_until_it_has_ended(device: CpuDevice,
     gate.opened.set()
     stream.synchronize()
     until(lambda: gone() is None)
+
+
+def test_a_span_has_the_time_of_the_work_between_its_begin_and_its_end(device: CpuDevice) -> None:
+    stream = device.create_stream()
+    stream.submit(lambda: time.sleep(0.2), LARGE)
+    span = stream.begin_span()
+    stream.submit(lambda: time.sleep(0.01), LARGE)
+    stream.submit(lambda: time.sleep(0.01), SMALL)
+    stream.end_span(span)
+    stream.submit(lambda: time.sleep(0.2), LARGE)
+    stream.synchronize()
+    assert 0.02 <= span.seconds() < 0.2
 
 
 def test_close_ends_the_work_and_the_thread() -> None:
