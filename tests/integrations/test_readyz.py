@@ -100,7 +100,7 @@ async def test_the_first_op_of_a_kind_and_ops_that_go_on_are_no_stall() -> None:
 
 async def test_an_array_that_moves_in_many_parts_is_no_stall() -> None:
     async with opened(host=accel.ProcessHost(stall_after=0.1), pinned_limit=256 << 10) as device:
-        array = np.zeros(24 << 20, np.uint8)
+        array = np.zeros(96 << 20, np.uint8)
         await device.get(await device.put(array[:8]))  # puts and gets are known, and short
         loop = asyncio.get_running_loop()
 
