@@ -257,7 +257,7 @@ class Compiler(Launches):
                 return await core.system.run_blocking(context.device.compile, kernel)
             except ClosedError:
                 # A rebuild closed the context meanwhile; the next one compiles too.
-                if core.refs.is_closing or self._host.context is context:
+                if core.is_closing or self._host.context is context:
                     raise
             except AccelError as error:
                 if not error.is_fault:

@@ -425,7 +425,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         """
         self._core.refs.check_process()
         lifecycle, context = self._core.lifecycle, self._host.context
-        ready = lifecycle.state is DeviceState.READY and not self._core.refs.is_closing
+        ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
         stall = context.stall_reason() if ready and context is not None else ""
         reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
         cause = None if ready else lifecycle.cause
@@ -497,7 +497,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             return
         self._closed = core.loop.create_future()
         # From here on nothing is sent; what was sent may end.
-        core.refs.is_closing = True
+        core.begin_closing()
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
                 await self._residents.aclose()

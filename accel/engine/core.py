@@ -56,6 +56,8 @@ class DeviceCore:
 
     Attributes
     ----------
+    is_closing : bool
+        Whether the device is being closed, or is closed: nothing more is sent.
     loop : AbstractEventLoop
     home : Home
         The loop, thread and process of the device.
@@ -112,6 +114,7 @@ class DeviceCore:
         self.options = options
         self.shared = shared
         self.name = name or description.spec
+        self.is_closing = False
         self.home = Home(f"device {self.name}")
         self.loop = self.home.loop
         self.probes = probes or Probes()
@@ -146,12 +149,12 @@ class DeviceCore:
         # As `Home.is_here`, without a call: this is on the way of every op. asyncio's own query of
         # the running loop calls getpid() each time.
         refs, home = self.refs, self.home
-        if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not refs.is_closing and not home.is_inherited:
+        if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not self.is_closing and not home.is_inherited:
             return
         self.check_home()
         if self.lifecycle.is_final:
             raise self.lifecycle.final_error()
-        if refs.is_closing:
+        if self.is_closing:
             raise ClosedError(f"device {self.name} is closing", device=self.name)
 
     def check_home(self) -> None:
@@ -182,20 +185,20 @@ class DeviceCore:
     # -- changes of state
 
     def withdraw_registration(self, name: str) -> Registration | None:
-        """Forget a registered library, and return its registration if it is there."""
+        """Forget a registered library, and return its registration, or ``None``; tell listeners."""
         registration = self.registrations.pop(name, None)
         self.on_registrations_changed()
         return registration
 
     def on_registrations_changed(self) -> None:
-        """Tell that a library was registered, or is no longer."""
+        """Tell the listeners that a library was registered or unregistered."""
         for listener in self.registration_listeners:
             listener()
 
-    def on_context_ready(self, began: float, **pairs: object) -> None:
+    def on_context_ready(self, began: float, **log_fields: object) -> None:
         """Enter the next generation, and log it; called when its context is ready.
 
-        ``began`` is when its making began (``time.perf_counter()``); ``pairs`` are logged.
+        ``began`` is when its making began (``time.perf_counter()``); ``log_fields`` are logged too.
         """
         if self.lifecycle.generation:
             self.restarts += 1
@@ -204,26 +207,27 @@ class DeviceCore:
         self.durable.on_generation(generation)
         self.lifecycle.enter_ready()
         seconds = round(time.perf_counter() - began, 4)
-        logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
+        logger.info("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **log_fields)
 
-    def on_context_lost(self, error: AccelError, follows: Callable[[AccelError], bool]) -> None:
+    def on_context_lost(self, error: AccelError, decide_rebuild: Callable[[AccelError], bool]) -> None:
         """Make ordinary refs stale, and enter REBUILDING or LOST; called at a context's fault.
 
-        ``follows`` decides whether another context follows.
+        ``decide_rebuild`` returns whether another context follows. It may enter a final state
+        itself, which stays.
         """
         self.refs.live_generation = 0
         self._had_process_fault |= error.scope >= FaultScope.PROCESS
         self._faulted_at = time.perf_counter()
-        is_followed = follows(error)
+        is_rebuilt = decide_rebuild(error)
         if self.lifecycle.is_final:
             return
-        if is_followed:
+        if is_rebuilt:
             self.lifecycle.enter_rebuilding(error)
         else:
             self.give_up(error)
 
     def give_up(self, error: BaseException | None) -> None:
-        """Enter LOST: no context follows.
+        """Enter LOST, unless the state is final: no context follows.
 
         Durable memory is kept until the device is reopened or closed.
         """
@@ -233,9 +237,13 @@ class DeviceCore:
             self.lifecycle.enter_lost(error if isinstance(error, AccelError) else None)
             self.pinned.on_device_ended()
 
+    def begin_closing(self) -> None:
+        """Refuse further work; what was sent may end. The refs say in errors that the device closes."""
+        self.is_closing = self.refs.is_closing = True
+
     def close(self) -> None:
         """Enter CLOSED, and release the durable memory; the last step of closing."""
-        self.refs.is_closing = True
+        self.begin_closing()
         self.refs.live_generation = 0
         self.lifecycle.enter_closed()
         self.durable.close()

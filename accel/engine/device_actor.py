@@ -56,7 +56,7 @@ class DeviceActor(Actor[Submission, None]):
         if delayed:
             await asyncio.wait(delayed)
         await self._host.children.wait_ended()
-        if core.refs.is_closing or context.system.state != "open":
+        if core.is_closing or context.system.state != "open":
             core.close()
         else:
             core.give_up(None)

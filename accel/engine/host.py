@@ -221,7 +221,7 @@ class Host:
     async def wait_spare_ready(self) -> bool:
         """Wait until a spare child is ready; return whether there is one."""
         core = self._core
-        while not (core.lifecycle.is_final or core.refs.is_closing):
+        while not (core.lifecycle.is_final or core.is_closing):
             if (is_ready := self.children.is_spare_ready) is not None:
                 return is_ready
             await core.lifecycle.wait_changed()
@@ -242,7 +242,7 @@ class Host:
         """
         core, lifecycle = self._core, self._core.lifecycle
         core.check_home()
-        if core.refs.is_closing or lifecycle.state is DeviceState.CLOSED:
+        if core.is_closing or lifecycle.state is DeviceState.CLOSED:
             raise ClosedError(f"device {core.name} is closed", device=core.name, generation=lifecycle.generation)
         if self._reopening is None:
             if lifecycle.state is not DeviceState.LOST:

@@ -153,7 +153,7 @@ class ContextBase(ABC):
             submission.on_drained()
         if submission.observed is not None and not submission.outstanding and submission.is_settled:
             submission.end_observed(self.core.probes)
-        if self.core.refs.is_closing:
+        if self.core.is_closing:
             self.core.workload.wake()
         if self._waiters:
             self.wake()
@@ -240,7 +240,7 @@ class ContextBase(ABC):
         if self.core.probes.fault:
             self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
         self.core.durable.on_fault(self.unfinished_writes())
-        self.core.on_context_lost(error, follows=self._owner.on_fault)
+        self.core.on_context_lost(error, decide_rebuild=self._owner.on_fault)
         self.fail_all(error)
 
     def fail_all(self, error: AccelError) -> None:

@@ -141,8 +141,9 @@ class Lane(StreamClock):
     def _enqueue(self, group: BoundGroup) -> bool:
         """Enqueue a group's ops and record its mark, as far as that is possible at once.
 
-        Returns ``False`` at an op that must wait for another lane, or that a thread must enqueue;
-        the next call goes on with that op.
+        Returns ``False`` at an op that must wait for another lane, or that a worker thread must
+        enqueue: the next call continues with that op, the ``_next_index`` of the group. Returns
+        ``True`` once the group needs no further call, also where ops of it failed.
         """
         context = self._context
         try:
@@ -165,11 +166,11 @@ class Lane(StreamClock):
                         or context.fault
                     )
                     if is_plain or self._prepare_launch(launch, group):
+                        submission.launched += 1  # if the kernel raises too: it may have enqueued work
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
-                        submission.launched += 1
                 except BaseException as error:
                     self._on_raised(error, launch, group)
-                self.enqueued = launch.seq
+                self.enqueued = launch.seq  # as `advance`, without a call
                 if self._waiters:
                     self._wake()
                 self._next_index += 1
@@ -216,7 +217,7 @@ class Lane(StreamClock):
     def _must_offload(self, launch: BoundOp) -> bool:
         """Return whether a worker thread must enqueue an op, because the call may block.
 
-        The backend is asked once for each op.
+        The backend is asked once for each op: the op's ``is_offloaded`` keeps the answer.
         """
         if launch.is_offloaded is None:
             context = self._context
@@ -228,41 +229,39 @@ class Lane(StreamClock):
         return launch.is_offloaded
 
     async def _enqueue_offloaded(self, launch: BoundOp, group: BoundGroup) -> None:
-        """Call an op's kernel on a worker thread.
+        """Enqueue an op by calling its kernel on a worker thread.
 
-        With ``debug`` this waits for the op's end, so that a fault is reported as this op's.
+        With ``debug`` this waits for the op's end, so that a fault is reported as this op's. If
+        this is cancelled, because the context ends, the call runs on.
         """
-        submission, context = group.submission, self._context
-        run_blocking = context.core.system.run_blocking
-        raised = operands = None
+        context = self._context
+        raised = None
         try:
             if self._prepare_launch(launch, group):
-                # Counted before the call: from here on it may be launched, even if cancelled.
-                submission.launched += 1
+                group.submission.launched += 1  # before the call, which a cancellation does not end
+                # While a stream is captured, no work of other libraries is marked.
+                capture_scope = captures_of(context.core).capturing() if launch.op.library == _CAPTURE else _NO_CAPTURE
                 call = context.offloaded.call_kernel
-                try:
-                    with captures_of(context.core).capturing() if launch.op.library == _CAPTURE else _NO_CAPTURE:
-                        operands = launch.op, launch.plan, launch.inputs, launch.outputs
-                        raised = await run_blocking(_call_and_catch, call, launch.kernel, self, *operands)
-                except Exception:
-                    submission.launched -= 1  # it never began
-                    raise
+                with capture_scope:
+                    raised = await context.core.system.run_blocking(
+                        _call_and_catch, call, launch.kernel, self, launch.op, launch.plan, launch.inputs, launch.outputs
+                    )
                 if raised is not None:
-                    submission.launched -= 1
                     self._on_raised(raised, launch, group)
                 elif context.core.options.debug:
                     await self._synchronize(launch, group)
-        except Exception as error:
+        except Exception as error:  # there is no thread for the call: it was not begun
             self._on_raised(error, launch, group, is_kernel_called=False)
         finally:
-            # The traceback of a kernel's error holds this frame: it must not hold the operands.
-            raised = operands = None
-            del submission, group
+            # An error's traceback holds this frame, which must not keep the op and its operands.
+            raised = None
+            del launch, group
 
     def _prepare_launch(self, launch: BoundOp, group: BoundGroup) -> bool:
-        """Enqueue the waits of an op, and inject its planned fault.
+        """Enqueue the waits of an op, inject its planned fault, and begin to measure its group.
 
-        Returns whether its kernel is to be called: not if the op was dropped or has failed.
+        Returns whether its kernel is to be called. If not, all is done here: the results of a
+        dropped op are freed, and an error that was raised has rejected the op.
         """
         try:
             # Also for a dropped op: later ops of the lane rely on the waits of its sequence number.
@@ -277,6 +276,7 @@ class Lane(StreamClock):
             if work is not None and work.is_timed and group.span is None and self._timed_stream is not None:
                 group.span = self._timed_stream.begin_span()
         except BaseException as error:
+            group.submission.launched += 1  # the waits may be in the stream: the group gets a mark
             self._on_raised(error, launch, group, is_kernel_called=False)
             return False
         return True
@@ -295,7 +295,8 @@ class Lane(StreamClock):
     def _enqueue_waits(self, dependencies: list[Dependency]) -> None:
         """Have the stream wait for all dependencies, then raise the first failure, if any.
 
-        Waits that failed for an earlier op are tried again first: later ops rely on them.
+        The ``pending_waits``, which failed for an earlier op, are tried again first: later ops rely
+        on them.
         """
         failed: Exception | None = None
         if self.pending_waits:
@@ -314,11 +315,13 @@ class Lane(StreamClock):
     def _enqueue_wait(self, other: Timeline, seq: int) -> None:
         """Have the stream wait for work that is in another stream already.
 
+        A fault is reported to the context, and not raised.
+
         Raises
         ------
         Exception
-            If it cannot: then the op is not launched. A wait for another lane is tried again before
-            the next op.
+            If it cannot: then the op is not launched. A wait for another lane is added to
+            ``pending_waits``, to be tried again before the next op.
         """
         try:
             self.wait_for(other, seq)
@@ -343,15 +346,16 @@ class Lane(StreamClock):
     def _record_mark(self, group: BoundGroup, submission: Submission) -> None:
         """Record the mark of a group, and have it watched until the stream passes it.
 
-        A group of which nothing was launched needs no mark; one whose mark is passed at once
-        completes here.
+        A group whose mark is passed at once completes here. One of a submission of which nothing
+        was launched gets no mark of its own, and retires here.
         """
         context = self._context
         if not submission.launched:
             complete_dropped_group(context, group)
             context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
             return
-        # On a device that runs ops in the call, every mark is passed at once: one event is enough.
+        # On a device that runs ops in the call, every mark is passed at once: one event is enough,
+        # and is not taken from the pool for each group.
         event = self._passed_event or self.events.acquire()
         self._passed_event = None
         try:
@@ -369,9 +373,9 @@ class Lane(StreamClock):
             context.watcher.watch(group)
 
     def _on_mark_failed(self, raised: BaseException, group: BoundGroup) -> None:
-        """Reject a group whose mark could not be recorded.
+        """Reject and retire a group whose mark could not be recorded, or report the fault.
 
-        A later mark of the lane covers its work.
+        Its ops count as failed: nothing says when they end. A later mark of the lane covers them.
         """
         context, submission, launches = self._context, group.submission, group.launches
         self._next_index = 0
@@ -380,7 +384,7 @@ class Lane(StreamClock):
         if error.is_fault or context.fault is not None:
             context.report_fault(error)
             return
-        if submission in context.submissions:
+        if submission in context.submissions:  # else it was retired before the exception
             for launch in launches:
                 context.failures.on_failed(self, launch.seq, error)
             self._on_op_failed(error, launches[0], group)
@@ -392,8 +396,8 @@ class Lane(StreamClock):
     def _on_raised(self, raised: BaseException, launch: BoundOp, group: BoundGroup, *, is_kernel_called: bool = True) -> None:
         """Reject an op whose kernel raised, or report the fault that is behind the error.
 
-        Without ``is_kernel_called`` it was raised before the kernel was called: nothing is
-        enqueued.
+        The op counts as launched already. Without ``is_kernel_called`` the exception is from before
+        the kernel's call: the op has enqueued nothing. Frees idle memory if there was too little.
         """
         library = None if launch.op is None else launch.op.library
         what = (
@@ -406,7 +410,6 @@ class Lane(StreamClock):
         if not error.is_fault:
             error = context.fault_of(self.stream, error) or error
         if not error.is_fault:
-            group.submission.launched += 1  # it may have enqueued something, which has to end
             if is_kernel_called and not isinstance(error, _REFUSALS):
                 context.failures.on_failed(self, launch.seq, error)
             else:
@@ -417,16 +420,15 @@ class Lane(StreamClock):
         """Report a fault to the context; end the submission with any other error of an op."""
         submission, context = group.submission, self._context
         if error.is_fault:
-            submission.launched += 1  # it may have reached the device
             context.report_fault(error.clone(op=error.op or _op_name(launch, group)))
             return
-        own = error.clone(
+        op_failure = error.clone(
             op=error.op or _op_name(launch, group),
             device=context.core.name,
             generation=context.generation,
             op_index=None if isinstance(group, OpSubmission) else launch.index,
         )
-        submission.reject_from(launch.index, own)
+        submission.reject_from(launch.index, op_failure)
 
 
 def _call_and_catch(call: Callable[..., None], *arguments: Any) -> BaseException | None:

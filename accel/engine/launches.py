@@ -1,9 +1,9 @@
-"""BoundOp ops: ops of one submission with their addresses and kernels, and the mark of their end.
+"""Bound ops: ops of one submission with their addresses and kernels, and the mark of their end.
 
 An awaited op is one object on its whole way, an :class:`OpSubmission`: the caller awaits it, the
 device's actor dispatches it, the lane enqueues it, and the watcher watches it. A batch is a
 :class:`~accel.engine.submission.BatchSubmission`; each chunk of it is a :class:`LaunchGroup`, with
-a :class:`BatchedOp` for each op. A *mark* is an event that is recorded behind the ops.
+a :class:`BatchedOp` for each op. A *mark* is an event that is recorded after the ops.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class LaunchGroup:
     commands : int
         Commands of all launches in the device's queues.
     event, enqueued_at, kind
-        The mark, once it is recorded.
+        The mark, once it is recorded: its event, when that was (``perf_counter``), and the key of
+        its predicted duration.
     span : WorkSpan or None
         Measures its device time, from its first launch on.
     """
@@ -146,7 +147,11 @@ class LaunchGroup:
         self.span: WorkSpan | None = None
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Keep the recorded mark, which the stream has not passed yet."""
+        """Keep the recorded mark, which the stream has not passed yet.
+
+        The lane calls this before the group is watched. After the last group the batch's operands
+        are released.
+        """
         self.event = event
         self.kind = _group_duration_key(self.submission, self.launches)
         self.enqueued_at = perf_counter()
@@ -154,7 +159,7 @@ class LaunchGroup:
             self.submission.release_operands()
 
     def complete(self) -> None:
-        """Retire the ops; called by the watcher, once."""
+        """Retire the ops; called once: by the watcher, or the lane if the mark is passed at once."""
         lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
         if self.event is not None:
@@ -294,7 +299,10 @@ class OpSubmission(Submission):
         """Do nothing: the caller gets the refs of results only when the op has ended."""
 
     def on_marked(self, event: AccelEvent) -> None:
-        """Keep the recorded mark, which the stream has not passed yet; drop the operands."""
+        """Keep the recorded mark, which the stream has not passed yet; drop the operands.
+
+        The lane calls this before the op is watched.
+        """
         self.event = event
         self.enqueued_at = perf_counter()
         # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
@@ -311,7 +319,7 @@ class OpSubmission(Submission):
         self.op = self.plan = None
 
     def complete(self) -> None:
-        """Retire the op; called by the watcher, once."""
+        """Retire the op; called once: by the watcher, or the lane if the mark is passed at once."""
         lane, event = self.lane, self.event
         if self.seq > lane.completed:  # as Timeline.complete: this is on the way of every op
             lane.completed = self.seq
@@ -334,7 +342,7 @@ BoundOp: TypeAlias = BatchedOp | OpSubmission
 """One op with its kernel and addresses, ready to be enqueued."""
 
 BoundGroup: TypeAlias = LaunchGroup | OpSubmission
-"""BoundOp ops of one submission that a lane enqueues one after the other, with one mark behind."""
+"""Bound ops of one submission that a lane enqueues one after the other, with one mark after them."""
 
 
 def _group_duration_key(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:

@@ -48,7 +48,7 @@ class OffloadedCalls:
         ClosedError
             If the context is being closed.
         """
-        with self._running_call(1 if op.library not in self._registered else 0):
+        with self._running_call(0 if op.library in self._registered else 1):
             kernel(lane, op, *operands)
 
     def call(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -60,7 +60,7 @@ class OffloadedCalls:
     def _running_call(self, loading: int) -> Iterator[None]:
         """Count one call as running inside the block; ``loading`` is 1 if it loads or compiles.
 
-        The last one to end calls what :meth:`close` has left for then.
+        The last one to end calls the ``release_all`` of a :meth:`close` that did not wait.
         """
         with self._changed:
             if self._is_closed:
@@ -81,8 +81,8 @@ class OffloadedCalls:
                 on_idle()
 
     def _count_loading(self, change: int) -> None:
-        """Begin or end a call that loads or compiles: the time so far is kept."""
-        if change:
+        """Count a call that loads or compiles as begun (1) or ended (-1); 0 changes nothing."""
+        if change:  # the time until now is added up before the number of calls changes
             self._loaded_before, self._loading_since = self.busy_seconds(), monotonic()
             self._loading += change
 

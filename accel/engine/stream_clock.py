@@ -69,7 +69,10 @@ class StreamClock(Timeline):
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def advance(self, seq: int) -> None:
-        """Set that all ops up to ``seq`` are in the stream, or will never be enqueued."""
+        """Set that all ops up to ``seq`` are in the stream, or will never be enqueued.
+
+        ``Lane._enqueue`` repeats this inline, for each op that it enqueues.
+        """
         if seq > self.enqueued:
             self.enqueued = seq
         if self._waiters:
@@ -79,7 +82,7 @@ class StreamClock(Timeline):
         """Wake the waiters of :meth:`wait_enqueued` whose numbers are in the stream."""
         still_waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         for seq, waiter in self._waiters:
-            if waiter.done():
+            if waiter.done():  # its wait was cancelled
                 continue
             if seq <= self.enqueued:
                 waiter.set_result(None)
@@ -88,7 +91,7 @@ class StreamClock(Timeline):
         self._waiters = still_waiting
 
     async def wait_enqueued(self, seq: int) -> None:
-        """Wait until ``seq`` is in the stream."""
+        """Wait until ``seq`` is in the stream, or will never be: see :meth:`advance`."""
         while self.enqueued < seq:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((seq, waiter))
@@ -97,7 +100,8 @@ class StreamClock(Timeline):
     def wait_for(self, other: Timeline, seq: int) -> None:
         """Make later work of this stream wait on the device for the other's ``seq``.
 
-        ``seq`` must be in the other stream already. The host does not wait.
+        ``seq`` must be in the other stream already. The host does not wait. Enqueues nothing where
+        ``seq`` has completed, or is waited for already.
         """
         if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, StreamClock):
             return
@@ -105,7 +109,7 @@ class StreamClock(Timeline):
         # that later waits for that are needless.
         event = self.events.acquire()
         try:
-            if other.stream.record(event):
+            if other.stream.record(event):  # passed at once: the other stream is idle
                 other.complete(other.enqueued)
             else:
                 self.stream.wait(event)

@@ -65,7 +65,9 @@ class Submission(ABC):
     name : str
         The op, or "batch", as errors name it.
     launched : int
-        How many of the ops have reached the device.
+        How many of the ops, from the first on, may have reached the device. It is raised right
+        before an op's kernel is called, or its message is sent, and never lowered. An op that fails
+        before that counts too; one that is dropped does not.
     outstanding : int
         How many ops have been dispatched and not yet retired.
     result : object
@@ -158,7 +160,7 @@ class Submission(ABC):
         return self.future.done()
 
     def succeed(self) -> None:
-        """End with the result, unless the future has ended."""
+        """End with the result, unless the future has ended; release the operands either way."""
         future = self.future
         if not future.done():
             future.set_result(self.result)
@@ -166,7 +168,10 @@ class Submission(ABC):
         self.result = None
 
     def reject(self, error: AccelError) -> None:
-        """End with an error, an instance of this submission's own, unless the future has ended."""
+        """End with an error, unless the future has ended; release the operands either way.
+
+        The future keeps ``error``: it is an instance of this submission's own.
+        """
         if not self.future.done():
             self.future.set_exception(error)
         self.release_operands()
@@ -180,7 +185,7 @@ class Submission(ABC):
         self.observed = DeviceWork(self.name, tuple(zip(self.libraries, self.kinds, strict=True)), charged, is_timed=is_timed)
 
     def end_observed(self, probes: Probes) -> None:
-        """Notify probes, once, that the ops have left the device, if they were there."""
+        """Notify probes, once, that the ops have left the device, if any was sent there."""
         work = self.observed
         if work is None or not work.sent_at or work.ended_at:
             return
@@ -193,13 +198,17 @@ class Submission(ABC):
             probes.tell(Probe.op_ended, work)
 
     def on_drained(self) -> None:  # noqa: B027 - most have nothing to do then
-        """Note that all ops dispatched so far have retired, and that more are to follow.
+        """Note that all ops dispatched so far have retired, but not the last op.
 
-        A submission in a child then reports its failure: no stream uses its arrays any more.
+        Only the submissions of a child do something: one that has failed reports that now, because
+        no stream uses its arrays any more.
         """
 
     def expire(self, timeout: float, device: str) -> None:
-        """End with the deadline's error; called by the event loop's timer."""
+        """End with the deadline's error, unless the future has ended; called by the timer.
+
+        Operands are not released: what was launched runs on.
+        """
         if not self.future.done():
             what = "was on the device" if self.launched else "had not been launched and will not be"
             self.future.set_exception(

@@ -74,7 +74,7 @@ class HelperProcessActor(Actor[None, None]):
         core, ref = self._core, context.self_ref
 
         def request_check() -> None:
-            if not core.refs.is_closing:
+            if not core.is_closing:
                 with contextlib.suppress(AccelError):  # it has stopped, or its mailbox is full
                     ref.tell(None)
 
@@ -88,7 +88,7 @@ class HelperProcessActor(Actor[None, None]):
         core = self._core
         if core.lifecycle.is_final:
             await self._end_process()
-        elif self._retry_timer is None and not core.refs.is_closing:
+        elif self._retry_timer is None and not core.is_closing:
             try:
                 await self._ensure_process()
             except AccelError as error:
@@ -99,7 +99,7 @@ class HelperProcessActor(Actor[None, None]):
 
         Unless that is scheduled already, or the device is closing.
         """
-        if self._core.refs.is_closing or self._retry_timer is not None:
+        if self._core.is_closing or self._retry_timer is not None:
             return
         delay = self._budget.request()
         pause = _PAUSE if delay is None else max(delay, _BUDGET.backoff[0])
