@@ -276,7 +276,7 @@ class System(ActorSystem):
         async def start_forkserver(owner: ActorContext) -> None:
             """Start the forkserver of the device, unless it needs none or shares one."""
             if (host_kind == "process" or standby != "none") and forkserver is None:
-                await owner.spawn(ForkserverActor, core, slot, is_first=host_kind == "process", name="forkserver")
+                await owner.spawn(ForkserverActor, core, slot, starts_before_ready=host_kind == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
             """Start the actors of ``standby=``, each of which keeps one spare child."""

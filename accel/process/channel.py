@@ -58,10 +58,10 @@ class Channel:
         Bytes of the largest payload that is sent.
     max_received
         Bytes of the largest payload that is received; ``None``: ``max_message``.
-    dispose
-        Closes the descriptors that were not kept, and the socket, whose queue may hold others;
-        ``None``: at once. Closing may block where the other end is not trusted; see
-        :class:`~accel.storage.disposal.Disposal`.
+    close_fds
+        Closes descriptors, possibly off the loop: those that were not kept, and the socket, whose
+        queue may hold others. ``None``: at once. Closing may block where the other end is not
+        trusted; see :class:`~accel.storage.disposal.Disposal`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Channel:
         on_lost: Callable[[AccelError | None], None],
         max_message: int = MAX_MESSAGE,
         max_received: int | None = None,
-        dispose: Callable[[Iterable[int]], object] | None = None,
+        close_fds: Callable[[Iterable[int]], object] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -82,8 +82,8 @@ class Channel:
         self._on_message = on_message
         self._on_lost = on_lost
         self._max_message = max_message
-        self._dispose = _close if dispose is None else dispose
-        self._incoming = Incoming(sock, max_message if max_received is None else max_received, self._dispose)
+        self._close_fds = _close if close_fds is None else close_fds
+        self._incoming = Incoming(sock, max_message if max_received is None else max_received, self._close_fds)
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._write_error: AccelError | None = None  # why nothing can be written any more
@@ -171,15 +171,18 @@ class Channel:
             self._flush()
 
     def _write_now(self, message: bytes) -> bool:
-        """Write a message if none is pending before it; else do nothing and return ``False``."""
+        """Write a message if none is pending before it; else do nothing and return ``False``.
+
+        ``True`` also if the write has failed: :meth:`_stop_writing` was called then.
+        """
         try:
-            is_begun = self._outgoing.write_now(message)
+            is_taken = self._outgoing.write_now(message)
         except OSError as error:
             self._stop_writing(error)
             return True
-        if self._outgoing.pending and is_begun:
+        if self._outgoing.pending and is_taken:  # a part of it
             self._set_full(True)
-        return is_begun
+        return is_taken
 
     def _flush(self) -> None:
         """Write what is pending; called at the end of an iteration, or when the socket has room."""
@@ -280,7 +283,7 @@ class Channel:
                 raise
         finally:
             if message.descriptors:
-                self._dispose(message.descriptors)
+                self._close_fds(message.descriptors)
 
     # -- the end
 
@@ -321,11 +324,11 @@ class Channel:
         self._incoming.close()
         self._outgoing.close()
         if self._sock.fileno() >= 0:
-            self._dispose((self._sock.detach(),))
+            self._close_fds((self._sock.detach(),))
 
 
 def _close(descriptors: Iterable[int]) -> None:
-    """Close descriptors at once: the default of ``dispose``."""
+    """Close descriptors at once: the default of ``close_fds``."""
     for fd in descriptors:
         os.close(fd)
 

@@ -111,7 +111,7 @@ class Forkserver:
                     check_greeting(kind, payload)
                     is_greeted = True
                 elif kind == ForkKind.PREPARE:
-                    self._answer(self._run_prepare(payload))
+                    self._send_answer(self._run_prepare(payload))
                 else:
                     forked = self._fork(payload, descriptors)
                     if forked is not None:
@@ -119,7 +119,7 @@ class Forkserver:
         self._reap(0)  # wait for the children: there may be no other process that reaps orphans
         os._exit(0)
 
-    def _answer(self, answer: dict[str, Any], pidfds: Sequence[int] = ()) -> None:
+    def _send_answer(self, answer: dict[str, Any], pidfds: Sequence[int] = ()) -> None:
         """Send an answer to the parent. Blocks until the socket has taken it."""
         data = json.dumps(answer).encode()
         header = encode_header(ForkKind.ANSWER, len(data), len(pidfds))
@@ -143,7 +143,8 @@ class Forkserver:
     def _refusal(self) -> str:
         """Return why this process must not be forked, or ``""``.
 
-        Another thread may hold a lock, which would never be released in a child.
+        Another thread may hold a lock, which would never be released in a child. While there are
+        other threads, this forks once to end those that end before a fork. A reason stays for good.
         """
         if not self._reason and _other_threads():
             # OpenBLAS ends its threads before a fork, and starts them again at the next product. So
@@ -157,7 +158,10 @@ class Forkserver:
         return self._reason
 
     def _fork(self, payload: bytes, descriptors: list[int]) -> ForkedTarget | None:
-        """Fork a child and answer; in the child, return what it runs."""
+        """Fork a child, send the answer, and close ``descriptors``; return ``None``.
+
+        In the child, return what it runs.
+        """
         sock, output, lifeline = descriptors
         answer, pid = {"refused": self._refusal()}, -1  # -1: not forked
         if not answer["refused"]:
@@ -170,11 +174,11 @@ class Forkserver:
         _close((sock, output))
         if pid < 0:
             os.close(lifeline)
-            self._answer(answer)
+            self._send_answer(answer)
         else:
             pidfd = os.pidfd_open(pid)
             self._lifelines[pid] = lifeline  # from here on it may be reaped, and its pid reused
-            self._answer({"pid": pid}, (pidfd,))
+            self._send_answer({"pid": pid}, (pidfd,))
             os.close(pidfd)
             self._reap()  # it may have ended before it was known here
         return None

@@ -35,6 +35,13 @@ _MAX_ANSWER = 64 << 10
 class ForkserverClient:
     """A connection to a forkserver, which forks children in milliseconds; made by :meth:`start`.
 
+    Parameters
+    ----------
+    system, child
+        The system, and the forkserver's process.
+    close_fds
+        Closes descriptors, possibly off the loop.
+
     Attributes
     ----------
     child : ChildProcess
@@ -43,20 +50,20 @@ class ForkserverClient:
         Why the forkserver must not be forked, once it has said so; ``""`` before.
     """
 
-    def __init__(self, system: ActorSystem, child: ChildProcess, dispose: Callable[[Iterable[int]], object]) -> None:
+    def __init__(self, system: ActorSystem, child: ChildProcess, close_fds: Callable[[Iterable[int]], object]) -> None:
         self.child = child
         self._system = system
         self._loop = asyncio.get_running_loop()
-        self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
-        self._is_importing = False
+        self._pending: deque[asyncio.Future[dict[str, Any]]] = deque()  # requests without an answer, the oldest first
+        self._is_importing = False  # stays True if `prepare` fails: nothing is forked then
         self.refusal = ""
         self._channel = Channel(
-            child.sock, self._loop, on_message=self._on_message, on_lost=self._on_lost, max_received=_MAX_ANSWER, dispose=dispose
+            child.sock, self._loop, on_message=self._on_message, on_lost=self._on_lost, max_received=_MAX_ANSWER, close_fds=close_fds
         )
 
     @classmethod
     async def start(
-        cls, system: ActorSystem, prepare: str, on_exit: Callable[[ExitStatus], None], dispose: Callable[[Iterable[int]], object]
+        cls, system: ActorSystem, prepare: str, on_exit: Callable[[ExitStatus], None], close_fds: Callable[[Iterable[int]], object]
     ) -> Self:
         """Start a forkserver.
 
@@ -70,7 +77,7 @@ class ForkserverClient:
         on_exit
             Called once, on the loop, after the forkserver has ended. The children that it forked
             live on, and their exit status is unknown.
-        dispose
+        close_fds
             As for :class:`~accel.process.channel.Channel`.
 
         Raises
@@ -78,7 +85,7 @@ class ForkserverClient:
         BackendUnavailableError
             As :meth:`ChildProcess.start`.
         """
-        return cls(system, await ChildProcess.start(system, prepare, on_exit=on_exit, forkserver=True), dispose)
+        return cls(system, await ChildProcess.start(system, prepare, on_exit=on_exit, forkserver=True), close_fds)
 
     @property
     def is_ready(self) -> bool:
@@ -89,7 +96,9 @@ class ForkserverClient:
     async def prepare(self, data: bytes, timeout: float) -> str:
         """Have the forkserver import what ``data`` names; it forks nothing meanwhile.
 
-        Returns what the import has raised, or ``""``; :attr:`refusal` may be set after it.
+        Returns what the import has raised, or ``""``; :attr:`refusal` may be set after it. After a
+        timeout, a loss or a cancellation the forkserver counts as importing for good: it never
+        becomes ready again, and :meth:`aclose` kills it at once.
 
         Raises
         ------
@@ -132,7 +141,8 @@ class ForkserverClient:
     async def _request_fork(self, undo: contextlib.ExitStack, request: bytes) -> Spawned | None:
         """Have the forkserver fork, and return the child; ``None`` if it cannot.
 
-        ``undo`` closes this process's descriptors, unless the child was forked and has them.
+        A forkserver that refuses, or does not answer in time, is killed. ``undo`` closes this
+        process's descriptors, unless the child was forked: :class:`Spawned` has them then.
         """
         # Send the child's ends, and close them here; the messages hold duplicates.
         with contextlib.ExitStack() as theirs:
@@ -170,30 +180,37 @@ class ForkserverClient:
         """End the forkserver: at once if it imports, else after its children, for 1 s at most."""
         grace = 0.0 if self._is_importing else 1.0
         self._channel.close()
-        self._fail_all(ClosedError("the forkserver is closed"))
+        self._fail_pending(ClosedError("the forkserver is closed"))
         with contextlib.suppress(HostDiedError):  # it is in a system call that does not return
             await self.child.aclose(grace)
 
     def _ask(self, kind: ForkKind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Any]]:
-        """Send a message, and return the future of its answer: answers come in order."""
+        """Send a request, and return the future of its answer: answers come in order.
+
+        On a closed connection this does not raise: the future fails, as do all pending ones.
+        """
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._answers.append(answer)
+        self._pending.append(answer)
         try:
             self._channel.send(kind, data, fds=fds)
         except ClosedError as error:
-            self._fail_all(error)
+            self._fail_pending(error)
         return answer
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Settle the oldest question with an answer; see :class:`~accel.process.channel.Channel`."""
+        """Settle the oldest pending request with its answer, and note a refusal.
+
+        A pidfd goes into the answer as ``"pidfd"``, unless nothing waits for the answer any more.
+        See :class:`~accel.process.channel.Channel`.
+        """
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"the forkserver has sent an answer that is no JSON: {error}") from None
-        if kind != ForkKind.ANSWER or not isinstance(answer, dict) or not self._answers:
+        if kind != ForkKind.ANSWER or not isinstance(answer, dict) or not self._pending:
             raise ProtocolError(f"the forkserver has sent a message of kind {kind} that was not asked for")
         self.refusal = str(answer.get("refused", "")) or self.refusal
-        future = self._answers.popleft()
+        future = self._pending.popleft()
         if not future.done():
             if fds:
                 answer["pidfd"] = fds.pop()
@@ -202,12 +219,12 @@ class ForkserverClient:
     def _on_lost(self, error: AccelError | None) -> None:
         """Kill the forkserver, which does not answer any more."""
         self.child.kill()
-        self._fail_all(error or HostDiedError("the forkserver has closed its connection"))
+        self._fail_pending(error or HostDiedError("the forkserver has closed its connection"))
 
-    def _fail_all(self, error: AccelError) -> None:
-        """Fail all questions that have no answer yet."""
-        while self._answers:
-            future = self._answers.popleft()
+    def _fail_pending(self, error: AccelError) -> None:
+        """Fail all pending requests, which are answered no more."""
+        while self._pending:
+            future = self._pending.popleft()
             if not future.done():
                 future.set_exception(HostDiedError(f"the forkserver does not answer: {error}"))
                 future.exception()  # mark it as retrieved, also if its waiter was cancelled
@@ -236,11 +253,11 @@ class ForkserverSlot:
         return not self._settled.is_set()
 
     def on_importing(self) -> None:
-        """Note that the forkserver starts or imports."""
+        """Note that the forkserver starts or imports: children wait until :meth:`on_settled`."""
         self._settled.clear()
 
     def on_settled(self) -> None:
-        """Note that the forkserver is ready, or that there is none."""
+        """Note that the forkserver is ready, or that there is none, and call the listeners."""
         self._settled.set()
         for listener in tuple(self.listeners):
             listener()

@@ -43,8 +43,8 @@ class Incoming:
         A connected ``AF_UNIX`` stream socket.
     max_message
         Bytes of the largest payload that is accepted.
-    dispose
-        Closes descriptors.
+    close_fds
+        Closes descriptors, possibly off the loop.
 
     Attributes
     ----------
@@ -52,16 +52,18 @@ class Incoming:
         Complete messages that were not delivered yet.
     """
 
-    def __init__(self, sock: socket.socket, max_message: int, dispose: Callable[[Iterable[int]], object]) -> None:
+    def __init__(self, sock: socket.socket, max_message: int, close_fds: Callable[[Iterable[int]], object]) -> None:
         self.messages: deque[Message] = deque()
         self._sock = sock
         self._max_message = max_message
-        self._dispose = dispose
+        self._close_fds = close_fds
         self._partial = bytearray()
         self._descriptors: deque[int] = deque()
 
     def read(self, size: int) -> int:
-        """Read once, up to ``size`` bytes; return how many there were: 0 at the end of the stream.
+        """Read once, up to ``size`` bytes, and add what is complete to :attr:`messages`.
+
+        Return how many bytes there were: 0 at the end of the stream.
 
         Raises
         ------
@@ -93,7 +95,7 @@ class Incoming:
 
     def close(self) -> None:
         """Drop what was not delivered, and close its descriptors."""
-        self._dispose([*(fd for message in self.messages for fd in message.descriptors), *self._descriptors])
+        self._close_fds([*(fd for message in self.messages for fd in message.descriptors), *self._descriptors])
         self.messages.clear()
         self._descriptors.clear()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from accel import _child
 from accel.errors import BackendUnavailableError
 from accel.fork import close_after_fork
-from accel.shortage import REMEDIES
+from accel.shortage import REMEDIES as SHORTAGE_REMEDIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +25,8 @@ __all__ = ["Spawned", "python_path", "spawn", "start_error"]
 
 _END_TIMEOUT = 10.0
 """Seconds that a killed process has to end, in :meth:`Spawned.destroy`."""
-_REMEDIES = {
-    **REMEDIES,
+_START_REMEDIES = {
+    **SHORTAGE_REMEDIES,
     errno.ENOENT: "sys.executable must name a Python interpreter that has accel.",
     errno.EACCES: "sys.executable must name a Python interpreter that may be run.",
     errno.ETIMEDOUT: "Something stops new processes before their program begins: see what sends SIGSTOP, and where sys.executable lies.",
@@ -108,12 +108,19 @@ class Spawned:
 
 
 def start_error(error: Exception) -> BackendUnavailableError:
-    """Return the error for a child process that cannot be started."""
-    number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # no thread
-    remedy = None if number is None else _REMEDIES.get(number)
-    code = None if number is None else errno.errorcode.get(number, number)
+    """Return the error for a child process that cannot be started, with ``error`` as its cause.
+
+    It is retryable if ``error`` is a shortage. One that is no ``OSError`` comes from the system's
+    spawner, and means that there is no thread.
+    """
+    errno_code = error.errno if isinstance(error, OSError) else errno.EAGAIN
+    code = None if errno_code is None else errno.errorcode.get(errno_code, errno_code)
     new = BackendUnavailableError(
-        f"a child process cannot be started: {error}", code=code, library="os", retryable=number in REMEDIES, remedy=remedy
+        f"a child process cannot be started: {error}",
+        code=code,
+        library="os",
+        retryable=errno_code in SHORTAGE_REMEDIES,
+        remedy=None if errno_code is None else _START_REMEDIES.get(errno_code),
     )
     new.__cause__ = error
     return new

@@ -1,4 +1,4 @@
-"""Reports of loading and compiling in a child, which the parent must not count as a hang."""
+"""Reports that a child loads or compiles, which the parent must not count as a hang."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
     from accel.process.channel import Channel
 
-__all__ = ["AnnouncedCalls", "Busy"]
+__all__ = ["Busy", "BusyCalls"]
 
 
 class Busy:
-    """``with busy:`` reports to the parent that something is opened, loaded or compiled.
+    """``with busy:`` reports to the parent that the child is busy: it opens, loads or compiles.
 
-    The parent allows a busy child more time. Sections nest, and overlap those of other tasks.
+    The parent allows a busy child more time. Sections nest, and overlap those of other tasks; the
+    child is reported as not busy at the end of the last one.
 
     Parameters
     ----------
@@ -45,15 +46,15 @@ class Busy:
             self._channel.flush()
 
 
-class AnnouncedCalls(OffloadedCalls):
-    """Calls kernels on worker threads, and reports the calls that may load or compile.
+class BusyCalls(OffloadedCalls):
+    """Calls kernels on worker threads, and reports the child as busy while one may load or compile.
 
     Parameters
     ----------
     loop
         The loop of the child.
     busy
-        Reports each call that may load or compile.
+        Reports that the child is busy.
     registered
         Names of the registered libraries, all of whose calls are made here. Only the first call of
         each of their kernels counts as loading.
@@ -66,7 +67,7 @@ class AnnouncedCalls(OffloadedCalls):
         self._loaded: set[Callable[..., None]] = set()  # kernels that have run once
 
     def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """Call a kernel on this worker thread, and report the time as busy if it may load something."""
+        """Call a kernel on this worker thread; report the child as busy if that may load."""
         if kernel in self._loaded:
             super().call_kernel(kernel, lane, op, *operands)
             return

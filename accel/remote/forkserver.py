@@ -37,25 +37,26 @@ class ForkserverActor(HelperProcessActor):
         State of the device that outlives its contexts.
     slot
         Where the device's children find the forkserver.
-    is_first
-        Whether the first context is in a child: the forkserver starts before the device is ready.
+    starts_before_ready
+        Whether the forkserver starts before the device is ready, because the first context is in a
+        child that it forks.
     """
 
-    def __init__(self, core: DeviceCore, slot: ForkserverSlot, *, is_first: bool) -> None:
+    def __init__(self, core: DeviceCore, slot: ForkserverSlot, *, starts_before_ready: bool) -> None:
         super().__init__(core)
         self._slot = slot
-        self._is_first = is_first
-        self._closing: ForkserverClient | None = None
+        self._starts_before_ready = starts_before_ready
+        self._closing_client: ForkserverClient | None = None  # its aclose() may have been cancelled
         self._is_given_up = False
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
-        slot.on_importing()
+        slot.on_importing()  # children wait for it from here on
 
     async def _ensure_process(self) -> None:
         """Start the forkserver unless it runs, and have it import what is registered."""
         core, slot = self._core, self._slot
-        if self._is_given_up or not (core.is_ready or self._is_first):
+        if self._is_given_up or not (core.is_ready or self._starts_before_ready):
             return
-        self._is_first = False
+        self._starts_before_ready = False
         slot.on_importing()
         try:
             if slot.client is None:
@@ -113,7 +114,7 @@ class ForkserverActor(HelperProcessActor):
 
     async def _end_process(self) -> None:
         """Close the forkserver, if there is one; new children are started from here on."""
-        self._closing, self._slot.client = self._slot.client or self._closing, None
-        if self._closing is not None:
-            await self._closing.aclose()  # if this is cancelled, the call from `stopped` waits for it
-            self._closing = None
+        self._closing_client, self._slot.client = self._slot.client or self._closing_client, None
+        if self._closing_client is not None:
+            await self._closing_client.aclose()  # if it is cancelled, the call from `stopped` closes the client
+            self._closing_client = None

@@ -84,7 +84,10 @@ class HelperProcessActor(Actor[None, None]):
         request_check()
 
     async def receive(self, message: None, context: ActorContext) -> None:
-        """Check the process; end it once the device is lost or closed."""
+        """Check the process; end it once the device is lost or closed.
+
+        During the pause after a failure, and while the device is closing, this does nothing.
+        """
         core = self._core
         if core.lifecycle.is_final:
             await self._end_process()

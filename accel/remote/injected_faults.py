@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from accel.backend import Injection
     from accel.remote.link import Link
 
-__all__ = ["InjectedFaults", "encode_action"]
+__all__ = ["InjectedFaults", "begin_action"]
 
 
-def encode_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Return a fault plan's action as a message has it; ``None`` if the child is to do nothing.
+def begin_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
+    """Begin a fault plan's action, and return the child's part of it, as a message has it.
 
-    The parent itself kills the child, and waits for the plan to end a hang.
+    ``None`` if the child is to do nothing. This kills the child if the plan does, and starts the
+    thread that waits for the plan to end a hang.
     """
     if action is None or isinstance(action, AccelError):
         return None if action is None else encode_error(action)
@@ -66,7 +67,7 @@ class InjectedFaults:
         self._actions: deque[Injection | AccelError | None] = deque()
 
     def set_actions(self, actions: Iterable[Injection | AccelError | None]) -> None:
-        """Set the actions for the ops of the next message; drop those that the last one has left."""
+        """Set the actions for the next message's ops; drop those that the last one has left."""
         self._actions.clear()
         self._actions.extend(actions)
 

@@ -157,7 +157,7 @@ class Link:
             on_message=link._on_message,
             on_lost=link._on_lost,
             max_received=MAX_ANSWER,
-            dispose=core.disposal.close,
+            close_fds=core.disposal.close,
         )
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)

@@ -105,9 +105,9 @@ class Kind(enum.IntEnum):
 
 def pack(
     number: int,
-    ids: list[list[int]],
-    ops: list[WireOp],
-    actions: list[bytes | str | None] | None = None,
+    result_ids: list[list[int]],
+    wire_ops: list[WireOp],
+    fault_actions: list[bytes | str | None] | None = None,
     freed: list[int] | None = None,
     handle: int = 0,
     *,
@@ -119,11 +119,11 @@ def pack(
     ----------
     number
         Of the message, by which the answer names it.
-    ids
+    result_ids
         For each op the numbers of the buffers that it makes.
-    ops
+    wire_ops
         The ops, as :class:`~accel.remote.op_codec.OpWriter` writes them.
-    actions
+    fault_actions
         For each op what a fault plan does to it; ``None``: nothing to any.
     freed
         Buffers to be freed before the ops run.
@@ -132,11 +132,11 @@ def pack(
     is_timed
         Whether the answer is to have the device time.
     """
-    return marshal.dumps((number, handle, ids, actions or [], ops, freed or [], is_timed), _NO_REFERENCES)
+    return marshal.dumps((number, handle, result_ids, fault_actions or [], wire_ops, freed or [], is_timed), _NO_REFERENCES)
 
 
 def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool]:
-    """Return number, handle, ids, actions, ops, freed and ``is_timed``, as given to :func:`pack`."""
+    """Return number, handle, result_ids, fault_actions, wire_ops, freed, is_timed; see :func:`pack`."""
     content: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp], list[int], bool] = marshal.loads(data)
     return content
 

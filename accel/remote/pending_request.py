@@ -28,8 +28,8 @@ class PendingRequest:
     submission
         Whose ops they are.
     first, count
-        The index of its first op in the message, and how many ops end with the answer: 0 for a
-        chunk.
+        The index in the submission of the message's first op, and how many ops end with the answer:
+        0 for a chunk.
     arrays
         The shared memory of its arrays, which is released when the child has answered.
     to_copy_back

@@ -20,7 +20,7 @@ from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedAr
 from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableReports
 from accel.remote.error_codec import decode_error
-from accel.remote.injected_faults import encode_action
+from accel.remote.injected_faults import begin_action
 from accel.remote.messages import Failure, Kind, Timed, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, message_too_long
@@ -49,7 +49,7 @@ _NUMBER = struct.Struct("<Q")
 _buffer_of = operator.attrgetter("buffer")
 
 _HEAD = 64 << 10
-"""Bytes of a message kept free for what comes with the ops: ids, actions, freed buffers."""
+"""Bytes of a message kept free for what comes with ops: ids of results, fault actions, freed buffers."""
 
 _BURST = 16
 """Ops of one loop iteration after which the parent flushes: the child runs them meanwhile."""
@@ -98,7 +98,8 @@ class RequestContext(ContextBase):
     def send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: Mapping[int, SharedArray]) -> None:
         """Send the next ops of a batch, as many as a message holds.
 
-        If one of them cannot be sent, send those before it, and raise the error.
+        ``submission.dispatched`` counts what was sent. If one of the ops cannot be sent, send those
+        before it, and raise the error, with its ``op_index``.
 
         Parameters
         ----------
@@ -108,28 +109,30 @@ class RequestContext(ContextBase):
             The shared memory for their arrays, by the index of the op.
         """
         start, room = submission.dispatched, MAX_MESSAGE - _HEAD
-        ids: list[list[int]] = []
-        wires: list[WireOp] = []
+        result_ids: list[list[int]] = []
+        wire_ops: list[WireOp] = []
         refused: AccelError | None = None
         # Encode as many ops as fit, without an await: refs may be dropped during one.
         for index, op in enumerate(ops, start):
             try:
                 result_refs = self.make_results(submission, index, submission.plans[index])
-                wire = self._op_writer.write(op, arrays[index].place if index in arrays else None)
-                room -= (nbytes := len(marshal.dumps(wire)))
-                if room < 0 and not wires:
+                wire_op = self._op_writer.write(op, arrays[index].place if index in arrays else None)
+                room -= (nbytes := len(marshal.dumps(wire_op)))
+                if room < 0 and not wire_ops:
                     what = f"{submission.kinds[index]}, op {index} of a batch,"
                     raise message_too_long(what, nbytes, "Put what it holds on the device as an array, and give it the ref.")
             except AccelError as error:
                 error.op_index = index
                 refused = error.with_traceback(None)  # its frames hold this one
                 break
-            if room < 0:  # the op is the first of the next message
+            if room < 0:  # the op is the first of the next message, for which all this is done again
                 break
-            ids.append([ref.buffer for ref in result_refs])
-            wires.append(wire)
-        if wires:
-            self._send_batch_part(submission, start, ids, wires, {index: arrays[index] for index in arrays if index < start + len(wires)})
+            result_ids.append([ref.buffer for ref in result_refs])
+            wire_ops.append(wire_op)
+        if wire_ops:
+            self._send_batch_part(
+                submission, start, result_ids, wire_ops, {index: arrays[index] for index in arrays if index < start + len(wire_ops)}
+            )
         if refused is not None:
             try:
                 raise refused
@@ -140,34 +143,34 @@ class RequestContext(ContextBase):
         self,
         submission: BatchSubmission,
         start: int,
-        ids: list[list[int]],
-        wires: list[WireOp],
+        result_ids: list[list[int]],
+        wire_ops: list[WireOp],
         arrays: Mapping[int, SharedArray],
     ) -> None:
         """Send encoded ops of a batch, from index ``start`` on, as one message."""
-        end = start + len(wires)
+        end = start + len(wire_ops)
         to_copy_back = [shared for index, shared in arrays.items() if isinstance(submission.ops[index], Get)]
-        actions = None if self._faults is None else [self.action(kind) for kind in submission.kinds[start:end]]
-        request = PendingRequest(submission, start, len(wires), tuple(arrays.values()), to_copy_back)
-        self._send_ops(request, ids, wires, actions)
+        fault_actions = None if self._faults is None else [self.take_fault_action(kind) for kind in submission.kinds[start:end]]
+        request = PendingRequest(submission, start, len(wire_ops), tuple(arrays.values()), to_copy_back)
+        self._send_ops(request, result_ids, wire_ops, fault_actions)
         submission.dispatched = end
 
     async def send_graph(self, submission: GraphSubmission) -> None:
         """Send the ops of a graph, which the child captures. A long one is encoded in turns."""
         program, turn = submission.program, Turn()
         created = {ref.buffer for ref in program.owned_refs}
-        wires: list[WireOp] = []
+        wire_ops: list[WireOp] = []
         for op, plan in zip(program.ops, program.plans, strict=True):
             self._check_operands(plan, created)
-            wires.append(self._op_writer.write(op))
-            if not len(wires) % CHECK_EVERY and turn.is_over:
+            wire_ops.append(self._op_writer.write(op))
+            if not len(wire_ops) % CHECK_EVERY and turn.is_over:
                 await turn.next()
         if submission.is_settled:
             return
         self._buffer_nbytes[program.handle.buffer] = 0
         self._buffer_nbytes.update((ref.buffer, ref.nbytes) for ref in program.owned_refs)
-        number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
-        data = pack(number, ids, wires, handle=program.handle.buffer)
+        number, result_ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
+        data = pack(number, result_ids, wire_ops, handle=program.handle.buffer)
         if len(data) > MAX_MESSAGE:
             what = f"a graph of {len(program.ops)} ops"
             raise message_too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")
@@ -176,6 +179,7 @@ class RequestContext(ContextBase):
     def make_results(self, submission: Submission, index: int, plan: Plan) -> tuple[AccelRef, ...]:
         """Return the refs of an op's results, right before the op is sent, and count them as live.
 
+        Of an op by itself, this also makes the refs, unless it has some, and sets ``result``.
         Checks its operands again: it may have waited, and they may have been freed meanwhile.
         """
         self._check_operands(plan)
@@ -196,14 +200,17 @@ class RequestContext(ContextBase):
         return result_refs
 
     def send_op(self, submission: OpSubmission, plan: Plan, shared: SharedArray | None) -> None:
-        """Send one op as a whole, with the place of its array, if it has one."""
+        """Send one op as a whole, with the place of its array, if it has one.
+
+        ``shared`` is this method's: the place is released by the answer, or here if this raises.
+        """
         op, arrays = submission.op, () if shared is None else (shared,)
         try:
             result_refs = self.make_results(submission, 0, plan)
-            wire = self._op_writer.write(op, None if shared is None else shared.place)
-            actions = None if self._faults is None else [self.action(submission.name)]
+            wire_op = self._op_writer.write(op, None if shared is None else shared.place)
+            fault_actions = None if self._faults is None else [self.take_fault_action(submission.name)]
             request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
-            self._send_ops(request, [list(map(_buffer_of, result_refs))], [wire], actions)
+            self._send_ops(request, [list(map(_buffer_of, result_refs))], [wire_op], fault_actions)
         except BaseException:
             close_all(arrays)
             raise
@@ -215,16 +222,17 @@ class RequestContext(ContextBase):
         self.on_dispatched(submission, 1, 1)
 
     def send_chunk(
-        self, submission: Submission, ops: Sequence[KernelOp], ids: list[list[int]], shared: SharedArray, action: bytes | str | None
+        self, submission: Submission, ops: Sequence[KernelOp], result_ids: list[list[int]], shared: SharedArray, action: bytes | str | None
     ) -> PendingRequest:
         """Send one chunk of an array: the last of the ops moves it, the others make its buffer.
 
-        The messages of chunks end no op, so they count none; see :meth:`begin_chunked`.
+        The messages of chunks end no op, so they count none; see :meth:`begin_chunked`. ``shared`` is
+        released by the answer, or here if this raises.
         """
         request = PendingRequest(submission, 0, 0, (shared,), (shared,) if isinstance(ops[-1], Get) else ())
         try:
-            wires = [self._op_writer.write(op, shared.place) for op in ops]
-            self._send_ops(request, ids, wires, None if action is None else [action, *[None] * (len(ops) - 1)])
+            wire_ops = [self._op_writer.write(op, shared.place) for op in ops]
+            self._send_ops(request, result_ids, wire_ops, None if action is None else [action, *[None] * (len(ops) - 1)])
         except BaseException:
             shared.close()
             raise
@@ -244,19 +252,27 @@ class RequestContext(ContextBase):
         answer: KernelLayout | None = await self._link.ask(kind, data)
         return answer
 
-    def _send_ops(self, request: PendingRequest, ids: list[list[int]], ops: list[WireOp], actions: list[bytes | str | None] | None) -> None:
-        """Send ops as one message, with the buffers that were dropped since the last one."""
+    def _send_ops(
+        self, request: PendingRequest, result_ids: list[list[int]], wire_ops: list[WireOp], fault_actions: list[bytes | str | None] | None
+    ) -> None:
+        """Send ops as one message, which also frees the buffers dropped since the last one.
+
+        Blocks of host memory that the child has not yet are sent before.
+        """
         for shared in request.arrays:
             self._arrays.send_block(shared)
         if self.core.refs.dropped:
             self._collect_dropped()
         number, work = next(self._numbers), request.submission.observed
         is_timed = work is not None and work.is_timed
-        self.send_request(number, request, Kind.BATCH, pack(number, ids, ops, actions, self._freed, is_timed=is_timed))
+        self.send_request(number, request, Kind.BATCH, pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed))
         self._freed = []
 
     def send_request(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:
-        """Send a request, and count its ops as launched: they may be on the device now."""
+        """Send a request, and count its ops as launched: they may be on the device now.
+
+        Raises the error of the fault if the context has one: nothing is sent then.
+        """
         if self.fault is not None:  # the child does not answer; this request may have waited
             raise self.poisoned_error(self.fault)
         submission, count = request.submission, request.count
@@ -268,9 +284,12 @@ class RequestContext(ContextBase):
         submission.outstanding += count
         self.on_dispatched(submission, count, count)
 
-    def action(self, kind: str) -> bytes | str | None:
-        """Return what the fault plan does to an op, for the child."""
-        return None if self._faults is None else encode_action(self._faults.take(kind), self._link, self.core.loop)
+    def take_fault_action(self, kind: str) -> bytes | str | None:
+        """Count an op in the fault plan, and return the child's part of its action, or ``None``.
+
+        If the plan kills the child here, it is killed at once.
+        """
+        return None if self._faults is None else begin_action(self._faults.take(kind), self._link, self.core.loop)
 
     def _check_operands(self, plan: Plan, created: Collection[int] = ()) -> None:
         """Raise unless each operand is live, or ``created`` by an op before in the same message."""
@@ -339,7 +358,9 @@ class RequestContext(ContextBase):
         self.charge_seconds(submission, min(seconds, now - self.submissions.get(submission, now)))
 
     def _on_answer(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
-        """Settle the question, or end the request, that the child has answered.
+        """Settle the question, or retire the request, that the child has answered.
+
+        A request whose arrays are copied back off the loop is retired after the copy.
 
         ``index`` is that of the op that failed, from the first of the message on; -1: unknown.
         """
@@ -355,7 +376,7 @@ class RequestContext(ContextBase):
             if self._copies or sum([shared.array.nbytes for shared in request.to_copy_back if shared.is_copied]) > MAX_INLINE_COPY:
                 copy = self._copies[number] = CopyBack(request.to_copy_back)
                 self._copy_off_loop(copy.copy, lambda error: self._on_copied_back(number, request, error))
-                self.wake()
+                self.wake()  # for `wait_answered`
                 return
             for shared in request.to_copy_back:
                 shared.copy_back()
@@ -378,7 +399,7 @@ class RequestContext(ContextBase):
 
     def _on_copied_back(self, number: int, request: PendingRequest, error: AccelError | None) -> None:
         """End a request whose arrays were copied back off the loop, or could not be."""
-        copy = self._copies.pop(number, None)
+        copy = self._copies.pop(number, None)  # None: the child has ended, and the copy was given up
         if error is not None:
             if copy is not None:
                 copy.give_up()
@@ -405,8 +426,8 @@ class RequestContext(ContextBase):
         if self.in_flight == count and self._link.is_busy:
             self._link.end_busy()
         if self.fault is None:
-            is_sent = not isinstance(submission, BatchSubmission) or submission.dispatched == len(submission.outputs)
-            self.retire(submission, count, count, is_last=is_sent and submission.outstanding == count)
+            all_sent = not isinstance(submission, BatchSubmission) or submission.dispatched == len(submission.outputs)
+            self.retire(submission, count, count, is_last=all_sent and submission.outstanding == count)
 
     def stall_reason(self) -> str:
         """Return why the child seems to make no progress, or ``""``."""

@@ -34,7 +34,7 @@ from accel.ops.user_plans import with_dtypes
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks
-from accel.remote.busy import AnnouncedCalls, Busy
+from accel.remote.busy import Busy, BusyCalls
 from accel.remote.compiling import packed_layout
 from accel.remote.durable import DurableReporter, decode_slab
 from accel.remote.error_codec import decode_error, encode_error
@@ -163,7 +163,7 @@ class Server:
         restart = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=restart)
         self.context.opening = self._busy
-        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.registered)
+        self.context.offloaded = BusyCalls(self._core.loop, self._busy, self.context.registered)
 
     def on_published(self, context: Context | None) -> None:
         """Note the context, once it is made. The context's actor calls this."""
@@ -216,10 +216,11 @@ class Server:
     def handle_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
         """Handle a message at once if it need not wait, and return ``True``.
 
-        Else return its ops, decoded, which :meth:`dispatch` takes; or ``False``, with nothing done.
+        Else return its ops, decoded, for :meth:`dispatch`; or ``False``, with nothing done. Ops that
+        cannot be decoded, or whose dispatch raises, are reported as failed here.
         """
         if kind == Kind.BATCH:
-            submission = self._decode_submission(data)
+            submission = self._take_batch(data)
             if submission is not None:
                 try:
                     return self._dispatch_now(submission) or submission
@@ -242,38 +243,43 @@ class Server:
         context = self.context
         return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.dispatch_batch_now(submission)
 
-    def _decode_submission(self, data: bytes) -> RemoteOp | RemoteBatch | None:
-        """Return the submission of a BATCH message.
+    def _take_batch(self, data: bytes) -> RemoteOp | RemoteBatch | None:
+        """Return the submission of a BATCH message, whose end is reported by itself.
 
-        ``None`` if its first op cannot be decoded, which is answered.
+        Before, free the buffers that the message drops, and set the faults to be injected into its
+        ops. If the first op cannot be decoded, report that to the parent, and return ``None``.
         """
-        number, _, ids, actions, wires, freed, is_timed = unpack(data)
+        number, _, result_ids, fault_actions, wire_ops, freed, is_timed = unpack(data)
         if freed:
             self._free(freed)
-        decoded, generation = self._decode_ops(ids, wires), self.context.generation
+        decoded, generation = self._decode_ops(result_ids, wire_ops), self.context.generation
         if decoded.refused is not None and not decoded.ops:
-            self._refuse(number, decoded.refused if len(wires) > 1 else decoded.refused.clone(op_index=None))
+            # The error of an op by itself has no index.
+            self._refuse(number, decoded.refused if len(wire_ops) > 1 else decoded.refused.clone(op_index=None))
             return None
-        if actions:
-            self._injected_faults.set_actions(self._decode_action(action) for action in actions[: len(decoded.ops)])
+        if fault_actions:
+            self._injected_faults.set_actions(self._decode_action(action) for action in fault_actions[: len(decoded.ops)])
         future = self._core.loop.create_future()
         submission: RemoteOp | RemoteBatch
-        if len(wires) == 1:
+        if len(wire_ops) == 1:
             submission = RemoteOp(decoded.ops[0], decoded.plans[0], future, generation)
             submission.result_refs = decoded.result_refs[0]
         else:
             submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.result_refs, future, generation)
             submission.refused = decoded.refused
         if is_timed or self._core.probes.all:
-            submission.observe(None, is_timed=is_timed)
+            submission.observe(None, is_timed=is_timed)  # None: only the parent charges device time
         return submission.report_to(self._answers, number)
 
-    def _decode_ops(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _DecodedOps:
-        """Decode ops of a message, with refs of their results under the parent's ``ids``."""
+    def _decode_ops(self, result_ids: list[list[int]], wire_ops: Sequence[WireOp]) -> _DecodedOps:
+        """Decode ops of a message, and make refs of their results, numbered by ``result_ids``.
+
+        Stop at the first op that cannot be decoded; its error is in ``refused``.
+        """
         decoded = _DecodedOps([], [], [])
-        for index, (wire, buffers) in enumerate(zip(wires, ids, strict=True)):
+        for index, (wire_op, buffers) in enumerate(zip(wire_ops, result_ids, strict=True)):
             try:
-                op = self._op_reader.read(wire)
+                op = self._op_reader.read(wire_op)
                 plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
                 result_refs = tuple(self._new_ref(buffer, spec) for buffer, spec in zip(buffers, plan.creates, strict=True))
             except BaseException as raised:  # a class of a user's raises anything
@@ -291,12 +297,12 @@ class Server:
 
     async def _capture_graph(self, data: bytes) -> None:
         """Handle a GRAPH message: decode its ops in turns with other work, and capture them."""
-        number, handle, ids, _, wires, _, _ = unpack(data)
+        number, handle, result_ids, _, wire_ops, _, _ = unpack(data)
         decoded, turn = _DecodedOps([], [], []), Turn()
-        for start in range(0, len(wires), CHECK_EVERY):
+        for start in range(0, len(wire_ops), CHECK_EVERY):
             if turn.is_over:
                 await turn.next()
-            next_ops = self._decode_ops(ids[start : start + CHECK_EVERY], wires[start : start + CHECK_EVERY])
+            next_ops = self._decode_ops(result_ids[start : start + CHECK_EVERY], wire_ops[start : start + CHECK_EVERY])
             if next_ops.refused is not None:
                 self._refuse(number, next_ops.refused.clone(op_index=start + (next_ops.refused.op_index or 0)))
                 return
@@ -324,7 +330,10 @@ class Server:
         return ref
 
     def _free(self, buffers: Sequence[int]) -> None:
-        """Free buffers and graphs that the parent has dropped, and report the memory in use."""
+        """Free buffers and graphs that the parent has dropped.
+
+        Report the memory in use, after the successes so far.
+        """
         for buffer in buffers:
             self._programs.pop(buffer, None)
             ref = self._refs.pop(buffer, None)
@@ -398,7 +407,10 @@ class Server:
             self._channel.send(Kind.COMPILED, data[:8], layout)
 
     def _decode_action(self, action: bytes | str | None) -> Injection | AccelError | None:
-        """Return what the parent's fault plan does to an op, as this process injects it."""
+        """Return what the parent's fault plan does to an op, as this process injects it.
+
+        A hang lasts until the next END_HANGS: those of earlier messages do not end it.
+        """
         if action is None or action == "poison":
             return None if action is None else Injection("poison")
         if action == "hang":

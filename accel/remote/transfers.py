@@ -83,7 +83,7 @@ class ArrayTransfers:
             arrays: dict[int, SharedArray] = {}
             try:
                 # Copy the next arrays while the child still runs the message before.
-                end = await self._copy_in_next(submission, ops, start, arrays)
+                end = await self._fill_next_message(submission, ops, start, arrays)
                 await context.wait_answered(submission)
                 await context.wait_for_room(min(end - start, limit))
                 if submission.is_settled:
@@ -101,10 +101,14 @@ class ArrayTransfers:
                     if index >= submission.dispatched:
                         shared.close()
 
-    async def _copy_in_next(self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]) -> int:
-        """Copy the arrays of the next message of a batch into shared memory, to ``arrays``.
+    async def _fill_next_message(
+        self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]
+    ) -> int:
+        """Choose the ops of the next message of a batch; return the index after the last of them.
 
-        Return the index behind the message's last op.
+        Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that the
+        caller can free it if this raises. The array of a put is copied there. The message is empty
+        if the caller has gone, or the first op has moved in chunks.
         """
         copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
@@ -116,14 +120,16 @@ class ArrayTransfers:
             shared = await self._copy_in(submission, index, ops[index], submission.plans[index])
             if shared is None:
                 return index
-            copied += array.nbytes * shared.is_copied
+            if shared.is_copied:
+                copied += array.nbytes
             arrays[index] = shared
         return end
 
     async def _copy_in(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
         """Return the array of op ``index`` in shared memory, to which that of a put is copied.
 
-        ``None`` if its caller has gone, or if the array has moved in chunks, as a whole op.
+        ``None`` if nothing is left to send: the caller has gone, or the array has moved in chunks, and
+        the op is settled.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
@@ -140,7 +146,10 @@ class ArrayTransfers:
         return shared
 
     async def _copy_source(self, op: KernelOp, shared: SharedArray) -> None:
-        """Copy the array of a put into its place, a large one off the loop; if this raises, free that."""
+        """Copy the array of a put into its place, a large one off the loop.
+
+        If that fails, free the place. Do nothing for a get.
+        """
         if type(op) is not Put:
             return
         try:
@@ -156,11 +165,11 @@ class ArrayTransfers:
     async def _wait_room(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
         """Wait in order for shared memory for an array, or for a chunk of it, and return it.
 
-        ``None`` if the caller has gone before the transfer has begun.
+        ``None`` if the caller has gone before the transfer has begun. Raises the fault of the context.
         """
         context, core = self._context, self._context.core
         waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
-        core.workload.in_hand += not is_begun  # it counts as waiting until the transfer begins
+        core.workload.in_hand += 0 if is_begun else 1  # it counts as waiting until the transfer begins
         # Wait for room, for the end of the context, or for the caller to give up.
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._context_over]
@@ -172,7 +181,7 @@ class ArrayTransfers:
             context.check_alive()
             return None
         finally:
-            core.workload.in_hand -= not is_begun
+            core.workload.in_hand -= 0 if is_begun else 1
             if not waiting.done():
                 waiting.cancel()
 
@@ -182,7 +191,8 @@ class ArrayTransfers:
         """Move the array of op ``index`` in chunks, the first through ``piece``; settle the op.
 
         Each chunk is a put to a view of the whole buffer, or a get of one, and the next chunk is
-        sent once the child has answered. So the array takes the shared memory of one chunk.
+        sent once the child has answered. So the array takes the shared memory of one chunk. If the
+        caller has gone before the first, only ``piece`` is freed.
         """
         context, array, is_put = self._context, host_array_of(op), type(op) is Put
         assert array is not None, "other ops have no chunks"
@@ -202,7 +212,7 @@ class ArrayTransfers:
         whole = (*plan.reads, *plan.writes, *result_refs)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
-        action, first = context.action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
+        fault_action, makers = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
         failed: AccelError | None = None
         moved = 0
         try:
@@ -214,9 +224,9 @@ class ArrayTransfers:
                 view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
                 await self._copy_source(step, shared)
-                ids = [[ref.buffer] for ref in result_refs if not moved]
-                request = context.send_chunk(submission, [*first, step], [*ids, []], shared, action)
-                action, first = None, []
+                result_ids = [[ref.buffer] for ref in result_refs if not moved]
+                request = context.send_chunk(submission, [*makers, step], [*result_ids, []], shared, fault_action)
+                fault_action, makers = None, []
                 await context.wait_done(request)
                 failed = request.error
                 moved += 0 if failed else shared.array.nbytes
