@@ -69,7 +69,11 @@ class Attribution:
         self._parts_left += 1
 
     def release(self, *, found: bool = False) -> None:
-        """Say that a part was examined, and whether it was ``found`` to be the cause."""
+        """Count a part as examined, and note whether it was ``found`` to be the cause.
+
+        With the last part of the last work that a context died under, its death is charged to the
+        restart budget, unless a cause was found.
+        """
         self._parts_left -= 1
         for death in self._deaths:
             death.is_explained |= found

@@ -139,10 +139,10 @@ class Context(ContextBase):
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
     def dispatch_now(self, submission: OpSubmission, preferred: Lane | None = None) -> bool:
-        """Dispatch one op if nothing has to be awaited; else change nothing and return ``False``.
+        """Dispatch one op if nothing has to be awaited; else reserve nothing and return ``False``.
 
-        An op of a library with several lanes goes to the lane ``preferred``, if that is given: there
-        :meth:`dispatch` has got the memory that was lacking.
+        ``preferred`` is the lane for an op whose library has several lanes, if it is given: there
+        :meth:`dispatch` has provided the memory that was lacking.
         """
         buffers, op, lanes = self.buffers, submission.op, self.lanes
         if type(op) is Free:
@@ -152,7 +152,7 @@ class Context(ContextBase):
             return True
         if self.core.refs.dropped:
             buffers.apply_frees()
-        # 1. The kernel and the lane. A library that is not open must be opened first.
+        # 1. The kernel and the lane. Only a registered library is opened before its kernels are known.
         library = op.library
         lane = lanes.routes.get(library)
         if lane is None and library in self.core.registrations:
@@ -313,7 +313,7 @@ class Context(ContextBase):
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
         """Dispatch a batch if nothing has to be awaited; else return ``False``.
 
-        The ops that could be dispatched stay so: :meth:`dispatch` goes on behind them.
+        Where memory is short, the ops before are dispatched: :meth:`dispatch` continues after them.
         """
         count, lanes = len(submission.ops), self.lanes
         if not count or not lanes.routes.keys() >= set(submission.libraries):
@@ -331,12 +331,12 @@ class Context(ContextBase):
         """Dispatch the next ops of a batch to one lane; return whether there was memory for all.
 
         One lane, so that the ops of a chain need no waits between streams. ``command_counts`` has
-        the commands of each of these ops.
+        the commands of each of these ops; ``submission.dispatched`` says how far it came.
         """
         start, count = submission.dispatched, len(submission.ops)
         launches: list[BatchedOp] = []
         try:
-            is_all = self._bind_chunk(submission, start, command_counts, lane, launches)
+            are_all_bound = self._bind_chunk(submission, start, command_counts, lane, launches)
         except Exception as raised:
             self.scratch.cancel()
             index = start + len(launches)
@@ -351,7 +351,7 @@ class Context(ContextBase):
                 submission.outstanding += len(launches)
                 self.on_dispatched(submission, len(launches), commands)
                 lane.send(group)
-        return is_all
+        return are_all_bound
 
     def _count_next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
         """Return how many commands each op of a batch's next chunk has.
@@ -361,7 +361,8 @@ class Context(ContextBase):
         ops, plans = submission.ops, submission.plans
         if self._command_counts is None:
             return [1] * min(self._chunk, len(ops) - start)
-        command_counts = [commands := self._count_commands(ops[start], plans[start])]
+        commands = self._count_commands(ops[start], plans[start])
+        command_counts = [commands]
         for index in range(start + 1, len(ops)):
             count = self._count_commands(ops[index], plans[index])
             commands += count
@@ -422,7 +423,7 @@ class Context(ContextBase):
     ) -> bool:
         """Find the kernel and the memory of each op of a chunk, and schedule it.
 
-        Returns whether there was memory for all.
+        Stops at the first op without memory, and returns whether there was memory for all.
 
         Parameters
         ----------
@@ -436,15 +437,15 @@ class Context(ContextBase):
             The bound ops are appended here, also before an error.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
-        buffers, found, scratch, faults = self.buffers, self._kernel_cache, self.scratch, self.core.options.faults
+        buffers, kernels, scratch, faults = self.buffers, self._kernel_cache, self.scratch, self.core.options.faults
         for index in range(start, start + len(command_counts)):
             op, plan = ops[index], plans[index]
-            kernel = found.get(type(op)) or self.kernels.find(op)
+            kernel = kernels.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
             if type(op) is Replay:
                 op.check()  # a library of its kernels may be unregistered by now
             if op.library not in lane.ready_libraries:
-                return False
+                return False  # it lacks a workspace here, which is memory too
             if (plan.status is not None or (op.library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):
                 return False
             if plan.creates:
@@ -472,7 +473,7 @@ class Context(ContextBase):
         return self._kernel_cache.get(type(op)) or self.kernels.find(op)
 
     async def wait_completed(self, marks: Iterable[tuple[Lane, int]]) -> None:
-        """Wait until each lane has completed a number; raises as :meth:`wait_until` does."""
+        """Wait, by marks, until each lane has completed a number; raises as :meth:`wait_until`."""
         for lane, seq in marks:
             if lane.completed >= seq:
                 continue

@@ -146,7 +146,9 @@ class ContextActor(Actor[Never, None]):
     async def stopped(self, context: ActorContext) -> None:
         """Close the context; abandon work that is still in flight, which might not end."""
         closing = self._context
-        await self._close(abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or closing.libraries.calls > 0)
+        await self._close(
+            abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or closing.libraries.opening_calls > 0
+        )
 
     async def _close(self, *, abandon: bool) -> None:
         """Close the context, if there is one; ops are dispatched to it no more."""

@@ -100,7 +100,7 @@ class OpList:
         """
         return None if index is None or not 0 <= index < len(self._given) else self._given[index]
 
-    def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None, shown: tuple[AccelRef, ...] | None = None) -> Any:
+    def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None, returned: tuple[AccelRef, ...] | None = None) -> Any:
         """Add a checked op, and return its result: the refs of what it makes or writes.
 
         Parameters
@@ -109,15 +109,16 @@ class OpList:
             The op, and its plan as checked.
         recording
             The batch or graph that records it; ``None`` for an awaited op.
-        shown
-            The refs to return for what it writes, where it writes copies of them.
+        returned
+            The refs to return for what it writes, where it writes copies of them; ``None`` for the
+            refs that it writes.
         """
         if type(plan) is OnCopies or type(plan) is ComposedPlan:
             return self._add_as_several(op, plan, recording)
         core = self._core
         result_refs = core.refs.make(plan.creates, self.generation)
         # Of an op for which that fails, nothing is added.
-        result = result_of(op, (plan.writes if shown is None else shown) + result_refs, core.loop)
+        result = result_of(op, (plan.writes if returned is None else returned) + result_refs, core.loop)
         if recording is not None:
             for ref in result_refs:
                 core.refs.recording[ref.buffer] = recording

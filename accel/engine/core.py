@@ -238,7 +238,7 @@ class DeviceCore:
             self.pinned.on_device_ended()
 
     def begin_closing(self) -> None:
-        """Refuse further work; what was sent may end. The refs say in errors that the device closes."""
+        """Refuse further work; what was sent may end. Errors of refs say that the device closes."""
         self.is_closing = self.refs.is_closing = True
 
     def close(self) -> None:

@@ -64,7 +64,8 @@ class DeviceActor(Actor[Submission, None]):
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
         """Dispatch an op or a batch in the caller's call, if nothing has to be awaited.
 
-        Else return ``False``: the message is queued, and :meth:`receive` gets it.
+        Returns ``True`` also if the dispatch raised, and the message was rejected. Else returns
+        ``False``: the message is queued, and :meth:`receive` gets it.
         """
         core, current, kind = self._core, self._host.context, type(message)
         if (
@@ -180,6 +181,8 @@ class DeviceActor(Actor[Submission, None]):
 
     def _check_after_rebuild(self, submission: Submission) -> None:
         """Check a submission's operands again: the context was rebuilt while it was queued.
+
+        One whose operands are all durable then belongs to the present generation.
 
         Raises
         ------

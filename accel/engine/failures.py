@@ -114,7 +114,8 @@ class Failures:
     def check(self, plan: Plan) -> None:
         """Raise if an op would read an invalid buffer, or keep a part of it.
 
-        The error is that of the op whose write of the buffer failed.
+        The error is that of the op whose write of the buffer failed. Handles the reports so far
+        first.
         """
         self._handle_reported()
         self._forget_rewritten()
@@ -177,12 +178,14 @@ class Failures:
             self._forget_dropped()
         if not self.tracked and not self._has_reporting_stream:
             self._forget_rewritten()
+            # Nothing in flight can fail any more; only ops that read invalid memory are refused.
             self.is_tracking = self.has_invalid
 
     def _read_statuses(self) -> None:
-        """Collect the failures among the statuses that have been copied to the host.
+        """Move failures from the statuses that are on the host to :attr:`reported`.
 
-        Once an op, or one that reads its results, has ended, its status has been copied.
+        The status of an op is on the host once the op, or one that reads its results, has ended. A
+        fault that surfaces here is reported to the context.
         """
         for lane, waiting in tuple(self._statuses.items()):
             try:
@@ -251,8 +254,8 @@ class Failures:
     def _propagate(self, failed: set[Dependency], error: AccelError) -> None:
         """Give the error to all ops in flight that depend on the failed ones.
 
-        The buffers that these ops were to write become invalid, unless a later op that did not
-        fail rewrites them.
+        Their keys are added to the set ``failed``. The buffers that these ops were to write become
+        invalid, unless a later op that did not fail rewrites them.
         """
         # One pass is enough: an op is dispatched after those whose results it reads.
         for key, tracked_op in self.tracked.items():
@@ -273,19 +276,19 @@ class Failures:
             self._context.core.keeper.tear(torn, f"the {kind} op that wrote it failed")
 
     def _with_rest_of_batch(self, key: Dependency) -> set[Dependency]:
-        """Return the keys of an op and of the launched ops behind it in its batch.
+        """Return the keys of an op and of the launched ops after it in its batch.
 
         A batch ends at its first error: the later ops count as failed, whatever they read.
         """
         submission, index = self.submission_of(*key)
         chunks = submission.chunks if isinstance(submission, BatchSubmission) else []
         launched = 0 if submission is None else submission.launched
-        behind = [
+        later_ops = [
             (lane, first + at - start)
             for lane, first, start, count in chunks
             for at in range(max(start, index), min(start + count, launched))
         ]
-        return {key, *behind}
+        return {key, *later_ops}
 
     def _forget_rewritten(self) -> None:
         """Forget invalid buffers that were freed or rewritten."""
@@ -309,7 +312,7 @@ class Failures:
     def submission_of(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
         """Return the submission of the op with a number, and the op's index in it.
 
-        ``None`` if it has retired. An op whose failure was just reported has not.
+        ``(None, 0)`` if it has retired. An op whose failure was just reported has not.
         """
         for submission in self._context.submissions:
             if isinstance(submission, BatchSubmission):

@@ -263,7 +263,9 @@ class Host:
         return self._reopening
 
     def _move_if_poisoned(self) -> None:
-        """Move a lost device to a child if this process is poisoned; called before it is reopened.
+        """Move a lost device to a child if a fault has poisoned this process.
+
+        Called before it is reopened.
 
         Raises
         ------
@@ -281,7 +283,10 @@ class Host:
             self._move_to_child(core.lifecycle.cause)
 
     async def restart_context_actor(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
-        """Start another context actor, with a new restart budget, once the last one has stopped."""
+        """Start another context actor, with a new restart budget, once the last one has stopped.
+
+        Ends the attempt of :meth:`reopen`, also with the error if no context can be made.
+        """
         core, owner = self._core, self._owner
         assert owner is not None, "it was opened"
         try:
@@ -295,7 +300,10 @@ class Host:
             self.end_reopening(None)
 
     def end_reopening(self, error: BaseException | None) -> None:
-        """End the attempt of :meth:`reopen`, if there is one: LOST with ``error``, else READY."""
+        """End the attempt of :meth:`reopen`, if there is one.
+
+        With ``error`` the device is LOST again; without, its new context is READY already.
+        """
         attempt, self._reopening = self._reopening, None
         if attempt is not None:
             if error is not None:

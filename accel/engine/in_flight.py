@@ -87,7 +87,8 @@ class ContextBase(ABC):
     def on_dispatched(self, submission: Submission, count: int, commands: int) -> None:
         """Count ``count`` more ops of a submission as in flight, with their commands.
 
-        Called before they are enqueued.
+        Called before they are enqueued. Starts the stall watch if nothing was in flight, and
+        notifies probes of the submission's first ops.
         """
         self.in_flight += count
         self.commands += commands
@@ -112,7 +113,10 @@ class ContextBase(ABC):
         return 0.0
 
     def charge(self, submission: Submission, span: WorkSpan) -> None:
-        """Add the device time of a group that has ended to that of its submission."""
+        """Add the device time of a group that has ended to that of its submission.
+
+        Adds nothing if the time cannot be read.
+        """
         try:
             self.charge_seconds(submission, span.seconds())
         except AccelError:  # a fault: the query of the next mark reports it
@@ -132,9 +136,10 @@ class ContextBase(ABC):
         return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
-        """Retire ``count`` ops of a submission; with ``is_last`` end it.
+        """Retire ``count`` ops of a submission; with ``is_last`` end it with its result.
 
         Called when their mark is passed, and for ops that were dropped or could not be marked.
+        Wakes what waits for room or for ops to end, and notifies probes.
         """
         self.in_flight -= count
         self.commands -= commands
@@ -244,7 +249,10 @@ class ContextBase(ABC):
         self.fail_all(error)
 
     def fail_all(self, error: AccelError) -> None:
-        """Reject every submission in flight, each with an error instance of its own."""
+        """Reject every submission in flight, each with an error instance of its own.
+
+        None is in flight afterwards, and all waiters are woken: their next check raises.
+        """
         submissions, self.submissions = self.submissions, {}
         if self.stall_watch is not None:
             self.stall_watch.stop()
@@ -263,7 +271,8 @@ class ContextBase(ABC):
     def poisoned_error(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> AccelError:
         """Return a new error for one waiter of a context that has faulted or was closed.
 
-        It says whether the submission may have run, and names the ops that were in flight.
+        It says whether the submission may have run, and names the ops that were in flight. If the
+        context was closed, it is a :class:`ClosedError`, or says how the device has ended.
         """
         is_lost = self.core.lifecycle.is_final
         if isinstance(error, ClosedError):

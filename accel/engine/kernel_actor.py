@@ -121,7 +121,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             await self._context.core.system.run_blocking(self._context.offloaded.call, user_library.close)
 
     async def _prepare_lane(self, lane: Lane) -> None:
-        """Give one more lane the library's workspaces, if there is memory; no op waits for it."""
+        """Give one more lane the library's workspaces; no op waits for it.
+
+        If there is no memory for them, no lane asks for workspaces again in this generation.
+        """
         context, lanes = self._context, self._context.lanes
         try:
             lanes.equipping = lane
@@ -147,7 +150,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     # -- libraries of the user's
 
     async def _open_registered(self, registration: Registration) -> Lane:
-        """Make the instance of a registered library, open it in its stream, and return its lane."""
+        """Make the instance of a registered library, open it in its stream, and return its lane.
+
+        If that fails, the instance is closed, and the lane kept for another library.
+        """
         context, library = self._context, self._library
         user_library: RegisteredLibrary | None = None
         try:
@@ -191,7 +197,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
 
         def call_and_catch() -> T | AccelError:
             """Return the result of the call, or its error; on the worker thread."""
-            context.libraries.calls += 1
+            context.libraries.opening_calls += 1
             try:
                 return context.offloaded.call(call)
             except BaseException as raised:  # a CancelledError too: it would look like the actor's
@@ -199,7 +205,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                 what = f"opening library {library!r}"
                 return op_error(raised, what, context.core.loop, is_out_of_memory=is_out_of_memory, library=library)
             finally:
-                context.libraries.calls -= 1
+                context.libraries.opening_calls -= 1
 
         result = await context.core.system.run_blocking(call_and_catch)
         if not isinstance(result, AccelError):

@@ -62,6 +62,9 @@ class KernelTable:
     def find(self, op: KernelOp) -> Kernel:
         """Return the kernel of an op: the backend's own, else the generic one of its family.
 
+        Keeps it in :attr:`cache`. At the first op of a family from outside ``accel`` this adds the
+        family's part for this backend, and the sizes of scratch memory that the part has.
+
         Raises
         ------
         UnsupportedError
@@ -137,7 +140,10 @@ class KernelTable:
         self.may_block = self._may_block
 
     def refuse_registered(self, name: str) -> None:
-        """Refuse further ops of a registered library; those that were dispatched run."""
+        """Refuse further ops of a registered library; those that were dispatched run.
+
+        Graphs that have recorded its kernels refuse to be replayed from now on.
+        """
         self.leaving.add(name)
         for op in [op for op in self.cache if op.library == name]:
             del self.cache[op]

@@ -173,7 +173,10 @@ class Lanes:
         return lane
 
     def remove_library(self, library: str) -> None:
-        """Send no more ops of a registered library; its lane is kept for the next one."""
+        """Route no more ops of a registered library.
+
+        A lane of its own is kept for the next registered library that needs one.
+        """
         self.routes.pop(library, None)
         self.pooled_libraries.discard(library)
         lane = self._dedicated.pop(library, None)
@@ -187,9 +190,10 @@ class Lanes:
     def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | HeldResource]) -> Lane:
         """Return the lane of an op, or of a batch, whose libraries are pooled; see the module.
 
-        If no lane has the workspaces of all libraries, it is the first.
+        If no lane has the workspaces of all libraries, it is the first. When no lane is idle, this
+        may add one to the pool, or request workspaces for one; later ops use these.
         """
-        # Nothing is in flight: the first lane is as good as any, and has all workspaces.
+        # Where nothing is in flight the first lane is idle, and it has all workspaces.
         if not self._context.in_flight:
             return self.pool[0]
         # 1. The lane of the newest unfinished write of an operand.
@@ -253,7 +257,7 @@ class Lanes:
         return [lane for lane in self.pool if library in lane.ready_libraries]
 
     def on_equipped(self) -> None:
-        """Allow the next request: the lane has its workspaces, or there is no memory for them."""
+        """Allow the next request, unless memory is short: the last one was met, or has failed."""
         self.equipping = None
         self._is_request_blocked = self._is_memory_short
 

@@ -159,7 +159,7 @@ class LaunchGroup:
             self.submission.release_operands()
 
     def complete(self) -> None:
-        """Retire the ops; called once: by the watcher, or the lane if the mark is passed at once."""
+        """Retire the ops; called once, by the watcher, or by the lane if the stream is idle."""
         lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
         if self.event is not None:
@@ -319,7 +319,7 @@ class OpSubmission(Submission):
         self.op = self.plan = None
 
     def complete(self) -> None:
-        """Retire the op; called once: by the watcher, or the lane if the mark is passed at once."""
+        """Retire the op; called once, by the watcher, or by the lane if the stream is idle."""
         lane, event = self.lane, self.event
         if self.seq > lane.completed:  # as Timeline.complete: this is on the way of every op
             lane.completed = self.seq
@@ -342,7 +342,7 @@ BoundOp: TypeAlias = BatchedOp | OpSubmission
 """One op with its kernel and addresses, ready to be enqueued."""
 
 BoundGroup: TypeAlias = LaunchGroup | OpSubmission
-"""Bound ops of one submission that a lane enqueues one after the other, with one mark after them."""
+"""Bound ops of one submission that a lane enqueues in order, with one mark after them."""
 
 
 def _group_duration_key(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:

@@ -28,10 +28,11 @@ def op_error(
 
     Any thread may call it; never raises.
 
-    An error of the tree stands for itself, a shortage of the operating system is retryable, and
-    anything else is the cause of a :class:`~accel.LibraryError`: a ``CancelledError`` or a
-    ``GeneratorExit`` too, because a kernel is called and never awaited. ``KeyboardInterrupt`` and
-    ``SystemExit`` are also raised from the loop, once the op has its error.
+    An :class:`~accel.AccelError` is returned as it is. A shortage of the operating system becomes a
+    retryable error. Anything else becomes the cause of a :class:`~accel.LibraryError`: a
+    ``CancelledError`` or a ``GeneratorExit`` too, because a kernel is called and never awaited.
+    ``KeyboardInterrupt`` and ``SystemExit`` are also raised from the loop, some iterations later,
+    when the op has its error. ``raised`` loses its traceback, which becomes a note of it.
 
     Parameters
     ----------
@@ -97,14 +98,14 @@ def raise_op_error(
 
 
 def _raise_on_loop(raised: BaseException, loop: asyncio.AbstractEventLoop, iterations: int) -> None:
-    """Raise ``KeyboardInterrupt`` or ``SystemExit`` from the loop, some iterations from now."""
+    """Raise ``KeyboardInterrupt`` or ``SystemExit`` from the loop, ``iterations`` later."""
     if not iterations:
         raise raised
     loop.call_soon(_raise_on_loop, raised, loop, iterations - 1)
 
 
 def _with_frames_as_notes(error: BaseException) -> BaseException:
-    """Return an exception with its traceback as a note, and without the frames.
+    """Replace the traceback of an exception by a note with its text, and return the exception.
 
     The frames would keep the op alive, whose future holds the error: a cycle, which would keep the
     operands until cycles are collected.

@@ -135,10 +135,10 @@ class Program:
         """Return the program of recorded ops; long ones take several loop iterations."""
         program, turn = cls(core, ops, plans, outputs, generation), Turn()
         # A replay's reads and writes are those of its ops on buffers that it does not own.
-        own = {ref.buffer for ref in program.owned_refs}
+        owned_buffers = {ref.buffer for ref in program.owned_refs}
         read: dict[int, AccelRef] = {}
         written: dict[int, AccelRef] = {}
-        overwritten: set[int] = set(own)  # wholly overwritten so far: earlier contents are not read
+        overwritten: set[int] = set(owned_buffers)  # wholly overwritten so far: earlier contents are not read
         for number, plan in enumerate(plans, 1):
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
@@ -146,7 +146,7 @@ class Program:
                 if ref.buffer not in overwritten:
                     read.setdefault(ref.buffer, ref)
             for ref in plan.writes:
-                if ref.buffer not in own:
+                if ref.buffer not in owned_buffers:
                     written.setdefault(ref.buffer, ref)
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     overwritten.add(ref.buffer)
@@ -162,7 +162,8 @@ class Program:
     async def bind(self, context: _GraphContext) -> None:
         """Find the kernels and the addresses of all ops, over several loop iterations.
 
-        The program's own buffers are allocated by now.
+        Called once, when the program's own buffers are allocated. From then on :meth:`enqueue` has
+        what it needs.
 
         Raises
         ------
@@ -173,28 +174,31 @@ class Program:
             If a buffer is gone.
         """
         turn, scratch = Turn(), context.scratch.sizes
-        is_captured = bool(context.device.kernels(Capture.library))
+        makes_native_graph = bool(context.device.kernels(Capture.library))
         self.registered_libraries = [
             context.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.registered
         ]
         address = context.buffers.address
-        work = [] if self._scratch is None else [address(self._scratch)]
+        scratch_address = [] if self._scratch is None else [address(self._scratch)]
         if self._status is not None:
             self._status_address = address(self._status)
         statuses = {status.op_index: [self._status_address + status.start] for status in self._statuses}
-        for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
+        for index, (op, plan, results) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % CHECK_EVERY and turn.is_over:
                 await turn.next()
-            if is_captured:
+            if makes_native_graph:
                 self._check_capturable(context, op)
             inputs = [address(ref) for ref in plan.reads]
-            outputs = [*map(address, (*plan.writes, *made)), *statuses.get(index, ()), *(work if (op.library, op.kind) in scratch else ())]
+            outputs = [*map(address, (*plan.writes, *results)), *statuses.get(index, ())]
+            if (op.library, op.kind) in scratch:
+                outputs += scratch_address
             self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:
-        """Forget the recorded ops: from now on each :class:`Call` brings the operands.
+        """Forget the recorded ops, so that their operands can be freed.
 
-        The launches stay where there is no native graph: a call enqueues them.
+        Called after the capture of a graph that is called as a function: each :class:`Call` brings
+        the operands. Without a native graph the bound kernels stay: a call enqueues them.
         """
         self.ops = self.plans = self.outputs = ()
         self.external_reads = frozenset([ref.buffer for ref in self.plan.reads])
@@ -227,20 +231,20 @@ class Program:
             )
 
     def enqueue(self, lane: StreamClock) -> None:
-        """Enqueue all ops. What one of them raises ends it."""
+        """Enqueue all ops, with their statuses cleared before; stops at the first that raises."""
         if self.plan.status is not None:
             lane.stream.fill(self._status_address, b"\0", self.plan.status.spec.nbytes)
         for kernel, op, plan, inputs, outputs in self._launches:
             kernel(lane, op, plan, inputs, outputs)
 
     def calls(self, library: str) -> bool:
-        """Return whether a replay calls kernels of a library, one by one."""
+        """Return whether a replay itself calls kernels of a library: there is no native graph."""
         return self.native is None and any(op.library == library for _, op, *_ in self._launches)
 
     def copy_status(self, lane: StreamClock, outputs: Sequence[int]) -> None:
-        """Copy the ops' statuses, behind a replay, into the replay's status in ``outputs``.
+        """Copy the ops' statuses, after a replay, into the replay's status: the last output.
 
-        The next replay clears the ops' statuses.
+        They are copied because the next replay clears them. Does nothing if no op has a status.
         """
         if self.plan.status is not None:
             lane.stream.copy(outputs[-1], self._status_address, self.plan.status.spec.nbytes)
@@ -326,7 +330,7 @@ class Replay(KernelOp[Any]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`.
 
-        A buffer of the program's own that was freed has given its memory to others.
+        Raises if a buffer of the program's own was freed: its memory may be another's now.
         """
         program = self.program
         for ref in program.owned_refs:
@@ -417,12 +421,15 @@ class Call(Replay):
         return refs[-len(self.results) :]
 
     def copy_in(self, lane: StreamClock, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Enqueue the copies of operands that come before the replay."""
+        """Enqueue the copies of operands that come before the replay.
+
+        ``outputs`` are in the order of the plan: the handle, inputs, results, and new results.
+        """
         for ref, source, place in zip(self.inputs, inputs, outputs[1:], strict=False):
             lane.stream.copy(place, source, ref.nbytes)
 
     def copy_out(self, lane: StreamClock, outputs: Sequence[int]) -> None:
-        """Enqueue the copies of results that come after the replay."""
+        """Enqueue the copies of results after the replay; ``outputs`` as in :meth:`copy_in`."""
         results = self.results
         for ref, place, new in zip(results, outputs[1 + len(self.inputs) :], outputs[-len(results) :], strict=False):
             lane.stream.copy(new, place, ref.nbytes)
@@ -440,7 +447,10 @@ class GraphSubmission(OpSubmission):
         self.program = program
 
     async def allocate(self, context: _GraphContext, lane: StreamClock) -> None:
-        """Allocate the program's memory, and bind its ops; before the capture is dispatched."""
+        """Allocate the program's memory, and bind its ops; before the capture is dispatched.
+
+        Stops early if the future ends meanwhile: the capture is not dispatched then.
+        """
         buffers, program, turn = context.buffers, self.program, Turn()
         # 1. The kernels: finding those of a family also tells the sizes of their scratch memory.
         for number, op in enumerate(program.ops, 1):
@@ -450,8 +460,8 @@ class GraphSubmission(OpSubmission):
         # 2. Refs for one scratch buffer and one buffer of statuses, which all ops share.
         for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
             program.use_scratch(ref)
-        status = () if program.plan.status is None else (program.plan.status.spec,)
-        for ref in context.core.refs.make(status, self.generation):
+        status_specs = () if program.plan.status is None else (program.plan.status.spec,)
+        for ref in context.core.refs.make(status_specs, self.generation):
             program.use_status(ref)
         # 3. The memory of all refs, some in each loop iteration; a slab is made where it lacks.
         refs = program.owned_refs

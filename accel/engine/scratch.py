@@ -58,9 +58,10 @@ class Scratch:
         self.sizes[op.library, op.kind] = partial(_checked_size, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
-        """Reserve memory for an op.
+        """Reserve memory for an op, until :meth:`assign` or :meth:`cancel`.
 
-        Returns ``False`` if there is no room, or if the size has to be measured first.
+        Returns ``False``, with nothing reserved, if there is no room or the size has to be measured
+        first.
         """
         size = self.sizes.get((op.library, op.kind))
         nbytes = 0 if size is None else size(op)

@@ -68,10 +68,11 @@ class Sender:
         self._waits_for_room = core.options.overload == "wait"
         self.guard = core.guard
 
-    def check(self, op: KernelOp, batch: Recording | None = None) -> Plan:
+    def check(self, op: KernelOp, recording: Recording | None = None) -> Plan:
         """Return the plan of an op, if this device can run it with these operands.
 
-        ``batch`` is the batch or graph that records the op.
+        ``recording`` is the batch or graph that records the op. An op whose plan is an
+        :class:`OnCopies` or a :class:`ComposedPlan` must be sent as several.
 
         Raises
         ------
@@ -83,16 +84,16 @@ class Sender:
             plan = op.plan()
             if op.library not in LIBRARIES:
                 plan = self._check_user_op(op, plan)
-            live, recording, durable = refs.live_generation, refs.recording, core.durable
+            live, recorded, durable = refs.live_generation, refs.recording, core.durable
             for ref in plan.reads + plan.writes:
                 if (
                     ref.owner is not refs
                     or ref.generation != live
                     or ref.is_freed
-                    or recording.get(ref.buffer, batch) is not batch
+                    or recorded.get(ref.buffer, recording) is not recording
                     or (ref.durable and durable.any_torn)
                 ):
-                    refs.check(ref, batch, plan)
+                    refs.check(ref, recording, plan)
                 if ref.is_strided:
                     plan = on_copies(op, plan)
             if plan.writes and durable.sealed:
@@ -121,7 +122,10 @@ class Sender:
         return plan
 
     def _check_user_op(self, op: KernelOp, plan: Plan) -> Plan:
-        """Return the checked plan of a user's op; its family's name must be free here."""
+        """Return the plan of a user's op, checked, and record its family as known to the device.
+
+        Raises if the family has the name of another one, or of a registered library.
+        """
         if not type(op).__module__.startswith("accel."):
             plan = check_plan(op, plan)
         core, family = self._core, getattr(op, "family", None)
@@ -234,7 +238,7 @@ class Sender:
         try:
             await self.run(None, timeout, submission)
         except AccelError as error:
-            error.op_index = None
+            error.op_index = None  # the caller sent one op
             raise
         finally:
             del submission
@@ -254,7 +258,10 @@ class Sender:
         seal.checksum = int(checksums[0])
 
     async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
-        """Return whether a sealed buffer still has its checksum; if not, it is torn."""
+        """Return whether a buffer still has the checksum of its seal; if not, make it torn.
+
+        ``True`` also where no checksum is known.
+        """
         book = self._core.durable
         seal = book.sealed.get(ref.buffer)
         known = None if seal is None else seal.checksum
@@ -263,7 +270,7 @@ class Sender:
         checksums = await self.run(Checksum(ref), self.seconds_left(deadline))
         if int(checksums[0]) == known:
             return True
-        if book.sealed.get(ref.buffer) is seal:
+        if book.sealed.get(ref.buffer) is seal:  # else it was unsealed or sealed anew meanwhile
             book.on_mismatch(ref)
         return False
 
@@ -283,7 +290,10 @@ class Sender:
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
 
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:
-        """Start the timer that ends the submission's future when its timeout is over."""
+        """Start the timer that ends the submission's future when its timeout is over.
+
+        Raises :class:`DeadlineExceededError` at once for a timeout of 0 or less.
+        """
         self.check_timeout(timeout)
         core = self._core
         if timeout <= 0:
@@ -296,7 +306,10 @@ class Sender:
         self._mailbox.discard(submission)
 
     def _cancel(self, submission: Submission) -> None:
-        """Drop a submission whose caller was cancelled; what was launched runs on."""
+        """Drop a submission whose caller was cancelled; what was launched runs on.
+
+        If nothing was launched, the refs of its results are freed.
+        """
         self._mailbox.discard(submission)
         future = submission.future
         if not future.cancel() and not future.cancelled():
@@ -306,6 +319,8 @@ class Sender:
 
     async def _put_in_mailbox(self, submission: Submission, timeout: float | None) -> None:
         """Put a submission into the actor's full mailbox: wait for room, or raise.
+
+        If its deadline passes during the wait, its future ends with that error, and this returns.
 
         Raises
         ------
@@ -357,6 +372,8 @@ class Sender:
     async def wait_ready(self, timeout: float | None) -> None:
         """Wait until the device is READY, ``timeout`` seconds at most.
 
+        The caller counts in ``workload.in_hand`` meanwhile.
+
         Raises
         ------
         DeadlineExceededError, DeviceLostError, ClosedError
@@ -393,9 +410,9 @@ def _method_name(kind: type[KernelOp]) -> str:
 
 def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
     """Return the timeout of an op that is given to ``device.run``: its own, or that of the call."""
-    own = op.timeout if isinstance(op, FamilyOp) else None
-    if own is None or timeout is None:
-        return timeout if own is None else own
+    op_timeout = op.timeout if isinstance(op, FamilyOp) else None
+    if op_timeout is None or timeout is None:
+        return timeout if op_timeout is None else op_timeout
     raise InvalidArgumentError(f"{op.kind} has a timeout of its own, and the call has another", op=op.kind, remedy="Leave one of them out.")
 
 

@@ -99,5 +99,5 @@ class PendingStatus:
         return TypeError(f"the check of a status returned {error!r:.200}, which is no AccelError")
 
     def close(self, lane: StreamClock) -> None:
-        """Release the event: the stream has passed it, or it will never be recorded."""
+        """Give the event back to the lane: the stream has passed it, or it is never recorded."""
         lane.events.release(self._event)
