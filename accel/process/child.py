@@ -247,7 +247,10 @@ class ChildProcess:
     # -- called by the loop
 
     def _read_output(self) -> bool:
-        """Read a piece of the child's output, and return whether there may be more."""
+        """Read a piece of the child's output, and return whether there may be more.
+
+        Only the last bytes are kept. The pipe is closed at its end.
+        """
         stderr = self._spawned.stderr
         if stderr < 0:
             return False
@@ -282,7 +285,10 @@ class ChildProcess:
         self._loop.add_reader(lifeline.fileno(), self._on_status, lifeline)
 
     def _on_status(self, lifeline: socket.socket) -> None:
-        """Read the exit status that the forkserver has sent, or give it up after a timeout."""
+        """Read the exit status that the forkserver has sent, and end the wait for it.
+
+        If none came, by a timeout or because the forkserver has died, try to collect the process.
+        """
         assert self._status_timeout is not None, "a status is waited for"
         self._status_timeout.cancel()
         if lifeline.fileno() < 0:  # in a fork, whose loop shares the selector of its parent's
@@ -306,7 +312,10 @@ class ChildProcess:
         self._report_exit(self.exit, self._loop.time() + _UNREAD_TIMEOUT, 0.0)
 
     def _reap(self) -> tuple[int | None, int | None]:
-        """Collect the process, and return its exit code and signal: ``None`` if unknown."""
+        """Collect the process without waiting, and return its exit code and its signal.
+
+        The one that does not apply is ``None``; both are if the status is unknown.
+        """
         try:
             info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:  # other code waits for all children, or ignores SIGCHLD
@@ -347,7 +356,7 @@ class ChildProcess:
 async def _wait_uncancelled(future: concurrent.futures.Future[Any], seconds: float | None = None) -> asyncio.CancelledError | None:
     """Wait for ``future``, ``seconds`` at most, also if this task is cancelled meanwhile.
 
-    Return that cancellation, for the caller to raise once it has cleaned up.
+    Return that cancellation, for the caller to raise once it has cleaned up; else ``None``.
     """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None

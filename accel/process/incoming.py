@@ -100,7 +100,7 @@ class Incoming:
         self._descriptors.clear()
 
     def _parse(self, data: bytes) -> None:
-        """Append the messages that ``data`` completes; keep the bytes of the last, partial one."""
+        """Append the messages that ``data`` completes; keep the bytes of an incomplete one."""
         partial, start = self._partial, 0
         partial += data
         while len(partial) - start >= HEADER_BYTES:

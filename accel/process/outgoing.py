@@ -102,7 +102,7 @@ class Outgoing:
         self.pending = 0
 
     def _write(self, data: bytearray, descriptors: list[int], budget: int) -> int:
-        """Write the begin of a segment, with its descriptors; return the bytes that were taken."""
+        """Write the start of a segment, with its descriptors; return the bytes that were taken."""
         with memoryview(data) as view, view[:budget] as part:
             if not descriptors:
                 return self._sock.send(part, _NO_SIGNAL)

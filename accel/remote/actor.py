@@ -99,7 +99,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def _begin_in_child(self, copy_off_loop: _CopyOffLoop) -> tuple[RemoteContext, Link, str | None]:
         """Begin the generation in a spare child, or in a new one if no spare can.
 
-        Return the context, its child, and what a spare had made ready; ``None`` for a new child.
+        A spare that fails is killed, and the next one is tried. Return the
+        context, its child, and what a spare had made ready; ``None`` for a new child.
         """
         core = self._core
         while (spare := self._children.take_spare()) is not None:
@@ -129,7 +130,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def _begin(self, link: Link, ready: _ReadyFuture, copy_off_loop: _CopyOffLoop, first_timeout: float) -> RemoteContext:
         """Have a child begin the generation, and return its context once ops may be sent.
 
-        The child must send something within ``first_timeout`` seconds. If this raises, it is killed.
+        The child must send something within ``first_timeout`` seconds. Sets ``core.capabilities``,
+        binds durable buffers and opens eager libraries. If this raises, the child is killed.
         """
         core, watchdog = self._core, link.watchdog
         self._link, link.listener = link, self
@@ -138,11 +140,12 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         if link.child.exit is not None:  # it ended before this was its listener
             self.on_exit(link.child.exit)
         link.ping()
-        is_first = not core.lifecycle.generation
+        # The first generation has no predecessor whose memory comes back.
+        oom_patience = _OOM_PATIENCE if core.lifecycle.generation else 0.0
         try:
             if not ready.done():  # done: the child has ended
                 await remote.drop_unregistered()
-            begin = Begin(remote.generation, self._pickled_libraries(), core.durable.most_slabs, 0.0 if is_first else _OOM_PATIENCE)
+            begin = Begin(remote.generation, self._pickled_libraries(), core.durable.most_slabs, oom_patience)
             link.tell(Kind.BEGIN, pickle.dumps(begin))
             core.capabilities = await ready
             watchdog.end_step()
@@ -184,7 +187,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             )
 
     async def receive(self, message: tuple[CopyCall, CopyDone], context: ActorContext) -> None:
-        """Make a copy on a worker thread, and report its end on the loop."""
+        """Make a copy on a worker thread, then call its function on the loop with the error."""
         copy, on_done = message
         failed: AccelError | None = None
         try:
@@ -212,10 +215,13 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     # -- called by the link
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Give a message to the context; before READY, end the wait for that."""
+        """Give a message to the context; before READY, end the wait for READY.
+
+        READY also sets what the core says of the backend: durability and graphs.
+        """
         remote, ready = self._context, self._ready_future
         try:
-            if ready is None or kind == Kind.WARM:
+            if ready is None or kind == Kind.WARM:  # no attempt yet, or the imports are done
                 return
             if ready.done():  # the generation has begun
                 if remote is not None:
@@ -249,7 +255,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         self._fail_child(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
     def _fail_child(self, error: AccelError) -> None:
-        """Report that the child has failed: to its start if that is in progress, else as a fault."""
+        """Report that the child has failed: to its start if that is in progress, else as a fault.
+
+        With neither a start nor a context, nothing waits for the child.
+        """
         remote, ready = self._context, self._ready_future
         if ready is not None and not ready.done():
             ready.set_exception(error)

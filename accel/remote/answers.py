@@ -52,7 +52,7 @@ class _ReportedSubmission:
         return self
 
     def succeed(self) -> None:
-        """Report the success to the parent."""
+        """Report the success to the parent, or the failure that :meth:`reject` has left for now."""
         if not self.future.done():
             self.future.cancel()
             self._answers.report_success(self.number, self.observed)
@@ -155,7 +155,7 @@ class Answers:
         self._sent_memory = (0, 0)
 
     def begin_generation(self) -> None:
-        """Send the pending answers before a generation begins, and report memory anew."""
+        """Send the pending answers before a generation begins; report memory again after."""
         self.flush()
         self._sent_memory = (0, 0)
 
@@ -179,7 +179,10 @@ class Answers:
             self._times.append(Timed.pack(number, round(work.device_seconds * 1e9)))
 
     def report_failure(self, number: int, error: AccelError, index: int, work: DeviceWork | None = None) -> None:
-        """Report a failure, after the successes before it, unless the context has faulted."""
+        """Report a failure, after the successes before it.
+
+        Nothing is reported once the context has faulted: the fault ends all requests.
+        """
         if work is not None:
             self._add_time(number, work)
         self.flush()
@@ -209,6 +212,6 @@ class Answers:
 
 
 def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
-    """Fail a submission whose dispatch raised."""
+    """Fail a submission whose dispatch raised, at the op that the error names, or the first."""
     error = op_error(raised, f"sending {submission.name}", loop)
     submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

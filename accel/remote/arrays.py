@@ -137,7 +137,7 @@ class SharedArrays:
         return None if piece is None else self.in_piece(piece, array)
 
     def has_place(self, array: np.ndarray[Any, Any]) -> bool:
-        """Return whether :meth:`allocate` would return a place now."""
+        """Return whether :meth:`allocate` would return a place now: allocate one, and free it."""
         place = self.allocate(array)
         if place is not None:
             place.close()

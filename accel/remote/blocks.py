@@ -45,7 +45,7 @@ class MappedBlocks:
         self._system = system
         self._busy = busy
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
-        self._unmapped: dict[int, tuple[int, int]] = {}  # number -> descriptor, size; not mapped yet
+        self._not_mapped: dict[int, tuple[int, int]] = {}  # number -> descriptor, size
 
     def close_inherited(self) -> None:
         """Unmap all blocks in a fork; see :class:`accel.fork.Inherited`."""
@@ -53,16 +53,17 @@ class MappedBlocks:
         for mapping, _ in blocks.values():
             with contextlib.suppress(BufferError):
                 mapping.close()
-        while self._unmapped:
-            os.close(self._unmapped.popitem()[1][0])
+        while self._not_mapped:
+            os.close(self._not_mapped.popitem()[1][0])
 
     async def add(self, data: bytes, fd: int, device: object) -> None:
         """Handle a BLOCK message: map the block and register it with the device, so copies are fast.
 
-        For a device that registers no memory, the first op that needs the block maps it.
+        ``fd`` is this object's from here on. For a device that registers no memory, the first op
+        that needs the block maps it. A failed registration is logged, unless it is a fault.
         """
         number, nbytes = _BLOCK.unpack(data)
-        self._unmapped[number] = fd, nbytes
+        self._not_mapped[number] = fd, nbytes
         if not isinstance(device, HostRegistrar):
             return
         try:
@@ -76,23 +77,26 @@ class MappedBlocks:
             logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
     def _map(self, number: int) -> mmap.mmap:
-        """Map a block that has come and is not mapped yet."""
-        fd, nbytes = self._unmapped[number]
+        """Map a block that has come and is not mapped yet, and close its descriptor."""
+        fd, nbytes = self._not_mapped[number]
         try:
             mapping = mmap.mmap(fd, nbytes)
         except OSError as error:
             text = "host memory of the device's parent cannot be mapped"
             raise shortage(error, text) or LibraryError(f"{text}: {error}", library="os") from error
-        del self._unmapped[number]
+        del self._not_mapped[number]
         os.close(fd)
         self._blocks[number] = mapping, None
         return mapping
 
     async def unmap(self, data: bytes) -> None:
-        """Handle an UNMAP_BLOCK message: end the registration, then the mapping."""
+        """Handle an UNMAP_BLOCK message: end the registration, then the mapping.
+
+        An array that still refers to the mapping keeps it.
+        """
         number = int.from_bytes(data, "little")
-        if number in self._unmapped:
-            os.close(self._unmapped.pop(number)[0])
+        if number in self._not_mapped:
+            os.close(self._not_mapped.pop(number)[0])
             return
         mapping, registration = self._blocks.pop(number)
         if registration is not None:
@@ -102,10 +106,13 @@ class MappedBlocks:
             mapping.close()
 
     def array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
-        """Return the array at a place in a block; an empty array is in none."""
+        """Return the array at a place in a block, which is mapped if it is not yet.
+
+        An empty array is in no block.
+        """
         if not place.block:
             return np.empty(place.shape, place.dtype.numpy)
-        mapping = self._map(place.block) if place.block in self._unmapped else self._blocks[place.block][0]
+        mapping = self._map(place.block) if place.block in self._not_mapped else self._blocks[place.block][0]
         count = math.prod(place.shape) * place.dtype.itemsize
         flat = np.frombuffer(mapping, np.uint8, count, place.offset)
         return flat.view(place.dtype.numpy).reshape(place.shape)

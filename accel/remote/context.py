@@ -51,7 +51,10 @@ class RemoteContext(RequestContext):
         self._transfers = ArrayTransfers(self, self._arrays)
 
     def dispatch_now(self, submission: OpSubmission) -> bool:
-        """Send one op if it need not wait; else do nothing and return ``False``."""
+        """Send one op if it need not wait; else do nothing and return ``False``.
+
+        A :class:`Free` has succeeded when this returns.
+        """
         op = submission.op
         if type(op) is Free:
             self.core.refs.dropped.append(op.ref.buffer)
@@ -81,7 +84,7 @@ class RemoteContext(RequestContext):
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
         """Send a batch if it has no arrays, fits into a message, and there is room for it.
 
-        Else return ``False``: :meth:`dispatch` sends the rest.
+        Else return ``False``: :meth:`dispatch` sends the rest, from ``submission.dispatched`` on.
         """
         ops, limit = submission.ops, self.core.options.max_in_flight
         if submission.dispatched or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
@@ -94,7 +97,8 @@ class RemoteContext(RequestContext):
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission once the ops before it, and room for its arrays, allow it.
 
-        The device actor calls this for what :meth:`dispatch_now` and :meth:`batch_now` do not send.
+        The device actor calls this for what :meth:`dispatch_now` and
+        :meth:`dispatch_batch_now` do not send.
         """
         await self.apply_many_frees()
         if isinstance(submission, BatchSubmission):
@@ -109,7 +113,10 @@ class RemoteContext(RequestContext):
             await self._transfers.send(submission)
 
     async def open(self, library: str) -> None:
-        """Have the child make and open a registered library. Raises if it cannot."""
+        """Have the child make and open a registered library; raise if it cannot.
+
+        If this is cancelled, the child closes the library after it has opened it.
+        """
         registration = self.core.registrations[library]
         # While the child opens a library it handles no other message, such as the unregistration of
         # an earlier one of this name.
@@ -147,7 +154,7 @@ class RemoteContext(RequestContext):
         self.send_request(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have the child compile and load a kernel.
+        """Have the child compile and load a kernel. An answer without a layout is a fault.
 
         See :class:`~accel.device.compiler.CompilesRemotely`.
         """
@@ -169,7 +176,11 @@ class RemoteContext(RequestContext):
         libraries.clear()  # or their memory would be kept after they are unregistered
 
     async def bind(self) -> None:
-        """Have the child bind the durable buffers of the last generation, before the first op."""
+        """Have the child bind the durable buffers of the last generation, before the first op.
+
+        A slab that the child cannot map is lost, with its buffers; the others are verified. Slabs
+        that the child had mapped as a spare and that are not needed are unmapped.
+        """
         slabs = await self.core.durable.slabs_to_bind()
         self.check_alive()  # after a fault there is no answer
         errors = await asyncio.gather(

@@ -117,6 +117,9 @@ class DurableReports:
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
         """Handle a message about durable memory; return new buffers, and the bytes that each takes.
 
+        The descriptor of a slab that the book keeps is removed from ``fds``; the caller closes
+        the others.
+
         Raises
         ------
         ValueError, struct.error

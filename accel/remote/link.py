@@ -175,7 +175,7 @@ class Link:
         return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
 
     def end_busy(self) -> None:
-        """Note that the child is not busy: it says so, or nothing is in flight any more."""
+        """End the busy time, if the child is busy: it says so, or nothing is in flight any more."""
         self._busy_before, self.is_busy = self.busy_seconds(), False
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
@@ -191,7 +191,7 @@ class Link:
     def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[Any]:
         """Send a question, and return the future of the answer.
 
-        The listener ends the questions of a child that is gone.
+        The listener fails the questions to a child that is gone: see :meth:`fail_questions`.
         """
         number = next(self.numbers)
         answer = self.questions[number] = self._core.loop.create_future()
@@ -211,7 +211,7 @@ class Link:
             self.settle(number, error.clone())
 
     def unmap_slabs(self, numbers: Iterable[int]) -> None:
-        """Have a spare child unmap those of the slabs that it has mapped."""
+        """Have a spare child unmap those of the slabs that it has mapped, and forget them."""
         unused = [number for number in numbers if self.mapped_slabs.pop(number, None) is not None]
         if unused:
             self.tell(Kind.UNMAP_SLABS, struct.pack(f"<{len(unused)}Q", *unused))
@@ -237,14 +237,17 @@ class Link:
             self.tell(Kind.UNMAP_BLOCK, number.to_bytes(8, "little"))
 
     def kill(self) -> None:
-        """Kill the child. :attr:`on_exit` is called when it has ended."""
+        """Kill the child, and stop its watchdog. :attr:`on_exit` is called when it has ended."""
         self.watchdog.stop()
         self.child.kill()
 
     # -- called by the channel and the child
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle what concerns the process; the listener gets the rest."""
+        """Handle what concerns the process; give the listener the rest, and BUSY too.
+
+        Any message shows the watchdog that the child is alive.
+        """
         self.watchdog.is_heard = True
         if fds and kind != Kind.NEW_SLAB:
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")

@@ -32,13 +32,13 @@ class ModelStandbyActor(StandbyActor):
 
     Parameters
     ----------
-    core, children, ahead
+    core, children, readiness
         As for :class:`StandbyActor`.
     """
 
     def __init__(self, core: DeviceCore, children: Children, readiness: Literal["imports", "context", "model"]) -> None:
         super().__init__(core, children, readiness)
-        self._prepared: Link | None = None
+        self._prepared: Link | None = None  # the spare, once it has its context
         self._logged: weakref.WeakSet[Registration] = weakref.WeakSet()
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
@@ -46,7 +46,7 @@ class ModelStandbyActor(StandbyActor):
         return [*super()._subscriptions(), (self._core.registration_listeners, self._on_registrations)]
 
     def _on_prepared(self, link: Link) -> None:
-        """Have the spare, which has its context now, brought up to what is registered."""
+        """Have the spare, which has its context now, brought up to date with what is registered."""
         self._prepared = link
         self._on_registrations()
 
@@ -69,24 +69,26 @@ class ModelStandbyActor(StandbyActor):
             self._set_ready(link)
 
     async def _update_step(self, link: Link) -> bool:
-        """Have the spare take one step towards what is registered; return whether one was left.
+        """Have the spare close, map or open one thing; return ``False`` if nothing was left to do.
 
-        What is registered may change during each step, so every call compares anew.
+        What is registered may change during each step, so every call compares anew. What has failed
+        counts as done.
         """
-        own = self._core.registrations
+        registrations = self._core.registrations
         # Close libraries that are registered no more.
         for name, registration in link.libraries.items():
-            if own.get(name) is not registration:
+            if registrations.get(name) is not registration:
                 del link.libraries[name]  # so leave the loop: the next call begins anew
                 await self._ask(link, Kind.UNREGISTER, name.encode(), registration)
                 return True
         # Unmap slabs that no library uses any more.
         slabs = {
-            slab.number: slab for slab in self._core.durable.slabs_of(buffer for library in own.values() for buffer in library.buffers)
+            slab.number: slab
+            for slab in self._core.durable.slabs_of(buffer for library in registrations.values() for buffer in library.buffers)
         }
         link.unmap_slabs(number for number in tuple(link.mapped_slabs) if number not in slabs)
         # Map the next slab that a library's buffers are in, or open the next library.
-        for registration in tuple(own.values()):
+        for registration in tuple(registrations.values()):
             slab = next((slab for slab in slabs.values() if link.mapped_slabs.get(slab.number) != slab.blocks), None)
             if slab is not None:
                 link.mapped_slabs[slab.number] = slab.blocks
@@ -105,7 +107,7 @@ class ModelStandbyActor(StandbyActor):
         return False
 
     async def _ask(self, link: Link, kind: Kind, data: bytes, registration: Registration, slabs: Iterable[KeptSlab] = ()) -> None:
-        """Have the spare do something for a library, and log its error: it is no reason to end."""
+        """Have the spare do something for a library, and wait for it. An error is only logged."""
         try:
             await link.ask(kind, data, fds=[slab.fd for slab in slabs])
         except AccelError as error:

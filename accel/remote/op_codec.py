@@ -127,7 +127,7 @@ class OpWriter:
         return values, marks
 
     def _number_of(self, key: Hashable, value: object) -> int:
-        """Return the number of an object, which is announced the first time."""
+        """Return the number of an object; the first time, announce it to the child."""
         number = self._numbers.get(key)
         if number is None:
             number = len(self._numbers) + 1
@@ -162,7 +162,10 @@ class OpReader:
         self._fields: dict[int, tuple[str, ...]] = {}
 
     def define(self, number: int, value: object) -> None:
-        """Store an object that ops name by a number; ``None`` if it cannot be loaded here."""
+        """Store an object that ops name by a number.
+
+        ``None`` for one that cannot be loaded here: reading an op that names it raises then.
+        """
         self._named[number] = value
         if isinstance(value, type):
             self._fields[number] = _field_names(value)
@@ -173,7 +176,7 @@ class OpReader:
         Parameters
         ----------
         wire
-            From a trusted sender: parts of it are unpickled.
+            From a trusted sender: parts of it are unpickled. Its values are decoded in place.
 
         Raises
         ------

@@ -166,7 +166,7 @@ class Server:
         self.context.offloaded = BusyCalls(self._core.loop, self._busy, self.context.registered)
 
     def on_published(self, context: Context | None) -> None:
-        """Note the context, once it is made. The context's actor calls this."""
+        """Keep the context, once it is made; called by the context's actor."""
         if context is not None:
             self.context = context
 

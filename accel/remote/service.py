@@ -53,7 +53,10 @@ class _Service:
                 os.close(fd)
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Have the server handle a message now, or queue what is left to do of it."""
+        """Have the server handle a message now, or queue the message, or its decoded submission.
+
+        Descriptors of a queued message are removed from ``fds``.
+        """
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
@@ -62,7 +65,7 @@ class _Service:
             handled = self._server.handle_now(kind, data)
         if handled is False:
             self._inbox.put_nowait((kind, data, fds.copy()))
-            fds.clear()  # kept
+            fds.clear()  # or the channel would close them
         elif handled is not True:
             self._inbox.put_nowait((_DISPATCH, handled, []))
 

@@ -36,7 +36,7 @@ class StandbyActor(HelperProcessActor):
         State of the device that outlives its contexts.
     children
         Has the places of spare children, of which this is one.
-    ahead
+    readiness
         What the spare makes ready before its promotion: its ``"imports"``, or its ``"context"``
         too, or what a ``"model"`` needs besides; see
         :class:`~accel.remote.model_standby.ModelStandbyActor`.
@@ -48,9 +48,9 @@ class StandbyActor(HelperProcessActor):
         self._readiness = readiness
         self._state = "none"
         self._link: Link | None = None
-        self._start_time = 0.0
-        self._error: AccelError | None = None  # why the spare was given up: its end is awaited
-        self._is_loss_logged = False  # and the log says that another spare is ready
+        self._start_time = 0.0  # 0 once the spare was logged as ready
+        self._error: AccelError | None = None  # why the spare was killed
+        self._is_loss_logged = False  # the next spare's readiness is then a warning, too
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
         """Listen to the device's state, and to the forkserver, by which a spare starts faster."""
@@ -62,7 +62,10 @@ class StandbyActor(HelperProcessActor):
         await super().started(context)
 
     async def _ensure_process(self) -> None:
-        """Start a spare unless there is one, without waiting until it is ready."""
+        """Start a spare, without waiting until it is ready; if there is one, bring it up to date.
+
+        While the forkserver imports, none is started: its listener has this called again.
+        """
         core = self._core
         if self._link is not None:
             await self._update(self._link)
@@ -75,14 +78,14 @@ class StandbyActor(HelperProcessActor):
             self._link = await Link.start(core, self._readiness, self, self._children.forkserver)
 
     async def _update(self, link: Link) -> None:
-        """Bring the spare up to what is registered with the device now: nothing to do here."""
+        """Bring the spare up to date with the registered libraries: nothing to do here."""
 
     def _on_prepared(self, link: Link) -> None:
-        """Handle that the spare has done its imports and, if it is to have one, has its context."""
+        """Handle WARM: the spare has its imports and, if it is to have one, its context."""
         self._set_ready(link)
 
     def _set_ready(self, link: Link) -> None:
-        """Mark the spare as ready to be promoted, and log the first time."""
+        """Mark the spare as ready to be promoted, and log that, once for each spare."""
         link.is_warm = True
         link.watchdog.end_step()
         self.state = "ready"
@@ -118,11 +121,11 @@ class StandbyActor(HelperProcessActor):
         self._request_check()
 
     def take(self) -> Link | None:
-        """Return the spare, which is then the caller's, unless it was given up."""
+        """Give the spare to the caller; ``None`` if there is none, or it was killed."""
         return None if self._error is not None else self._detach()
 
     def _detach(self) -> Link | None:
-        """Forget the spare, and return it."""
+        """Forget the spare, set the state to ``"none"``, and return the spare, if there is one."""
         link, self._link, self._error = self._link, None, None
         if link is not None:
             self.state = "none"
@@ -152,7 +155,7 @@ class StandbyActor(HelperProcessActor):
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
 
     def _on_answer(self, link: Link, number: int, error: AccelError | None) -> None:
-        """Settle a question to the spare with its answer."""
+        """Settle a question to the spare with its answer; one that was not asked is an error."""
         if not link.settle(number, error):
             raise ProtocolError(f"the spare child of {self._core.name} answered what it was not asked", device=self._core.name)
 
@@ -168,7 +171,7 @@ class StandbyActor(HelperProcessActor):
             self._link.kill()
 
     def on_exit(self, status: ExitStatus) -> None:
-        """Replace the spare, after a pause."""
+        """Forget the spare, fail its questions, and have another one started after a pause."""
         error = self._error or status.error(device=self._core.name, scope=FaultScope.CONTEXT)
         link = self._detach()
         if link is not None:

@@ -64,7 +64,10 @@ class ArrayTransfers:
             self._context_over.set_result(None)
 
     async def send(self, submission: OpSubmission) -> None:
-        """Send an op with an array once there is room; if that moves in chunks, wait for its end."""
+        """Send an op with an array once there is room; wait for its end if it moves in chunks.
+
+        If the caller has gone meanwhile, nothing is sent.
+        """
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         shared = await self._copy_in(submission, 0, submission.op, plan)
@@ -76,7 +79,10 @@ class ArrayTransfers:
             self._context.send_op(submission, plan, shared)
 
     async def send_batch(self, submission: BatchSubmission) -> None:
-        """Send the ops of a batch that are not sent yet, one message after the other."""
+        """Send the ops of a batch that are not sent yet, one message after the other.
+
+        If the caller has gone, free the results of those that are left. An error names its op.
+        """
         context, ops = self._context, submission.ops
         limit = context.core.options.max_in_flight
         while (start := submission.dispatched) < len(ops):

@@ -133,7 +133,8 @@ class Watchdog:
     def _tick(self) -> None:
         """Check all limits. The child is given up if the same one has expired at two ticks in a row.
 
-        Between the two the loop has read what had arrived, if this process was held up.
+        Between the two the loop has read what had arrived, if this process was held up. The next tick
+        is scheduled, unless the child is given up.
         """
         self._clock.count()
         reasons = [self._check_step(), self._check_silence(), *(self._check_oldest(*watched) for watched in self._oldest)]
@@ -153,7 +154,7 @@ class Watchdog:
     def _check_step(self) -> str:
         """Return that the step in progress takes too long, or ``""``.
 
-        Once the child has sent something, the step's second limit holds.
+        Once the child has sent something, the step goes on with its second limit, from now.
         """
         step = self._step
         if step is None:
@@ -166,7 +167,7 @@ class Watchdog:
         """Return that the child has not answered pings for too long, or ``""``.
 
         A starting child need not answer, and a busy one has more time, unless a signal has stopped
-        it.
+        it. Forgets the unanswered ping once the child has sent something.
         """
         may_be_silent = self.is_starting or self._child.is_busy
         is_stopped = may_be_silent and _is_stopped(self._child.pid)
@@ -177,7 +178,7 @@ class Watchdog:
         return f"has not answered for {limit:g} s" if is_silent else ""
 
     def _ping(self) -> None:
-        """Send a ping if one is due, and note when the oldest unanswered one was sent."""
+        """Send a ping if one is due, and record when the oldest unanswered one was sent."""
         if self._clock.seconds >= self._next_ping:
             self._next_ping = self._clock.seconds + self._limits.heartbeat_interval
             self.is_heard = False
