@@ -60,7 +60,7 @@ class Captures:
 
 
 def captures_of(core: DeviceCore) -> Captures:
-    """Return the captures that are going on in a device, for all devices of this name in a system.
+    """Return the captures of a device: one object for all devices of this name in a system.
 
     Several opened devices, and several generations, may be one context of the driver.
     """

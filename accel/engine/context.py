@@ -152,7 +152,7 @@ class Context(ContextBase):
             return True
         if self.core.refs.dropped:
             buffers.apply_frees()
-        # 1. The kernel and the lane. Only a registered library is opened before its kernels are known.
+        # 1. The kernel and the lane. Kernels of a registered library are known once it is open.
         library = op.library
         lane = lanes.routes.get(library)
         if lane is None and library in self.core.registrations:

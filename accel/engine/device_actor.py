@@ -169,7 +169,7 @@ class DeviceActor(Actor[Submission, None]):
                     raise context.poisoned_error(context.fault, submission) from None
                 continue
             return
-        submission.free_results_from(0)
+        submission.free_results_from(0)  # its future ended before anything was launched
 
     async def _wait_in_hand(self, awaitable: Awaitable[object]) -> None:
         """Await something while the submission in hand still counts as queued."""

@@ -99,7 +99,7 @@ class Failures:
         self._invalid: dict[int, tuple[Dependency, AccelError]] = {}
 
     def listen(self, lane: StreamClock) -> None:
-        """Have a lane's stream report what its work raises, if it can.
+        """Have a lane's stream report what its work raises, if it can: ops are tracked then.
 
         The reports come from the stream's thread: a deque takes them without a lock.
         """
@@ -151,7 +151,7 @@ class Failures:
     def expect_status(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
         """Expect an op's status, which will say whether it has succeeded.
 
-        Called after :meth:`track`.
+        Called after :meth:`track`. From now on ops are tracked, until the status is read.
         """
         # An entry, so that `reject_failed` is called when ops end.
         self.tracked.setdefault((lane, seq), _TrackedOp())

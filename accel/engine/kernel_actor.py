@@ -212,5 +212,6 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             return result
         if isinstance(result, OutOfMemoryError):
             context.buffers.close_idle_slabs()
-        # A clone: the traceback of the raised error holds this frame, and that holds the result.
-        raise result.clone() if result.is_fault else context.fault_of(context.lanes.pool[0].stream, result) or result.clone()
+        # The fault that has caused the error, else a clone of it: the traceback of what is raised
+        # holds this frame, and the frame holds the result.
+        raise (None if result.is_fault else context.fault_of(context.lanes.pool[0].stream, result)) or result.clone()

@@ -4,7 +4,7 @@ A context owns its lanes; they are plain objects. A lane enqueues a group in the
 everything before it is in the streams and no call may block. Else the group is queued, and the
 lane's task enqueues it in its turn; the task ends when the queue is empty.
 
-The error of an op goes to its caller, and the lane goes on with the next op. A fault goes to the
+The error of an op goes to its caller, and the lane continues with the next op. A fault goes to the
 context.
 """
 
@@ -394,7 +394,7 @@ class Lane(StreamClock):
     # -- what goes wrong
 
     def _on_raised(self, raised: BaseException, launch: BoundOp, group: BoundGroup, *, is_kernel_called: bool = True) -> None:
-        """Reject an op whose kernel raised, or report the fault that is behind the error.
+        """Reject an op whose kernel raised, or report the fault that has caused the error.
 
         The op counts as launched already. Without ``is_kernel_called`` the exception is from before
         the kernel's call: the op has enqueued nothing. Frees idle memory if there was too little.

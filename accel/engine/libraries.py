@@ -118,7 +118,10 @@ class Libraries:
         task.add_done_callback(self._closing_tasks.discard)
 
     async def _close_registered(self, submission: Unregistration) -> None:
-        """Stop the kernel actor of a registered library, then end the submission."""
+        """Stop the kernel actor of a registered library, then end the submission.
+
+        After a fault the submission is left to the context, which fails all work in flight.
+        """
         context, name = self._context, submission.library
         actor = self.actors.pop(name, None)
         try:

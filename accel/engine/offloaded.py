@@ -22,7 +22,7 @@ T = TypeVar("T")
 class OffloadedCalls:
     """Counts the calls of one context that run on worker threads.
 
-    The wait for a call can be cancelled; the call itself cannot be, and goes on using streams,
+    The wait for a call can be cancelled; the call itself cannot be, and still uses streams,
     handles and memory. So these are released through :meth:`close`.
 
     Parameters

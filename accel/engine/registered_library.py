@@ -26,6 +26,8 @@ logger = get_logger()
 class RegisteredLibrary:
     """A registered library in one context: the instance, and its methods as kernels.
 
+    The constructor sets the ``description`` of the instance.
+
     Parameters
     ----------
     name
@@ -60,9 +62,15 @@ class RegisteredLibrary:
         def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             """Call the method; see :data:`accel.backend.Kernel`."""
             stream = lane.stream
-            reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
+            reads = [
+                Operand(address, ref.shape, ref.dtype, False, backend, index, stream)
+                for address, ref in zip(inputs, plan.reads, strict=True)
+            ]
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
-            writes = [Operand(a, spec.shape, spec.dtype, True, backend, index, stream) for a, spec in zip(outputs, written, strict=True)]
+            writes = [
+                Operand(address, spec.shape, spec.dtype, True, backend, index, stream)
+                for address, spec in zip(outputs, written, strict=True)
+            ]
             with lock:
                 method(op, stream, reads, writes)
 

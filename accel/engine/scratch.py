@@ -23,7 +23,7 @@ __all__ = ["Scratch"]
 
 
 _ALIGNED = 256
-"""Alignment in bytes of the scratch memory behind a status."""
+"""Alignment in bytes of the scratch memory that follows a status."""
 
 
 class Scratch:
@@ -105,7 +105,7 @@ class Scratch:
         for op in ops:
             size = self.sizes.get((op.library, op.kind))
             if size is not None:
-                while (nbytes := size(op)) is None:
+                while (nbytes := size(op)) is None:  # until the backend has measured it
                     await self._system.run_blocking(self._device.measure_scratch, op)
                 sizes.append(nbytes)
         return (Spec((max(sizes) + (0 if plan is None else _status_nbytes(plan)),), DType.UINT8),) if sizes else ()

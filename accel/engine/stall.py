@@ -65,7 +65,7 @@ class OldestInFlight:
     """The oldest work in flight, and since when it is the oldest.
 
     Work waits for what was sent before it, and for nothing else. So the oldest waits for nothing:
-    if it does not end, the device makes no progress, whatever goes on in other streams.
+    if it does not end, the device makes no progress, whatever other streams do.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class StallWatch:
         if self._duration_key not in self.known_keys or seconds <= self._stall_after + usual:
             return ""
         try:
-            if oldest.get_oldest() != oldest.key:
+            if oldest.get_oldest() != oldest.key:  # it has ended, or made progress, since the last check
                 return ""
         except (RuntimeError, KeyError):  # the loop's thread changes the submissions at this moment
             return ""
@@ -187,7 +187,10 @@ class StallWatch:
         return None if oldest is None else (oldest[1], oldest[0].outstanding)
 
     def _check(self) -> None:
-        """Look at the oldest submission, and arm the next check; called by the timer."""
+        """Look at the oldest submission; called by the timer.
+
+        Arms the next check, unless nothing is in flight.
+        """
         self.handle = None
         clock, oldest = self._clock, self._oldest
         clock.count()

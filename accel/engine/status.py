@@ -40,6 +40,8 @@ class _ReadBack(KernelOp[None]):
 class PendingStatus:
     """The status of one op that was dispatched; it wraps the op's kernel, and is called instead.
 
+    It has an event of the lane's pool, until :meth:`close`.
+
     Parameters
     ----------
     status
@@ -71,7 +73,10 @@ class PendingStatus:
         return device.may_block(lane, _ReadBack(self._host))
 
     def __call__(self, lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Enqueue the op, with its status cleared before and copied back behind it, and a mark."""
+        """Enqueue the op between a fill that clears its status and the copy of it to the host.
+
+        An event after them tells :meth:`is_known` that the copy has ended.
+        """
         lane.stream.fill(self.address, b"\0", len(self._bytes))
         self._kernel(lane, op, plan, inputs, outputs)
         lane.stream.copy_dtoh(memoryview(self._bytes), self.address)

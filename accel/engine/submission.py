@@ -178,7 +178,7 @@ class Submission(ABC):
         self.result = None
 
     def observe(self, charged: DeviceTime | None, *, is_timed: bool) -> None:
-        """Have probes notified of this submission, and its device time measured and charged.
+        """Have probes notified of this submission, and its device time added to ``charged``.
 
         Called before it is sent, only where there are probes or the caller's work is charged.
         """
