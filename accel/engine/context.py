@@ -194,8 +194,9 @@ class Context(ContextBase):
     def _schedule(self, launch: BoundOp, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Give an op its sequence number, its addresses, and the work that it must wait for.
 
-        They are set in ``launch``. From then on the op is the last user of its memory; ``refs`` are
-        the refs that it writes, those of its results included.
+        They are set in ``launch``, and a :class:`PendingStatus` as the kernel of an op with a status.
+        From then on the op is the last user of its memory; ``refs`` are the refs that it writes,
+        those of its results included.
 
         Raises
         ------

@@ -202,8 +202,8 @@ class Host:
             if directive is Directive.RESUME and isinstance(error, AccelError) and error.is_fault:
                 directive = Directive.RESTART  # a context that has faulted cannot go on
         else:
-            last = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
-            directive = Directive.RESTART if scope < last else Directive.STOP
+            final_scope = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
+            directive = Directive.RESTART if scope < final_scope else Directive.STOP
             if is_shortage(error):  # the machine's, which ends at some time: it costs no budget
                 directive = Directive.RENEW
         if directive is Directive.RESTART and may_move and isinstance(error, AccelError) and scope >= FaultScope.PROCESS:

@@ -83,12 +83,12 @@ class KernelTable:
         # The kernel for this backend, else the generic one of the library or family.
         is_leaving = name in self.leaving
         part = None if is_leaving else self.parts.get(name)
-        native = self._device.kernels(name) if part is None else part.kernels
-        kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
+        specific = self._device.kernels(name) if part is None else part.kernels
+        kernel = specific.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
         if kernel is None:
-            known = name in LIBRARIES or native or family is not None
-            what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
-            remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
+            is_library_known = name in LIBRARIES or specific or family is not None
+            what = f"{name} has no {op.kind}" if is_library_known else f"there is no library {name!r}"
+            remedy = "Use another device." if is_library_known else "Register it first: await device.register(YourLibrary)."
             if name in self.registered and not is_leaving:
                 remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
             elif family is None and isinstance(op, FamilyOp):

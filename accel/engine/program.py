@@ -412,8 +412,8 @@ class Call(Replay):
                     op=self.kind,
                     remedy=_ONE_EACH,
                 )
-        rest = operands[len(inputs) :]
-        if not self.program.external_reads.issubset([operand("an operand", ref).buffer for ref in rest]):
+        read_in_place = operands[len(inputs) :]
+        if not self.program.external_reads.issubset([operand("an operand", ref).buffer for ref in read_in_place]):
             raise InvalidArgumentError("a buffer that the recorded ops read is not given", op=self.kind, remedy=_ONE_EACH)
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
