@@ -53,7 +53,7 @@ def layout_of(data: bytes) -> KernelLayout:
 
 
 def _ints(values: object) -> tuple[int, ...]:
-    """Return a list of integers that are not negative; raise if it is something else."""
+    """Return a list of integers that are not negative; raise :class:`ProtocolError` for anything else."""
     if not isinstance(values, list) or not all(isinstance(value, int) and value >= 0 for value in values):
-        raise ProtocolError(f"the layout of a kernel has {values!r} where numbers are due")
+        raise ProtocolError(f"the layout of a kernel has {values!r} where integers of 0 or more must be")
     return tuple(values)

@@ -113,8 +113,9 @@ class ArrayTransfers:
         """Choose the ops of the next message of a batch; return the index after the last of them.
 
         Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that the
-        caller can free it if this raises. The array of a put is copied there. The message is empty
-        if the caller has gone, or the first op has moved in chunks.
+        caller can free it if this raises. The array of a put is copied there. The message ends
+        before an op whose array has moved in chunks, which only the first can, or whose caller has
+        gone: nothing is sent then.
         """
         copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
