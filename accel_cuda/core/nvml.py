@@ -17,9 +17,7 @@ __all__ = ["check", "hardware_reader"]
 
 T = TypeVar("T")
 
-# Numbers of fields in nvml.h: NVML_FI_DEV_...
-_ECC_DBE_VOL_TOTAL, _POWER_INSTANT = 4, 186
-_REMAPPED_COR, _REMAPPED_UNC, _REMAPPED_PENDING, _REMAPPED_FAILURE = 142, 143, 144, 145
+_UNCORRECTED, _SINCE_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 
 _WAIT_MS = 1  # 0 would wait for ever
 _MOST_EVENTS = 64
@@ -42,8 +40,13 @@ class _Nvml:
         Returns the next Xid error that was recorded.
     utilization, memory, temperature : callable
         Return percent, what has ``used`` and ``total`` bytes, and degrees Celsius.
-    field : callable
-        Returns the value of a field by its number.
+    power : callable
+        Returns milliwatts.
+    uncorrected_errors : callable
+        Returns the number of ECC errors since the driver was loaded.
+    remapped_rows : callable
+        Returns the rows that were remapped after corrected and after uncorrected errors, and
+        whether a remap is pending and whether one has failed.
     """
 
     refusals: tuple[type[Exception], ...]
@@ -53,14 +56,19 @@ class _Nvml:
     utilization: Callable[[], int]
     memory: Callable[[], Any]
     temperature: Callable[[], int]
-    field: Callable[[int], int]
+    power: Callable[[], int]
+    uncorrected_errors: Callable[[], int]
+    remapped_rows: Callable[[], tuple[int, int, int, int]]
 
 
 def _cuda_core(uuid: str) -> _Nvml:
     """Return NVML by ``cuda.core.system``."""
-    load_module("cuda.bindings.nvml", "cuda-bindings")
+    nvml = load_module("cuda.bindings.nvml", "cuda-bindings")
     system = load_module("cuda.core.system", "cuda-core")
     device = system.Device(uuid=uuid)
+    # What cuda-core offers only as fields is asked by its own calls: memory of a field that the
+    # driver leaves out is not cleared, and has the value of another field then (cuda-core 1.2.0).
+    handle = nvml.device_get_handle_by_uuid(uuid)
     return _Nvml(
         refusals=(system.NotSupportedError, system.NoPermissionError, system.InvalidArgumentError, system.FunctionNotFoundError),
         no_event=system.TimeoutError,
@@ -69,7 +77,9 @@ def _cuda_core(uuid: str) -> _Nvml:
         utilization=lambda: int(device.utilization.gpu),
         memory=lambda: device.memory_info,
         temperature=lambda: int(device.temperature.get_sensor()),
-        field=lambda number: int(device.get_field_values([number])[0].value),
+        power=lambda: int(nvml.device_get_power_usage(handle)),
+        uncorrected_errors=lambda: int(nvml.device_get_total_ecc_errors(handle, _UNCORRECTED, _SINCE_LOAD)),
+        remapped_rows=lambda: nvml.device_get_remapped_rows(handle),
     )
 
 
@@ -84,12 +94,6 @@ def _nvidia_ml_py(uuid: str) -> _Nvml:
         nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
         return events
 
-    def field(number: int) -> int:
-        (found,) = nvml.nvmlDeviceGetFieldValues(device, [number])
-        if found.nvmlReturn:
-            raise nvml.NVMLError(found.nvmlReturn)
-        return int(getattr(found.value, _MEMBERS[found.valueType]))
-
     return _Nvml(
         refusals=(
             nvml.NVMLError_NotSupported,
@@ -103,12 +107,11 @@ def _nvidia_ml_py(uuid: str) -> _Nvml:
         utilization=lambda: int(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
         memory=lambda: nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2),
         temperature=lambda: int(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
-        field=field,
+        power=lambda: int(nvml.nvmlDeviceGetPowerUsage(device)),
+        uncorrected_errors=lambda: int(nvml.nvmlDeviceGetTotalEccErrors(device, _UNCORRECTED, _SINCE_LOAD)),
+        remapped_rows=lambda: nvml.nvmlDeviceGetRemappedRows(device),
     )
 
-
-_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of the union of a field's value in pynvml, in the order of nvmlValueType_t."""
 
 _BINDINGS = {"cuda-bindings": ("cuda.bindings.nvml", _cuda_core), "nvidia-ml-py": ("pynvml", _nvidia_ml_py)}
 """Distribution -> the module, and what opens NVML by it."""
@@ -127,10 +130,9 @@ class _Reader:
             self._events = nvml.watch()
 
     def __call__(self) -> HardwareInfo:
-        nvml, field = self._nvml, self._field
-        percent, memory, power = self._asked(nvml.utilization), self._asked(nvml.memory), field(_POWER_INSTANT)
-        rows = [field(number) for number in (_REMAPPED_COR, _REMAPPED_UNC)]
-        pending, failed = field(_REMAPPED_PENDING), field(_REMAPPED_FAILURE)
+        nvml = self._nvml
+        percent, memory, power = self._asked(nvml.utilization), self._asked(nvml.memory), self._asked(nvml.power)
+        rows = self._asked(nvml.remapped_rows)
         self._take_xids()
         return HardwareInfo(
             utilization=None if percent is None else percent / 100,
@@ -138,21 +140,19 @@ class _Reader:
             memory_total=None if memory is None else int(memory.total),
             power=None if power is None else power / 1000,
             temperature=self._asked(nvml.temperature),
-            uncorrected_errors=field(_ECC_DBE_VOL_TOTAL),
-            remapped_rows=None if None in rows else sum(filter(None, rows)),
-            remap_pending=None if pending is None else pending > 0,
-            remap_failed=None if failed is None else failed > 0,
+            uncorrected_errors=self._asked(nvml.uncorrected_errors),
+            remapped_rows=None if rows is None else int(rows[0]) + int(rows[1]),
+            remap_pending=None if rows is None else bool(rows[2]),
+            remap_failed=None if rows is None else bool(rows[3]),
             xid_errors=dict(self._xids),
         )
 
-    def _asked(self, ask: Callable[..., T], *arguments: Any) -> T | None:
+    def _asked(self, ask: Callable[[], T]) -> T | None:
+        """Return what a call returns; ``None`` for what NVML refuses here."""
         try:
-            return ask(*arguments)
+            return ask()
         except self._nvml.refusals:
             return None
-
-    def _field(self, number: int) -> int | None:
-        return self._asked(self._nvml.field, number)
 
     def _take_xids(self) -> None:
         with contextlib.suppress(self._nvml.no_event):

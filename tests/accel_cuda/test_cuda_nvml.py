@@ -17,8 +17,6 @@ from accel_cuda import CudaBackend
 from accel_cuda.core import nvml
 from accel_cuda.core.nvml import hardware_reader
 
-FIELDS = {4: 1, 186: 310_500, 142: 2, 143: 1, 144: 0, 145: 1}
-
 
 class NvmlError(Exception):
     """Any error of NVML's."""
@@ -44,23 +42,22 @@ class Gpu:
             raise NotSupportedError(name)
         return value
 
-    def field(self, number: int) -> int:
-        found: int = self.say(f"field {number}", FIELDS[number])
+    def power(self, handle: int) -> int:
+        milliwatts: int = self.say("power", 310_500)
+        return milliwatts
+
+    def errors(self, handle: int, kind: int, counter: int) -> int:
+        found: int = self.say("errors", {(1, 0): 1}[kind, counter])
+        return found
+
+    def rows(self, handle: int) -> tuple[int, int, int, int]:
+        found: tuple[int, int, int, int] = self.say("rows", (2, 1, 0, 1))
         return found
 
     def event(self) -> int:
         if not self.xids:
             raise NoEventError
         return self.xids.pop(0)
-
-
-class Field:
-    def __init__(self, gpu: Gpu, number: int) -> None:
-        self._gpu, self._number = gpu, number
-
-    @property
-    def value(self) -> int:
-        return self._gpu.field(self._number)
 
 
 def by_cuda_core(gpu: Gpu) -> dict[str, ModuleType]:
@@ -75,9 +72,6 @@ def by_cuda_core(gpu: Gpu) -> dict[str, ModuleType]:
         memory_info = property(lambda self: SimpleNamespace(used=gpu.say("memory", 3 << 30), total=80 << 30))
         temperature = property(lambda self: SimpleNamespace(get_sensor=lambda: gpu.say("temperature", 61)))
 
-        def get_field_values(self, numbers: list[int]) -> list[Field]:
-            return [Field(gpu, number) for number in numbers]
-
         def register_events(self, kind: str) -> Any:
             assert kind == "xid_critical_error"
             return gpu.say("events", SimpleNamespace(wait=lambda timeout_ms: SimpleNamespace(event_data=gpu.event())))
@@ -85,24 +79,18 @@ def by_cuda_core(gpu: Gpu) -> dict[str, ModuleType]:
     system: Any = ModuleType("cuda.core.system")
     system.Device, system.TimeoutError = Device, NoEventError
     system.NotSupportedError = system.NoPermissionError = system.InvalidArgumentError = system.FunctionNotFoundError = NotSupportedError
-    return {"cuda.bindings.nvml": ModuleType("cuda.bindings.nvml"), "cuda.core.system": system}
+    bindings: Any = ModuleType("cuda.bindings.nvml")
+    bindings.device_get_handle_by_uuid = lambda uuid: {"GPU-1": 1}[uuid]
+    bindings.device_get_power_usage = gpu.power
+    bindings.device_get_total_ecc_errors = gpu.errors
+    bindings.device_get_remapped_rows = gpu.rows
+    return {"cuda.bindings.nvml": bindings, "cuda.core.system": system}
 
 
 def by_nvidia_ml_py(gpu: Gpu) -> dict[str, ModuleType]:
     """Return a stand-in for pynvml."""
-
-    class NVMLError(NvmlError):
-        def __new__(cls, code: int) -> Any:
-            return NotSupportedError("field") if code == 3 else NvmlError(code)
-
-    def field(number: int) -> Any:
-        try:
-            return SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=gpu.field(number), dVal=-1.0))
-        except NotSupportedError:
-            return SimpleNamespace(nvmlReturn=3, valueType=0, value=SimpleNamespace(dVal=-1.0))
-
     module: Any = ModuleType("pynvml")
-    module.NVMLError, module.NVMLError_Timeout = NVMLError, NoEventError
+    module.NVMLError_Timeout = NoEventError
     module.NVMLError_NotSupported = module.NVMLError_NoPermission = NotSupportedError
     module.NVMLError_InvalidArgument = module.NVMLError_FunctionNotFound = NotSupportedError
     module.nvmlMemory_v2, module.NVML_TEMPERATURE_GPU, module.nvmlEventTypeXidCriticalError = 2, 0, 8
@@ -111,7 +99,9 @@ def by_nvidia_ml_py(gpu: Gpu) -> dict[str, ModuleType]:
     module.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=gpu.say("utilization", 42))
     module.nvmlDeviceGetMemoryInfo = lambda handle, version: SimpleNamespace(used=gpu.say("memory", 3 << 30), total=80 << 30)
     module.nvmlDeviceGetTemperature = lambda handle, sensor: gpu.say("temperature", 61)
-    module.nvmlDeviceGetFieldValues = lambda handle, numbers: [field(number) for number in numbers]
+    module.nvmlDeviceGetPowerUsage = gpu.power
+    module.nvmlDeviceGetTotalEccErrors = gpu.errors
+    module.nvmlDeviceGetRemappedRows = gpu.rows
     module.nvmlEventSetCreate = lambda: 5
     module.nvmlDeviceRegisterEvents = lambda handle, kinds, events: gpu.say("events", None)
     module.nvmlEventSetWait_v2 = lambda events, timeout: SimpleNamespace(eventData=gpu.event())
@@ -146,10 +136,10 @@ def test_values_have_the_units_that_they_say(bound: str, gpu: Gpu) -> None:
 
 
 def test_what_a_gpu_does_not_have_is_none_and_the_rest_is_told(bound: str, gpu: Gpu) -> None:
-    gpu.lacking = {"utilization", "memory", "field 186", "field 142", "events"}
+    gpu.lacking = {"utilization", "memory", "power", "rows", "events"}
     info = hardware_reader("GPU-1")()
     assert (info.utilization, info.memory_used, info.memory_total, info.power, info.remapped_rows) == (None,) * 5
-    assert (info.temperature, info.uncorrected_errors, info.remap_failed, info.xid_errors) == (61, 1, True, {})
+    assert (info.temperature, info.uncorrected_errors, info.remap_failed, info.xid_errors) == (61, 1, None, {})
 
 
 def test_xid_errors_without_end_do_not_hold_up_a_reading(bound: str, gpu: Gpu) -> None:
