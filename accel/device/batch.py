@@ -76,20 +76,22 @@ class Batch(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end_recording()
-        core, sent, has_ended = self._core, self._ops, False
-        submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), sent.generation)
+        core, recorded, has_ended = self._core, self._ops, False
+        submission = BatchSubmission(
+            tuple(recorded.ops), tuple(recorded.plans), recorded.outputs, core.loop.create_future(), recorded.generation
+        )
         submission.name = self._name
         try:
-            if error is not None:
+            if error is not None:  # nothing is sent, so that nothing will fill the results
                 submission.free_results_from(0)
-            elif sent.ops:
+            elif recorded.ops:
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
             has_ended = True
         except AccelError as failed:
-            if not submission.launched:
+            if not submission.launched:  # else the engine frees the results of ops that do not run
                 submission.free_unlaunched_results()
-            failed.op_index = sent.given_index(failed.op_index)
+            failed.op_index = recorded.given_index(failed.op_index)  # as the user counts the ops
             raise
         finally:
             # An error's traceback holds this frame, and the submission's future holds the error.

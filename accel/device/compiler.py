@@ -40,7 +40,7 @@ class Launches:
     ) -> Any:
         """Launch a kernel; see :class:`accel.ops.Launch`.
 
-        Gives what it writes: one ref, a tuple of several, or ``None``.
+        Returns what the kernel writes: one ref, a tuple of several, or ``None``.
         """
         program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
         return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
@@ -223,7 +223,8 @@ class Compiler(Launches):
     async def _create(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
         """Make a kernel of source or code, have it compiled or loaded, and bind it to the device.
 
-        ``op`` names the call in errors; ``make`` checks the user's arguments.
+        ``op`` names the call in errors, which also get the device's name; ``make`` makes the kernel
+        and checks the user's arguments.
         """
         core = self._core
         core.guard()
@@ -238,13 +239,17 @@ class Compiler(Launches):
             error.device = error.device or core.name
             raise
         except TimeoutError:
-            if not deadline.expired():
+            if not deadline.expired():  # it is another one, from below
                 raise
             raise DeadlineExceededError(f"{name} was not ready within {timeout:g} s", op=op, device=core.name) from None
         return DeviceKernel(self._sender.submit, compiled)
 
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have the present context compile and load a kernel, or the next one after a rebuild."""
+        """Have the present context compile and load a kernel, or the next one after a rebuild.
+
+        A fault that surfaces here is reported to the context, and raised as the
+        :class:`ContextPoisonedError` of this call.
+        """
         core = self._core
         while True:
             await self._sender.wait_ready(None)

@@ -76,15 +76,15 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._actor = actor
         self._open_quarantine = open_quarantine
         self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse, "device")
-        self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}
+        self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}  # namespace -> its ops
         self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # name -> not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
         self._hardware = monitor_of(core)
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
-        self._closed: asyncio.Future[None] | None = None
-        self._own_system: ActorSystem | None = None
+        self._closed: asyncio.Future[None] | None = None  # of the first aclose(), done at its end
+        self._own_system: ActorSystem | None = None  # of accel.open_device(), closed with the device
 
     def __repr__(self) -> str:
         return f"<Device {self.name} {self.state.value} generation {self.generation}>"
@@ -211,6 +211,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         kernels_of(library)
         if name in core.registrations or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
+        # Entered before the wait: a context that is made meanwhile opens the library too.
         registration = core.registrations[name] = Registration.of(core.refs, name, library, args, kwargs)
         try:
             await self._sender.wait_ready(None)
@@ -220,6 +221,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             await context.open(name)
         except BaseException:
             context = self._host.context
+            # Not if the library was opened before the cancellation, or unregistered meanwhile.
             if core.registrations.get(name) is registration and (context is None or name not in context.registered):
                 core.withdraw_registration(name)
             raise
@@ -269,11 +271,12 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             raise InvalidArgumentError(
                 f"{core.name} has no registered library {name!r}", remedy="Give the name of a class that was registered.", device=core.name
             )
-        registration.is_leaving = True
+        registration.is_leaving = True  # contexts that are made from now on do not open it
         submission = Unregistration(name, core.loop.create_future(), core.refs.live_generation)
         try:
             await self._sender.run(None, None, submission)
         except ContextPoisonedError:
+            # Without its registration the library has ended, with the context that faulted.
             if core.registrations.get(name) is registration:
                 raise
         finally:
@@ -390,10 +393,8 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
     def info(self) -> DeviceInfo:
         """Return a snapshot of the device.
 
-        Never waits, and works in every state; on the device's own loop dropped refs are accounted
-        for first.
-
-        Other threads of the process may ask too: it changes nothing there.
+        Never waits, and works in every state. On the device's own loop it first frees the memory of
+        dropped refs. Other threads of the process may call it too: it changes nothing there.
 
         Raises
         ------
@@ -427,10 +428,18 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         lifecycle, context = self._core.lifecycle, self._host.context
         ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
         stall = context.stall_reason() if ready and context is not None else ""
-        reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
         cause = None if ready else lifecycle.cause
+        not_ready = f"{lifecycle.state.value}: {cause}" if cause else lifecycle.state.value
         error = "" if cause is None else type(cause).__name__ + ("" if cause.code is None else f" {cause.code}")
-        return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall), error)
+        return DeviceHealth(
+            is_live=not lifecycle.is_final,
+            is_ready=ready and not stall,
+            state=lifecycle.state,
+            generation=lifecycle.generation,
+            reason=stall if ready else not_ready,
+            is_stalled=bool(stall),
+            error=error,
+        )
 
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.
@@ -482,7 +491,8 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             return
         core.check_home()
         self._sender.check_timeout(timeout)
-        # Of a device of open_device(): close the device, then its system.
+        # A device of open_device(): close the device, then its system. The attribute is cleared, so
+        # that the call below closes the device itself.
         own_system, self._own_system = self._own_system, None
         if own_system is not None:
             atexit.unregister(self.close_at_exit)
@@ -518,7 +528,10 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                 await core.disposal.aclose()
 
     def adopt_system(self, system: ActorSystem) -> None:
-        """Have :meth:`aclose` close the device's own system too; see :func:`accel.open_device`."""
+        """Have :meth:`aclose` close the device's own system too; see :func:`accel.open_device`.
+
+        At the exit of the program :meth:`close_at_exit` is called, unless the device was closed.
+        """
         self._own_system = system
         atexit.register(self.close_at_exit)
 
@@ -582,7 +595,7 @@ def _check_name(library: str) -> None:
     """
     owner = next((kind for kind in (Device, Batch, Graph) if hasattr(kind, library)), None)
     if library not in LIBRARIES and (owner is not None or library.startswith("_")):
-        what = "is private" if owner is None else f"is a member of {owner.__name__}"
+        why = "is private" if owner is None else f"is a member of {owner.__name__}"
         raise InvalidArgumentError(
-            f"a family cannot be named {library!r}: that {what}", library=library, remedy="Give the family another name."
+            f"a family cannot be named {library!r}: that {why}", library=library, remedy="Give the family another name."
         )

@@ -105,7 +105,7 @@ class Graph(Recorder):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end_recording()
         core, recorded, generation = self._core, self._ops, self._ops.generation
-        self._program: Program | None = None
+        self._program: Program | None = None  # stays so if the block or the capture fails
         program = submission = None
         try:
             if error is None:
@@ -115,10 +115,10 @@ class Graph(Recorder):
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
         except AccelError as failed:
-            failed.op_index = recorded.given_index(failed.op_index)
+            failed.op_index = recorded.given_index(failed.op_index)  # as the user counts the ops
             raise
         finally:
-            if self._program is None:
+            if self._program is None:  # nothing will fill the refs that the block returned: free them
                 for ref in [ref for refs in recorded.outputs for ref in refs] if program is None else program.owned_refs:
                     if not ref.is_freed:
                         ref.is_freed = True
@@ -153,7 +153,7 @@ class Graph(Recorder):
         try:
             await self._sender.run(Replay(self._live_program()), timeout)
         except AccelError as error:
-            error.op_index = self._ops.given_index(error.op_index)
+            error.op_index = self._ops.given_index(error.op_index)  # as the user counts the ops
             raise
 
     @property
@@ -186,19 +186,23 @@ class Graph(Recorder):
             status, which only :meth:`replay` reports.
         """
         program = self._live_program()
-        own = {id(ref) for ref in program.owned_refs}
-        is_pure = program.plan.writes == (program.handle,)  # which stands for the graph's own buffers
-        if program.plan.status is not None or not is_pure or not own.issuperset(map(id, (*inputs, *results))):
+        owned_ids = {id(ref) for ref in program.owned_refs}
+        # The handle stands for all of the graph's own buffers.
+        writes_only_owned = program.plan.writes == (program.handle,)
+        if program.plan.status is not None or not writes_only_owned or not owned_ids.issuperset(map(id, (*inputs, *results))):
             raise InvalidArgumentError(
                 "the graph is no function: an op has a status, or a buffer that it writes or returns is not one that the graph made",
                 remedy="Use replay().",
             )
         self._program = None
-        program.release_operands()
+        program.release_operands()  # each call brings its own
         return GraphFunction(self._sender, program, tuple(inputs), tuple(results))
 
     async def aclose(self) -> None:
-        """Release the graph, after the replays that were sent. Its refs stay. Idempotent."""
+        """Release the graph, after the replays that were sent. Its refs stay. Idempotent.
+
+        Inside the block it does nothing.
+        """
         if self._state == "ended":
             self._program = None
 

@@ -26,7 +26,9 @@ _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
 
 
 def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: float | None) -> tuple[str, dict[str, Any]]:
-    """Return ``"inline"``, ``"process"`` or ``"auto"``, and options for :class:`DeviceOptions`.
+    """Return where contexts are made, and the fields of :class:`DeviceOptions` that belong to it.
+
+    The first is ``"inline"``, ``"process"`` or ``"auto"``; see :meth:`System.open_device`.
 
     Raises
     ------
@@ -77,6 +79,8 @@ def check_not_importing() -> None:
     UnsupportedError
         If one does; it says what to write.
     """
+    # Go outwards over the callers: first to the body of a module that is not accel's, then on to a
+    # frame of accel, which is importing it.
     frame, module = inspect.currentframe(), None
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel.engine.host import Host
     from accel.telemetry.hardware import HardwareInfo
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "account", "snapshot"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "info_as_json", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,11 @@ class DeviceHealth:
 
 
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
-    """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox."""
+    """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox.
+
+    Without a context only durable memory is used, and nothing is in flight. Nor is anything after
+    a fault: no op retires in that context.
+    """
     context = host.context
     used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()
     return DeviceInfo(
@@ -169,21 +173,26 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
     )
 
 
-def account(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo | None) -> dict[str, Any]:
-    """Return what these say as JSON can hold it, without the reason of ``health``, which is an error's text."""
-    own = None
+def info_as_json(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo | None) -> dict[str, Any]:
+    """Return a JSON-serialisable dict of a device's info, readiness and hardware.
+
+    Its keys are those of ``"devices"`` in :meth:`accel.System.snapshot`. The reason and the error
+    of ``health`` are left out: a snapshot shows no texts of errors.
+    """
+    hardware_fields = None
     if hardware is not None:
-        errors = {str(number): count for number, count in hardware.xid_errors.items()}
-        own = {**asdict(hardware), "xid_errors": errors, "stale": hardware.is_stale}
-    return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled, "hardware": own}
+        # JSON keys are strings, and the codes of the errors are ints.
+        xid_errors = {str(code): count for code, count in hardware.xid_errors.items()}
+        hardware_fields = {**asdict(hardware), "xid_errors": xid_errors, "stale": hardware.is_stale}
+    return {**asdict(info), "state": info.state.value, "ready": health.is_ready, "stalled": health.is_stalled, "hardware": hardware_fields}
 
 
 def _spare_info(pid: int | None) -> SpareInfo | None:
-    """Return the memory of a spare child, as the kernel reports it now, if there is one."""
+    """Return a spare child and its memory, as the kernel reports it now; ``None`` without a child."""
     if pid is None:
         return None
     try:
-        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]  # in pages
     except OSError:  # the process has ended
         return SpareInfo(pid, 0)
     return SpareInfo(pid, (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))

@@ -17,7 +17,7 @@ from accel.ref import AccelRef, AccelToken, RefView
 
 __all__ = ["MemoryMethods"]
 
-_NO_READS = ops.Plan((), (), ())
+_EMPTY_PLAN = ops.Plan((), (), ())
 
 _CONVERT_OFF_LOOP = 1 << 18
 """Bytes above which a worker thread rearranges a host array."""
@@ -54,6 +54,7 @@ class MemoryMethods(MemoryExchange):
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
+        # The timeout is for the copy and the checksum together.
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
             array, timeout = await self._to_contiguous(array, timeout)
@@ -63,9 +64,10 @@ class MemoryMethods(MemoryExchange):
         return result
 
     async def _to_contiguous(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
-        """Return a C-contiguous copy of a host array, and what is left of the timeout.
+        """Return a host array in C order and native byte order, and what is left of the timeout.
 
-        A large array is copied on a worker thread.
+        It is a copy where that takes one; a large array is copied on a worker thread. Raises
+        :class:`DeadlineExceededError` if that takes longer than the timeout.
         """
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
@@ -81,7 +83,7 @@ class MemoryMethods(MemoryExchange):
                 source = await core.system.run_blocking(native, source)
         except TimeoutError:
             raise DeadlineExceededError(f"the array was not rearranged within {timeout:g} s", op="put", device=self._core.name) from None
-        return source, None if deadline is None else max(deadline - core.loop.time(), 1e-9)
+        return source, None if deadline is None else max(deadline - core.loop.time(), 1e-9)  # a timeout is above 0
 
     async def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Copy a buffer to the host and return the array.
@@ -97,7 +99,7 @@ class MemoryMethods(MemoryExchange):
             As in :meth:`run`.
         """
         op = ops.Get.into(operand("ref", ref), out)
-        if ref.is_strided:
+        if ref.is_strided:  # copy it to a contiguous buffer on the device first
             deadline = self._sender.deadline_after(timeout)
             op = ops.Get(await self._sender.run(ops.Part(ref, ...), timeout), op.destination)
             timeout = self._sender.seconds_left(deadline)
@@ -241,7 +243,10 @@ class MemoryMethods(MemoryExchange):
         return await self._sender.verify_checksum(self._base_for_checksum(ref), self._sender.deadline_after(timeout))
 
     def _base_for_checksum(self, ref: AccelRef) -> AccelRef:
-        """Return the ref of the whole durable buffer; raise if it cannot have a checksum."""
+        """Return the ref of the whole durable buffer; raise if it cannot have a checksum.
+
+        It sends nothing: an op is checked as if it was to be sent, and dropped.
+        """
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")
         self._core.guard()
@@ -264,21 +269,21 @@ class MemoryMethods(MemoryExchange):
         core.guard()
         if operand("ref", ref).is_freed:
             raise _already_freed_error(ref)
-        core.refs.check(ref, None, _NO_READS)
+        core.refs.check(ref, None, _EMPTY_PLAN)  # a plan without reads: a torn buffer may be freed
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
         core.refs.sharing.check_free(ref)
-        user = next((name for name, library in core.registrations.items() if library.holds(ref)), None)
-        if user is not None:
+        library = next((name for name, registration in core.registrations.items() if registration.holds(ref)), None)
+        if library is not None:
             raise InvalidArgumentError(
-                f"{ref!r} cannot be freed: library {user!r} was registered with it",
-                remedy=f"First: await device.unregister({user!r}).",
+                f"{ref!r} cannot be freed: library {library!r} was registered with it",
+                remedy=f"First: await device.unregister({library!r}).",
                 device=core.name,
             )
         ref.is_freed = True
-        submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.refs.live_generation)
+        submission = OpSubmission(ops.Free(ref), _EMPTY_PLAN, core.loop.create_future(), core.refs.live_generation)
         try:
             await self._sender.run(None, None, submission)
         except BaseException:
@@ -287,7 +292,7 @@ class MemoryMethods(MemoryExchange):
                 ref.is_freed = False
             raise
         finally:
-            del submission
+            del submission  # an error's traceback keeps this frame, and the submission the ref
 
     def resolve(self, token: AccelToken) -> AccelRef:
         """Return the ref that a token (a pickled ref) was made from.

@@ -30,7 +30,11 @@ def set_quarantine_options(core: DeviceCore) -> None:
     failures, seen_generation = 0, 0
 
     def decide(error: BaseException) -> Directive:
-        """Restart, unless the hardware is lost or several contexts in a row failed to come up."""
+        """Restart, unless the hardware is lost or several contexts in a row failed to come up.
+
+        The supervisor calls it once for each fault, which is counted here; a generation that has
+        begun sets the count back.
+        """
         nonlocal failures, seen_generation
         if isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE:
             return Directive.STOP

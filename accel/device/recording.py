@@ -109,14 +109,17 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         return self.run(ops.Copy(source, destination))
 
     def _record(self, op: KernelOp[Any]) -> Any:
-        """Check and record an op; return its result, refs that later ops of the block may use."""
+        """Check and record an op; return its result, refs that later ops of the block may use.
+
+        Raises as :meth:`run` does; the op is not recorded then.
+        """
         if self._state != "recording":
             if self._state == "new":
                 raise NotInitializedError(
                     f"the {self.what} records inside its block only", remedy=f"Use `async with device.{self.what}() as {self.what}:`."
                 )
             raise ClosedError(f"the {self.what} has ended", remedy="Open another one.")
-        # In this order: the second check is slow.
+        # The attribute is looked at first: `isinstance` is slow with these generic classes.
         if getattr(op, "timeout", None) is not None and isinstance(op, FamilyOp):
             raise InvalidArgumentError(f"an op of a {self.what} has no timeout of its own", remedy=f"Use device.{self.what}(timeout=...).")
         if getattr(op, "size", 0) is None and isinstance(op, SizedOp):
@@ -157,7 +160,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         return self._state == "recording"
 
     def _end_recording(self) -> None:
-        """Record no more; called at the end of the block."""
+        """Record no more, and remove the namespaces that were used; called at the end of the block."""
         self._state = "ended"
         # Namespaces refer to the recorder: a cycle, which would keep a dropped recorder alive.
         for name, value in tuple(vars(self).items()):
@@ -175,9 +178,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             Whether the device has no use for the result refs any more: they are released in turns
             too, where no user keeps them.
         """
-        recording, sent = self._core.refs.recording, self._ops
-        ops, plans, outputs = sent.ops, sent.plans, sent.outputs
-        sent.clear()
+        recording, recorded = self._core.refs.recording, self._ops
+        ops, plans, outputs = recorded.ops, recorded.plans, recorded.outputs
+        recorded.clear()
         # One iterator for both loops: what the first has not reached when it is cancelled, the
         # second does at once.
         remaining = iter(outputs)

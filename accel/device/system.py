@@ -13,7 +13,7 @@ from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
-from accel.device.info import account
+from accel.device.info import info_as_json
 from accel.device.quarantine import set_quarantine_options
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -94,7 +94,7 @@ class System(ActorSystem):
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
         self._opening: list[DeviceCore] = []  # those whose first context is being made in this process
-        self._opened = 0
+        self._opened = 0  # devices so far, which numbers their actors
         # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
 
@@ -107,7 +107,7 @@ class System(ActorSystem):
         return tuple(device for device in self._devices if device.state.value != "closed")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the devices and the actors as JSON can hold them.
+        """Return a JSON-serialisable dict of the devices and the actors.
 
         Never waits, and sends nothing to a device.
 
@@ -116,9 +116,9 @@ class System(ActorSystem):
         dict
             ``"name"`` and ``"state"`` of the system. ``"devices"``: the fields of
             :class:`DeviceInfo` for each, with ``"ready"`` and ``"stalled"`` of its health,
-            and ``"hardware"``: the fields of :class:`HardwareInfo`, or ``None``.
-            ``"actors"``: the fields of :meth:`tree`. It names no file and no address, and nothing
-            that errors say.
+            and ``"hardware"``: the fields of :class:`HardwareInfo` and ``"stale"``, or ``None``.
+            ``"actors"``: the fields of :meth:`tree`. No names of files, no addresses and no texts
+            of errors are in it.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class System(ActorSystem):
         return {
             "name": self.name,
             "state": self.state,
-            "devices": [account(device.info(), device.health(), device.hardware()) for device in self.devices],
+            "devices": [info_as_json(device.info(), device.health(), device.hardware()) for device in self.devices],
             "actors": dataclasses.asdict(self.tree()),
         }
 
@@ -259,7 +259,7 @@ class System(ActorSystem):
             if not isinstance(error, AccelError):
                 raise_shortage(error, f"device {spec!r} cannot be opened")
             raise
-        self._devices = [*self.devices, device]
+        self._devices = [*self.devices, device]  # without those that were closed meanwhile
         return device
 
     async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
@@ -267,19 +267,25 @@ class System(ActorSystem):
 
         ``host_kind`` says where contexts are made: ``"inline"`` in this process, ``"process"`` in
         children, ``"auto"`` in this process until a fault, and in children after that. A quarantine
-        shares the ``forkserver`` of its device.
+        shares the ``forkserver`` of its device. The device's refs get to know the device too.
         """
         self._opened += 1
         slot, standby = forkserver or ForkserverSlot(), core.options.standby
         children = Children(core.name, slot)
 
         async def start_forkserver(owner: ActorContext) -> None:
-            """Start the forkserver of the device, unless it needs none or shares one."""
+            """Start the forkserver of the device, unless it needs none or shares one.
+
+            The host calls it before the first context is made; see :class:`Host`.
+            """
             if (host_kind == "process" or standby != "none") and forkserver is None:
                 await owner.spawn(ForkserverActor, core, slot, starts_before_ready=host_kind == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
-            """Start the actors of ``standby=``, each of which keeps one spare child."""
+            """Start the actors of ``standby=``, each of which keeps one spare child.
+
+            The host calls it once the first context is ready.
+            """
             kind = ModelStandbyActor if standby == "model" else StandbyActor
             for number in range(core.options.spares if standby != "none" else 0):
                 name = "standby" if not number else f"standby-{number + 1}"
@@ -301,13 +307,13 @@ class System(ActorSystem):
     async def _open_quarantine(self, core: DeviceCore, forkserver: ForkserverSlot) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own.
 
-        :attr:`devices` does not show it.
+        :attr:`devices` does not show it; the system keeps it, and closes it if its user has not.
         """
         name = f"{core.name} quarantine"  # in its errors and its lines of the log
         quarantine = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
         set_quarantine_options(quarantine)
         # Without the libraries that were registered with refs: this device's memory is not there.
-        quarantine.registrations.update((name, library) for name, library in core.registrations.items() if not library.refs)
+        quarantine.registrations.update((library, given) for library, given in core.registrations.items() if not given.refs)
         device = await self._start_device(quarantine, "process", forkserver)
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
@@ -322,25 +328,28 @@ class System(ActorSystem):
             return host_kind
         description = core.description
         # After a fault that this process cannot recover from, the backend works in children only.
-        is_lost = getattr(core.backend, "fault", None) is not None
+        is_process_poisoned = getattr(core.backend, "fault", None) is not None
         # Devices of some backends share their fate within a process: so only the first one, open or
         # being opened, is inline.
-        is_second = False
+        has_other_inline = False
         if getattr(core.backend, "shares_fate", False):
             inline = [(info.backend, info.index) for info in (device.info() for device in self.devices) if info.host == "inline"]
             inline += [(other.description.backend, other.description.index) for other in self._opening]
-            is_second = any(backend == description.backend and index != description.index for backend, index in inline)
-        return "process" if is_lost or is_second else "auto"
+            has_other_inline = any(backend == description.backend and index != description.index for backend, index in inline)
+        return "process" if is_process_poisoned or has_other_inline else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
-        """Close all devices and quarantines; see :meth:`ActorSystem._close_resources`."""
+        """Close all devices and quarantines at the same time, and cancel closes that do not end.
+
+        See :meth:`ActorSystem._close_resources`.
+        """
         timeout = max(0.0, deadline - self.loop.time())
         # Not the whole time: what has not ended then must be released within the deadline too.
-        closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
+        close_tasks = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
         try:
-            await asyncio.gather(*closing)
+            await asyncio.gather(*close_tasks)
         finally:
-            for task in closing:
+            for task in close_tasks:
                 task.cancel()
 
 

@@ -80,7 +80,7 @@ class TelemetryMethods:
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidArgumentError(f"path is {path!r}", remedy="Give the name of a file.")
         timeline, file = Timeline(core.name, limit), Path(path)
-        try:
+        try:  # now, so that the work is not run for a file that cannot be written
             await core.system.run_blocking(file.write_text, "")
         except OSError as error:
             raise InvalidArgumentError(
@@ -100,7 +100,10 @@ def _write(file: Path, timeline: Timeline) -> None:
 
 
 def monitor_of(core: DeviceCore) -> HardwareMonitor | None:
-    """Return the monitor of a device's hardware; ``None`` if its backend cannot read that."""
+    """Return a monitor of a device's hardware; ``None`` if its backend cannot read that.
+
+    It starts no thread before it is first asked.
+    """
     backend, uuid = core.backend, core.description.uuid
     if not isinstance(backend, ReadsHardware):
         return None

@@ -122,7 +122,7 @@ async def describe(system: ActorSystem, paths: Sequence[Path]) -> list[Descripti
             on_message=answer.received,
             on_lost=answer.lost,
             max_received=MAX_MESSAGE,
-            close_fds=disposal.close,
+            close_fds=disposal.close_fds,
         )
         try:
             channel.send(Kind.DESCRIBE, json.dumps([str(path) for path in paths]).encode())

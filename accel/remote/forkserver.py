@@ -80,7 +80,7 @@ class ForkserverActor(HelperProcessActor):
                 slot.client = None
                 self._replace_later(status.error(device=core.name, scope=FaultScope.OP))
 
-        slot.client = client = await ForkserverClient.start(core.system, _PREPARE, on_exit, core.disposal.close)
+        slot.client = client = await ForkserverClient.start(core.system, _PREPARE, on_exit, core.disposal.close_fds)
         modules = [TARGET.partition(":")[0]]
         if is_uvloop(core.loop):
             modules.append("uvloop")

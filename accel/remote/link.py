@@ -157,11 +157,11 @@ class Link:
             on_message=link._on_message,
             on_lost=link._on_lost,
             max_received=MAX_ANSWER,
-            close_fds=core.disposal.close,
+            close_fds=core.disposal.close_fds,
         )
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)
-        core.pinned.on_block_closed.add(link.release_block)
+        core.pinned.block_listeners.add(link.release_block)
         link.tell(Kind.CONFIG, config)
         return link
 
@@ -281,7 +281,7 @@ class Link:
     def _on_exit(self, status: ExitStatus) -> None:
         """Release what is kept for the child while it runs, and report its end."""
         self.watchdog.stop()
-        self._core.pinned.on_block_closed.discard(self.release_block)
+        self._core.pinned.block_listeners.discard(self.release_block)
         self.on_exit(status)
 
 

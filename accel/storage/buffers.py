@@ -163,9 +163,10 @@ class Buffers:
         self._held_count += 1
 
     def allocate(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:
-        """Allocate memory for new buffers; return ``False``, with none allocated, without room.
+        """Allocate memory for new buffers, and return whether there was room for all of them.
 
-        Never waits: :meth:`ensure_room` makes room.
+        Without room, and if a durable one raises, none is allocated. Never waits:
+        :meth:`ensure_room` makes room.
         """
         for ref in refs:
             block = self.allocator.allocate(ref.nbytes, lane)
@@ -182,7 +183,11 @@ class Buffers:
         return True
 
     def _undo_allocation(self, refs: Iterable[AccelRef]) -> None:
-        """Free what :meth:`allocate` has allocated for some of the buffers, because it failed."""
+        """Free what :meth:`allocate` has allocated for some of the buffers, because it failed.
+
+        They are freed as dropped refs are, which passes over those that have no block yet; so refs
+        that were dropped before are freed too.
+        """
         self._refs.dropped.extend([ref.buffer for ref in refs])
         self.apply_frees()
 
@@ -205,7 +210,9 @@ class Buffers:
                 self.allocator.free(block)
 
     async def provide_workspaces(self, lane: Timeline, stream: AccelStream, library: str) -> None:
-        """Give the stream of a lane the workspaces that ops of a library use there.
+        """Give the stream of a lane the workspaces that ops of a library use there, if it lacks any.
+
+        They are the lane's until :meth:`release_workspaces`, and count in :attr:`workspace_nbytes`.
 
         Raises
         ------
@@ -224,7 +231,7 @@ class Buffers:
     def release_workspaces(self, lane: Timeline) -> bool:
         """Free the workspaces of a lane, in which nothing runs; return whether it had any.
 
-        Its stream must use them no more.
+        The caller has taken them from the stream before.
         """
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:
@@ -233,7 +240,10 @@ class Buffers:
         return bool(blocks)
 
     async def _allocate_or_reclaim(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate a block; as a last resort with memory that idle lanes have as workspaces."""
+        """Allocate a block; as a last resort, have other lanes give up memory that they only hold.
+
+        Raises :class:`OutOfMemoryError` once there is nothing left to reclaim.
+        """
         while True:
             try:
                 return await self._allocate_or_grow(nbytes, lane)
@@ -245,7 +255,8 @@ class Buffers:
         """Allocate a block, if need be from a new slab, which is created off the loop.
 
         Before that, dropped refs are freed. If no slab can be created, idle slabs are closed, and
-        one is requested once more.
+        one is requested once more, as the last resort. Raises :class:`OutOfMemoryError` after that,
+        and the fault if the context has faulted meanwhile.
         """
         allocator, run_blocking = self.allocator, self._system.run_blocking
         self.apply_frees()
@@ -271,14 +282,14 @@ class Buffers:
     def apply_frees(self, max_count: int | None = None) -> None:
         """Free the memory of dropped refs, of ``max_count`` at most.
 
-        The next use of the memory waits for streams that still use it. A buffer that is not there
-        is one of another context, or was freed before.
+        The next use of the memory waits for streams that still use it. Resources among them, and
+        those freed before, are released if their uses are over, else kept for a later call.
         """
         dropped = self._refs.dropped
         for _ in range(len(dropped) if max_count is None else min(max_count, len(dropped))):
             buffer = dropped.popleft()
             block = self.blocks.pop(buffer, None)
-            if block is None:
+            if block is None:  # of another context, or freed before
                 continue
             if isinstance(block, HeldResource):
                 self._held_count -= 1
@@ -291,7 +302,10 @@ class Buffers:
             self._release_ended()
 
     def close_idle_slabs(self) -> None:
-        """Close all slabs that are wholly free and idle: a library of the vendor found no memory."""
+        """Close, off the loop, all slabs that are wholly free and idle.
+
+        Called when a library of the vendor has found no device memory, which these slabs hold.
+        """
         self.apply_frees()
         self._closing_slabs.add(self.allocator.trim(everything=True))
 
@@ -301,10 +315,10 @@ class Buffers:
         return sum(slab.nbytes for slab in self._closing_slabs.left)
 
     def release_unused(self) -> bool:
-        """Release what was freed while work used it, now that work has ended.
+        """Free the memory of dropped refs, and release what was freed while work used it.
 
-        Return whether this has to be called again when more work has ended: something is held, or
-        waits for the end of its uses.
+        Called when work has ended. Return whether it has to be called again when more work has
+        ended: a resource is held, or something waits for the end of its uses.
         """
         self.apply_frees()
         if self.durables.idle:
@@ -324,9 +338,9 @@ class Buffers:
         await self._closing_slabs.wait_closed()
 
     def close(self, *, abandon: bool) -> None:
-        """Release all resources, and close what was being closed; the slabs are the caller's.
+        """Release all resources, and close what was being closed; the caller closes the slabs.
 
-        The streams have ended. With ``abandon`` they may not have, and resources are left. May
+        The streams have ended, unless ``abandon``: then the resources are left as they are. May
         block.
         """
         in_blocks = [block for block in self.blocks.values() if isinstance(block, HeldResource)]

@@ -58,7 +58,11 @@ class Closing(Generic[T]):
             self._task = self._system.loop.create_task(self._close())
 
     async def _close(self) -> None:
-        """Close what is left, in batches of what was added meanwhile, until nothing is."""
+        """Close what is left, in batches of what was added meanwhile, until nothing is.
+
+        What raised is logged and removed from :attr:`left`. What the system had no thread for stays
+        there, for the owner.
+        """
         while self.left:
             batch = tuple(self.left)
             try:
@@ -70,7 +74,10 @@ class Closing(Generic[T]):
             del self.left[: len(batch)]
 
     async def wait_closed(self) -> None:
-        """Wait until all that was added is closed. Cancelling ends only the wait."""
+        """Wait until all that was added is closed, or the system has no more threads for it.
+
+        Cancelling ends only the wait.
+        """
         if self._task is not None:
             await asyncio.wait((self._task,))
 

@@ -40,13 +40,14 @@ class Disposal:
         self._pid = os.getpid()
         self._unclosed: list[int] = []  # for which there was no thread
         self._closing: list[list[int]] = []  # one list a thread, which removes what it closes
-        self._idle: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None  # ends the wait of aclose()
         close_after_fork(self)
 
-    def close(self, descriptors: Iterable[int]) -> None:
-        """Close descriptors.
+    def close_fds(self, descriptors: Iterable[int]) -> None:
+        """Close descriptors, which belong to this object from now on.
 
         Never blocks; where the system has no thread, they are closed together with the next ones.
+        In a forked process they are closed at once.
         """
         self._unclosed += descriptors
         if os.getpid() != self._pid:
@@ -70,8 +71,11 @@ class Disposal:
         self._closing = []
 
     async def aclose(self) -> None:
-        """Wait until all is closed, for a second at most. Cancelling ends the wait."""
-        self.close(())
+        """Wait until all is closed, for a second at most. Cancelling ends the wait.
+
+        What a thread still closes then, it closes later.
+        """
+        self.close_fds(())  # those for which there was no thread
         while self._closing:
             self._idle = self._loop.create_future()
             try:
@@ -94,7 +98,7 @@ class Disposal:
 
 
 def _close(descriptors: list[int]) -> None:
-    """Close descriptors, and remove each from the list."""
+    """Close descriptors, and remove each from the list, whose owner sees what is left."""
     while descriptors:
         with contextlib.suppress(OSError):  # an error of its file; it is closed all the same
             os.close(descriptors.pop())

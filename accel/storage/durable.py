@@ -1,7 +1,7 @@
 """What outlives a device's contexts: durable buffers, and descriptors of their memory.
 
 The present context adds each durable buffer to the book, and the slab that it is cut from, before
-the op that makes it is answered. The book holds a descriptor of each such slab, so that neither a
+the op that makes it ends. The book holds a descriptor of each such slab, so that neither a
 fault nor the death of a child takes the memory away, and the next context maps it again before its
 generation begins.
 """
@@ -159,14 +159,14 @@ class _Slab:
         if offset < 0 or offset + size > self.nbytes or size < ALIGNMENT or offset % ALIGNMENT or size % ALIGNMENT:
             return False
         at = bisect.bisect_left(self.places, (offset,))
-        # The buffer before must end by then, and the one behind must begin after it.
+        # The buffer before must have ended by then, and the one after must not have begun.
         if (at and sum(self.places[at - 1][:2]) > offset) or (at < len(self.places) and self.places[at][0] < offset + size):
             return False
         self.places.insert(at, (offset, size, buffer))
         return True
 
     def remove(self, offset: int) -> None:
-        """Remove the buffer at ``offset``."""
+        """Remove the buffer at ``offset``, which is there."""
         del self.places[bisect.bisect_left(self.places, (offset,))]
 
 
@@ -243,7 +243,15 @@ class DurableBook:
     # -- calls of the present context; see DurableKeeper
 
     def add_slab(self, slab: HeldSlab) -> int:
-        """Keep a duplicate of the slab's descriptor; return the slab's new number."""
+        """Keep a duplicate of the slab's descriptor; return the slab's new number.
+
+        Raises
+        ------
+        ClosedError
+            If the device is closed.
+        OutOfMemoryError, DriverError
+            If the descriptor cannot be duplicated; nothing is added then.
+        """
         self._check_open()
         try:
             fd = os.dup(slab.fd)
@@ -257,7 +265,9 @@ class DurableBook:
         return number
 
     def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
-        """Add a slab that a child made, and own its descriptor; ``False`` if the book is closed.
+        """Add a slab that a child made, and return whether it was added: not if the book is closed.
+
+        Its descriptor is the book's once it was added, else the caller's still.
 
         Raises
         ------
@@ -277,7 +287,7 @@ class DurableBook:
         return True
 
     def release_slab(self, number: int) -> None:
-        """Remove a slab, and close its descriptor.
+        """Remove a slab, and close its descriptor. Once the book is closed, do nothing.
 
         Raises
         ------
@@ -292,7 +302,10 @@ class DurableBook:
         self._remove_slab(number)
 
     def on_slab_lost(self, number: int, error: AccelError) -> None:
-        """Remove a slab that a new context could not map: its buffers are torn for good."""
+        """Remove a slab that a new context could not map: its buffers are torn for good.
+
+        They stay in the book, without a slab, until their refs are dropped.
+        """
         slab = self._remove_slab(number)
         logger.error("durable_slab_lost", device=self._refs.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
         for _, size, buffer in slab.places:
@@ -305,15 +318,15 @@ class DurableBook:
         """Remove a slab, and close its descriptor off the loop."""
         slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
-        self._disposal.close((slab.fd,))
+        self._disposal.close_fds((slab.fd,))
         return slab
 
     def on_slab_mapped(self, number: int, unmapped: threading.Event) -> None:
-        """Note that a new context of this process has mapped a slab, and what tells its end."""
+        """Note that a new context of this process has mapped a slab; it sets ``unmapped`` at its end."""
         self._slabs[number].unmapped = unmapped
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
-        """Add a buffer, unless the book is closed.
+        """Add a buffer to a slab of the book. Once the book is closed, do nothing.
 
         Raises
         ------
@@ -359,8 +372,11 @@ class DurableBook:
             remedy=_DROP_REMEDY if entry.slab is None else _REWRITE_REMEDY,
         )
 
-    def may_write(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether an op may use a torn buffer: it writes all of it and does not read it."""
+    def may_rewrite(self, ref: AccelRef, plan: Plan) -> bool:
+        """Return whether a buffer is torn and an op may use it: it writes all of it, reads none.
+
+        ``False`` for a buffer that is not torn, and for one whose memory is lost.
+        """
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
         return not ref.is_freed and not plan.updates and all(read.buffer != ref.buffer for read in plan.reads)
@@ -388,7 +404,7 @@ class DurableBook:
         return ref.buffer in self._torn
 
     def _tear(self, entry: DurableBuffer, why: str) -> None:
-        """Mark a buffer as torn, unless its ref was dropped."""
+        """Mark a buffer as torn, and remove its seal. One whose ref was dropped stays as it is."""
         ref = entry.ref()
         if ref is not None:
             entry.torn = why
@@ -400,7 +416,8 @@ class DurableBook:
     def on_rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
         """Mark torn buffers as whole again that a submission has written all of, without error.
 
-        Those that were torn after it was sent stay torn.
+        Those that were torn after it was sent stay torn. The refs of the others become valid in the
+        live generation.
 
         Parameters
         ----------
@@ -417,7 +434,7 @@ class DurableBook:
                     ref.generation = self._refs.live_generation or ref.generation
 
     def _clear_torn(self, buffer: int) -> None:
-        """Remove a buffer from the torn ones."""
+        """Remove a buffer from the torn ones, if it is one."""
         self._torn.discard(buffer)
         self.any_torn = bool(self._torn)
 
@@ -426,7 +443,8 @@ class DurableBook:
     def seal(self, ref: AccelRef) -> Seal:
         """Refuse ops that write a buffer from now on, and return its seal, for the checksum.
 
-        A buffer that was freed or is torn is not sealed: the seal is of no effect.
+        A buffer that was freed or is torn is not sealed: the seal that is returned is not kept. One
+        that is sealed already has the same seal.
         """
         seal = self.sealed.get(ref.buffer)
         if seal is None:
@@ -436,7 +454,10 @@ class DurableBook:
         return seal
 
     def unseal(self, ref: AccelRef, seal: Seal) -> None:
-        """Allow writes of a buffer again, because its checksum could not be computed."""
+        """Allow writes of a buffer again, because its checksum could not be computed.
+
+        Do nothing if another seal has replaced this one, or this one has got a checksum meanwhile.
+        """
         if self.sealed.get(ref.buffer) is seal and seal.checksum is None:
             del self.sealed[ref.buffer]
 
@@ -471,7 +492,8 @@ class DurableBook:
     async def slabs_to_bind(self) -> list[KeptSlab]:
         """Return the slabs that a new context must map before its generation begins.
 
-        Wait first until the context before has unmapped them: nothing of it can write there then.
+        Before that, remove the buffers of dropped refs, and wait until the context before has
+        unmapped the slabs: nothing of it can write there then.
 
         Raises
         ------
@@ -491,7 +513,10 @@ class DurableBook:
         return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs that some buffers are in, each with those of them that are in it."""
+        """Return the slabs that some buffers are in, each with those of them that are in it.
+
+        Buffers that are not durable, or whose slab was lost, are left out.
+        """
         blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -503,7 +528,10 @@ class DurableBook:
         ]
 
     def apply_frees(self) -> None:
-        """Remove the buffers of dropped refs while there is no context to free them, and empty slabs."""
+        """Remove the buffers of dropped refs while there is no context to free them, and empty slabs.
+
+        ``refs.dropped`` stays as it is: the next context takes from it, and has none of them.
+        """
         for buffer in list(self._refs.dropped):
             self.remove_buffer(buffer)
         for number in [number for number, slab in self._slabs.items() if not slab.places]:
@@ -525,7 +553,10 @@ class DurableBook:
         self.close()
 
     def close(self) -> None:
-        """Close all descriptors: the device is closed. Idempotent."""
+        """Forget all buffers, and close all descriptors: the device is closed. Idempotent.
+
+        Contexts that still end may call the book: it then does nothing.
+        """
         self._is_closed = True
         self.buffers.clear()
         self.sealed.clear()
@@ -533,7 +564,7 @@ class DurableBook:
         self.any_torn = False
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
-        self._disposal.close([slab.fd for slab in slabs.values()])
+        self._disposal.close_fds([slab.fd for slab in slabs.values()])
 
     def _check_open(self) -> None:
         """Raise if the device is closed."""

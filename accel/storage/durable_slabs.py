@@ -98,7 +98,8 @@ class DurableSlabs:
     def add_buffer(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
         """Tell the keeper of a new buffer, and before that of its slab, if that is new too.
 
-        The op that makes the buffer is answered after that.
+        The op that makes the buffer ends after that. A slab that was told stays the keeper's, also
+        if the buffer is then refused.
 
         Raises
         ------
@@ -130,15 +131,16 @@ class DurableSlabs:
         self._add_entry(buffers, ref.buffer, slab)
 
     def _add_entry(self, buffers: Buffers, buffer: int, slab: SlabMemory) -> None:
-        """Count a buffer of a slab, and have :meth:`_free` free it."""
+        """Count a buffer of a slab, and have :meth:`_free` called when the buffer is freed."""
         self.buffers.add(buffer)
         self._buffer_counts[slab] += 1
         buffers.free_hooks[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
-        """Free the block of a durable buffer, instead of the allocator.
+        """Free the block of a durable buffer: its hook in :attr:`Buffers.free_hooks`.
 
-        A slab without durable buffers is not kept any more, and closed if nothing else is in it.
+        A slab without durable buffers is not kept any more. It is closed if nothing else is in it,
+        else :meth:`trim` is called again when work has ended.
         """
         self.buffers.discard(buffer)
         slab = block.slab
@@ -156,14 +158,14 @@ class DurableSlabs:
     def trim(self, buffers: Buffers) -> None:
         """Close, off the loop, slabs that had durable buffers and hold nothing any more.
 
-        Those with uses that are not over are left for the next call.
+        Those with uses that are not over stay in :attr:`idle` for the next call.
         """
-        slabs, waiting = buffers.allocator.trim_these(self.idle)
-        self.idle = set(waiting)
-        self._closing.add(slabs)
+        unused, in_use = buffers.allocator.trim_these(self.idle)
+        self.idle = set(in_use)
+        self._closing.add(unused)
 
     async def aclose(self) -> None:
-        """Wait until the slabs that are being closed are closed."""
+        """Wait until the slabs that are being closed are closed; :meth:`close` closes the rest."""
         await self._closing.wait_closed()
 
     def close(self) -> None:
@@ -176,12 +178,12 @@ class DurableSlabs:
     def bind(self, buffers: Buffers, slab_info: KeptSlab) -> HeldSlab:
         """Add a mapped slab of an earlier context to the allocator, with its durable buffers.
 
-        They are at the same offsets; the rest of the slab is free.
+        They are at the same offsets; the rest of the slab is free. The slab is returned.
 
         Raises
         ------
         InvalidArgumentError
-            If the buffers overlap, or are not within the slab.
+            If the buffers overlap, or are not within the slab; it is still mapped ahead then.
         """
         slab = self.mapped_ahead[slab_info.number]
         restored = buffers.allocator.restore(slab, [(offset, nbytes, size) for _, offset, nbytes, size in slab_info.blocks])
@@ -216,18 +218,24 @@ class DurableSlabs:
         self._ahead_places.update((buffer, (slab_info.number, offset)) for buffer, offset, _, _ in slab_info.blocks)
 
     async def unmap(self, number: int) -> None:
-        """Unmap a slab that was mapped ahead and is not bound, and that nothing reads any more."""
+        """Unmap a slab that was mapped ahead, is not bound, and is read by nothing any more.
+
+        Do nothing for one that is bound or was unmapped before.
+        """
         slab = self.mapped_ahead.pop(number, None)
         self._forget_places(number)
         if slab is not None:
             await self._system.run_blocking(slab.close)
 
     def _forget_places(self, number: int) -> None:
-        """Forget where the buffers of a slab are that was mapped ahead."""
+        """Forget where the buffers of one slab are that was mapped ahead."""
         self._ahead_places = {buffer: place for buffer, place in self._ahead_places.items() if place[0] != number}
 
     def address(self, buffers: Buffers, buffer: int) -> int | None:
-        """Return the address of a durable buffer, bound or mapped ahead; or ``None``. Thread-safe."""
+        """Return the address of a buffer, also of one in a slab that is only mapped ahead.
+
+        ``None`` if this context has it in neither. Thread-safe.
+        """
         block = buffers.blocks.get(buffer)
         if block is not None:
             return block.address

@@ -92,7 +92,7 @@ class PinnedMemory:
     max_chunk : int
         Bytes of the largest chunk in which an array that is not pinned moves; smaller ones move as
         a whole.
-    on_block_closed : set of callable
+    block_listeners : set of callable
         Called on the loop with the number of a block that was closed: processes that have mapped it
         are to unmap it.
     """
@@ -104,14 +104,17 @@ class PinnedMemory:
         self._loop = loop
         self._system = system
         self._turns = asyncio.Lock()  # of calls that wait for room: first come, first served
-        self._waiting = 0
+        self._waiting = 0  # calls that wait for room, with the one whose turn it is
         self._room: asyncio.Future[None] | None = None  # of the call whose turn it is
         self._closing: Closing[SlabMemory] = Closing(system)
-        self.on_block_closed: set[Callable[[int], object]] = set()
-        self.arena.on_block_closed = self._on_block_closed
+        self.block_listeners: set[Callable[[int], object]] = set()
+        self.arena.on_block_closed = self._on_block_closed  # until aclose()
 
     async def attach(self, device: AccelDevice) -> None:
-        """Register the blocks there are, and those to come, with the context of a new generation."""
+        """Register the blocks there are, and those to come, with the context of a new generation.
+
+        Do nothing for a backend that registers no host memory.
+        """
         if isinstance(device, HostRegistrar):
             await self._system.run_blocking(self.arena.attach, device)
 
@@ -120,7 +123,8 @@ class PinnedMemory:
     ) -> np.ndarray[Any, Any]:
         """Return a new array; see :meth:`accel.Device.pinned`.
 
-        ``check_open`` raises once the device is lost or closed, and room is not waited for.
+        ``check_open`` raises once the device is lost or closed: it is called before each wait for
+        room. The array's memory is a piece of the arena until its last view is dropped.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
@@ -131,7 +135,10 @@ class PinnedMemory:
         return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
 
     async def _wait_room(self, nbytes: int, timeout: float | None, check_open: Callable[[], None]) -> Block:
-        """Wait for a piece of ``nbytes`` after the calls before, for ``timeout`` seconds at most."""
+        """Wait for a piece of ``nbytes`` after the calls before, for ``timeout`` seconds at most.
+
+        Raises :class:`DeadlineExceededError` after that, and what :meth:`_grow_or_wait` raises.
+        """
         self._waiting += 1
         try:
             async with asyncio.timeout(timeout):
@@ -149,14 +156,15 @@ class PinnedMemory:
             self._waiting -= 1
 
     def _take_free(self, nbytes: int) -> Block | None:
-        """Return a piece that is free, unless other calls wait for room: they come first."""
-        # The lock does not tell that: between two waiters it is free.
+        """Return a piece that is free; ``None`` if none is, or other calls wait: they come first."""
+        # The count is asked, not the lock, which is free for a moment between two waiters.
         return None if self._waiting else self.arena.take(nbytes)
 
     def allocate_chunk(self, nbytes: int) -> Block | None:
-        """Return a piece for an array that moves now.
+        """Return a piece that takes a whole array, without waiting.
 
-        ``None`` if it has to wait, by :meth:`wait_chunk`, or moves in chunks.
+        ``None`` if there is no room, or the array is so large that it moves in chunks: the caller
+        then waits for room by :meth:`wait_chunk`.
         """
         return self._take_free(nbytes) if nbytes <= self.max_chunk else None
 
@@ -186,7 +194,8 @@ class PinnedMemory:
         """Return a piece of free memory, or of a new block, or else wait until one is freed.
 
         It has ``max_nbytes`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
-        least ``min_nbytes``. For the call whose turn it is.
+        least ``min_nbytes``. Only the call whose turn it is runs this: meanwhile the arena wakes it
+        when a piece is freed. Raises what ``check_open`` raises, and :class:`OutOfMemoryError`.
         """
         arena, sizes, may_grow = self.arena, _halves(max_nbytes, min_nbytes), True
         try:
@@ -219,11 +228,17 @@ class PinnedMemory:
             arena.on_room = self._room = None
 
     def trim(self) -> None:
-        """Close blocks that are free, but for one for the next array: after a large transfer."""
+        """Close, off the loop, blocks that are free, but for one for the next array.
+
+        Called after a large transfer.
+        """
         self._closing.add(self.arena.trim())
 
     def on_device_ended(self) -> None:
-        """Wake the call that waits for room, whose ``check_open`` raises: the device has ended."""
+        """Wake the call whose turn it is: the device has ended, and its ``check_open`` raises.
+
+        The calls after it then get their turns, and raise too.
+        """
         if self._room is not None:
             _wake(self._room)
 
@@ -239,7 +254,7 @@ class PinnedMemory:
 
     def _notify_closed(self, number: int) -> None:
         """Call the listeners with the number of a block that was closed."""
-        for listener in tuple(self.on_block_closed):
+        for listener in tuple(self.block_listeners):
             listener(number)
 
     def info(self) -> PinnedInfo:
@@ -248,18 +263,18 @@ class PinnedMemory:
         return PinnedInfo(statistics.used, statistics.reserved, statistics.limit, self._waiting)
 
     async def aclose(self) -> None:
-        """Release the memory that no array uses; the rest is freed with its arrays."""
+        """Close the arena: memory that no array uses now, the rest when its arrays are dropped."""
         self.arena.on_block_closed = None  # its listeners have ended
         try:
             await self._closing.wait_closed()
             await self._system.run_blocking(self.arena.close)
-        finally:
+        finally:  # what a cancellation, or a system without threads, has left
             close_all(self._closing.left)
             self.arena.close()
 
 
 def _halves(most: int, least: int) -> list[int]:
-    """Return ``most``, its half, and so on, down to ``least``."""
+    """Return ``most``, its half, and so on; the last one is ``least``."""
     sizes = [most]
     while sizes[-1] > least:
         sizes.append(max(sizes[-1] // 2, least))

@@ -91,7 +91,7 @@ class Refs:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Refuse ops in a forked child, where the loop may run again.
+        """Make all refs invalid in a forked child, where the loop may run again.
 
         See :class:`accel.fork.Inherited`.
         """
@@ -105,7 +105,7 @@ class Refs:
             raise error
 
     def make(self, specs: Iterable[Spec], generation: int) -> tuple[AccelRef, ...]:
-        """Return refs to new buffers, which have no memory yet."""
+        """Return refs to new buffers, which have numbers and no memory yet."""
         next_buffer = self.next_buffer
         refs: tuple[AccelRef, ...] = ()
         for shape, dtype, durable in specs:
@@ -115,6 +115,8 @@ class Refs:
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:
         """Raise unless ``ref`` is of this device, valid, and of no other batch that is recording.
 
+        A valid durable ref gets the live generation, if it was made before a rebuild.
+
         Parameters
         ----------
         ref
@@ -122,7 +124,7 @@ class Refs:
         recording
             The batch or graph that uses it.
         plan
-            Of the op that uses it.
+            Of the op that uses it: a torn buffer is valid for an op that writes it anew.
 
         Raises
         ------
@@ -139,7 +141,7 @@ class Refs:
                 remedy="Each device has memory of its own: copy it over, ref = await device.put(await other.get(ref)).",
                 device=self.name,
             )
-        if plan is None or not ref.durable or not self.durable.may_write(ref, plan):
+        if plan is None or not ref.durable or not self.durable.may_rewrite(ref, plan):
             ref.check()
             if ref.durable and self.live_generation:
                 ref.generation = self.live_generation  # a view may be older than the rebuild
@@ -151,7 +153,7 @@ class Refs:
                 )
 
     def register_token(self, ref: AccelRef) -> None:
-        """Note the ref of a token that was given out, so that :meth:`resolve` finds it."""
+        """Note the ref of a token that was given out, so that :meth:`resolve` finds it while it lives."""
         self._tokens[ref.buffer] = ref
 
     def resolve(self, token: AccelToken) -> AccelRef:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.info import account
+from accel.device.info import info_as_json
 from accel.telemetry.hardware import HardwareInfo
 from accel.testing import FaultPlan
 
@@ -46,6 +46,6 @@ async def test_a_snapshot_has_what_the_hardware_told() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu")
         told = HardwareInfo(utilization=0.5, xid_errors={79: 2}, age=9.0)
-        found = account(device.info(), device.health(), told)["hardware"]
+        found = info_as_json(device.info(), device.health(), told)["hardware"]
     assert json.loads(json.dumps(found)) == found
     assert (found["utilization"], found["xid_errors"], found["stale"]) == (0.5, {"79": 2}, True)
