@@ -35,6 +35,8 @@ _STRATEGIES: dict[str, type[AdaptiveCompletion | HostFnCompletion | PolledComple
 def resolve_strategy(strategy: str | CompletionStrategy) -> CompletionStrategy:
     """Return the strategy that ``open_device(completion=...)`` was given by name or as an object.
 
+    A name gives a new one, with its default options.
+
     Parameters
     ----------
     strategy

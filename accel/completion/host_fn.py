@@ -58,7 +58,8 @@ class HostFnCompletion(CompletionStrategy):
 class HostFnWatcher(SignalledWatcher):
     """Signalled by a host function in a side stream, of which each lane has one.
 
-    In a common side stream a slow lane would delay the signals of the others.
+    In a common side stream a slow lane would delay the signals of the others. Making the watcher
+    starts its thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
@@ -70,14 +71,14 @@ class HostFnWatcher(SignalledWatcher):
         self._thread = start_thread(f"accel-host-fn-{device.description.spec}", self._run)
 
     def _request_signal(self, mark: Mark) -> None:
-        """Have the lane's side stream wait for the mark, and then post the semaphore."""
+        """Have the lane's side stream, made at its first mark, wait for the mark and then post."""
         try:
             side_stream = self._side_streams.get(mark.lane)
             if side_stream is None:
                 side_stream = self._side_streams[mark.lane] = self._device.create_stream()
             side_stream.wait(mark.event)
             side_stream.launch_host_function(self._semaphore)
-        except Exception:  # a poisoned context takes no more work: the query of the mark tells
+        except Exception:  # a poisoned context takes no more work: the query of the mark raises why
             self._semaphore()
 
     def _run(self) -> None:
@@ -89,7 +90,7 @@ class HostFnWatcher(SignalledWatcher):
             self.signal()
 
     async def _release(self, *, abandon: bool) -> None:
-        """Close the side streams, which may block, then stop the thread."""
+        """Close the side streams, off the loop where that may block, then end the thread."""
         await super()._release(abandon=abandon)
         side_streams, self._side_streams = list(self._side_streams.values()), {}
         try:
@@ -99,7 +100,7 @@ class HostFnWatcher(SignalledWatcher):
                 await self._loop.run_in_executor(None, _close, side_streams)
         finally:
             self._is_stopping = True
-            self._semaphore()
+            self._semaphore()  # wakes the thread, which then returns
             await wait_ended(self._thread)
 
 

@@ -89,7 +89,7 @@ class MarkPoller:
         self._timer_due = math.inf  # when the timer calls back
 
     def add(self, lane: PolledLane, mark: Mark) -> None:
-        """Poll for ``mark``, the newest of ``lane``."""
+        """Append ``mark`` to its lane, and poll the lane from the next loop iteration on."""
         lane.marks.append(mark)
         if len(lane.marks) == 1:
             # The next loop iteration polls it for the first time: a short op has ended by then.
@@ -99,7 +99,7 @@ class MarkPoller:
                 self._next_poll = self._loop.call_soon(self._poll)
 
     def remove(self, lane: PolledLane) -> None:
-        """Stop polling a lane."""
+        """Stop polling a lane; its marks stay in it. Do nothing for a lane without marks."""
         self._lanes.pop(lane, None)
         if not self._lanes:
             self._unschedule()
@@ -162,7 +162,7 @@ class MarkPoller:
                     ended_by_lane.append((lane, ended))
                 else:
                     soonest = min(soonest, self._reschedule(lane, now))
-        # 2. Learn the durations, and schedule the lanes that have more marks.
+        # 2. Learn the durations, and schedule the lanes that have more marks. The others leave.
         for lane, ended in ended_by_lane:
             oldest, error = ended[0]
             if error is None and lane.due_at > lane.began_at:
@@ -189,7 +189,8 @@ class MarkPoller:
 class PollingWatcher(LaneWatcher[PolledLane]):
     """Has the marks of one device polled.
 
-    Watchers of the same strategy on the same loop share a poller.
+    Watchers of the same strategy on the same loop share a poller: the first one adds it to
+    ``shared``, and the last one that is closed removes it.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         super().__init__(loop, lambda: PolledLane(self._end_marks), self._poller.add)
 
     def _abandon(self) -> None:
-        """Stop polling this device's lanes, and end their marks."""
+        """Stop polling this device's lanes, and end their marks, as :class:`LaneWatcher` does."""
         for lane in self._lanes.values():
             self._poller.remove(lane)
         super()._abandon()

@@ -23,7 +23,7 @@ class Semaphore:
     def __init__(self) -> None:
         # The C library, called with the GIL kept, and with the GIL released.
         keeping, releasing = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
-        # Larger than any system's sem_t, and aligned for it.
+        # The memory of the semaphore: larger than any system's sem_t, and aligned for it.
         self._storage = (ctypes.c_uint64 * 16)()
         self._pointer = ctypes.byref(self._storage)
         self.argument = ctypes.addressof(self._storage)
@@ -44,7 +44,7 @@ class Semaphore:
         """
         while self._wait(self._pointer) != 0:  # interrupted by a signal
             pass
-        while self.try_acquire():
+        while self.try_acquire():  # clear the other posts
             pass
 
     def try_acquire(self) -> bool:

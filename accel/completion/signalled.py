@@ -45,7 +45,7 @@ class SignalledWatcher(LaneWatcher[LaneMarks]):
                 self._loop.call_soon_threadsafe(self._poll)
 
     def _add_mark(self, lane: LaneMarks, mark: Mark) -> None:
-        """Append a mark to its lane, and request the signal at its end."""
+        """Append a mark to its lane, request its signal, and start the timer if it is not armed."""
         lane.marks.append(mark)
         if not self._is_armed:
             self._arm()
@@ -66,7 +66,7 @@ class SignalledWatcher(LaneWatcher[LaneMarks]):
         self._poll()
 
     def _poll(self) -> None:
-        """Query the oldest marks of all lanes, and end those that are passed."""
+        """Query the oldest marks of all lanes, and end those that are passed or raise."""
         self._is_signalled = False  # first: a mark that ends from now on needs another signal
         if not self._pending:  # the timer or another signal came before
             return
@@ -96,8 +96,8 @@ class NotifiedWatcher(SignalledWatcher):
     __call__ = SignalledWatcher.signal
 
     def _request_signal(self, mark: Mark) -> None:
-        """Have the mark's stream call this watcher behind the mark."""
+        """Have the mark's stream call this watcher after the mark's work."""
         try:
             mark.stream.launch_host_function(self)
-        except Exception:  # the context is poisoned, or has no thread: the query of the mark tells
+        except Exception:  # the context is poisoned, or has no thread: the mark's query raises why
             self.signal()

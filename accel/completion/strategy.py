@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Mark(Protocol):
-    """A recorded event.
+    """A recorded event, and the work that ends with it.
 
     Its end is one call of :meth:`complete` or :meth:`fail`, on the loop's thread.
     """
@@ -147,7 +147,7 @@ Ended: TypeAlias = "tuple[Mark, AccelError | None]"
 
 
 def _query_error(raised: Exception) -> AccelError:
-    """Return the error for a mark whose event's query raised."""
+    """Return the error for a mark whose event's query raised: another exception is a fault."""
     if isinstance(raised, AccelError):
         # The traceback holds the frames of the watcher, and they hold the mark and its waiter.
         return raised.with_traceback(None)
@@ -195,7 +195,7 @@ class LaneWatcher(Watcher, Generic[L]):
         self._drained: asyncio.Future[None] | None = None
 
     def watch(self, mark: Mark) -> None:
-        """Watch a mark until it ends; see :meth:`Watcher.watch`."""
+        """Put a mark into its lane's queue, which it may be the first of; see :meth:`Watcher.watch`."""
         if self._is_closing:
             raise ClosedError("this device's completion watcher is closed")
         lane = self._lanes.get(mark.lane)
@@ -212,7 +212,7 @@ class LaneWatcher(Watcher, Generic[L]):
                 self._drained = self._loop.create_future()
             try:
                 await asyncio.shield(self._drained)
-            except BaseException:
+            except BaseException:  # cancelled: threads and timers are left to the next call
                 self._abandon()
                 raise
         if self._pending:
@@ -222,7 +222,11 @@ class LaneWatcher(Watcher, Generic[L]):
             await self._release(abandon=abandon)
 
     def _end_marks(self, ended: list[Ended]) -> None:
-        """Complete or fail marks that were taken out of their queues; wakes :meth:`aclose`."""
+        """Complete or fail marks that were taken out of their queues.
+
+        With the last watched mark :meth:`aclose` is woken. What a mark raises is reported to the
+        loop's exception handler.
+        """
         for mark, error in ended:
             self._pending -= 1
             try:
@@ -236,7 +240,7 @@ class LaneWatcher(Watcher, Generic[L]):
             self._drained.set_result(None)
 
     def _abandon(self) -> None:
-        """End every watched mark: those that are not passed fail with :class:`ClosedError`."""
+        """End every watched mark now: those that are not passed fail with :class:`ClosedError`."""
         ended: list[Ended] = []
         for lane in self._lanes.values():
             ended += pop_ended(lane.marks)
@@ -251,6 +255,9 @@ class LaneWatcher(Watcher, Generic[L]):
 
 def pop_ended(marks: deque[Mark]) -> list[Ended]:
     """Remove the marks of a lane that have ended from ``marks``, and return them, oldest first.
+
+    A mark whose query raises has failed: it is returned with that error, and the next one is
+    queried. The caller tells the marks.
 
     A stream passes its marks in order, so of many it is enough to find the last one that is passed.
     """
@@ -274,7 +281,7 @@ def _count_passed(marks: deque[Mark]) -> int:
     It stops at a mark whose query raises; :func:`pop_ended` then queries that one by itself.
     """
     passed, unknown = 0, len(marks)
-    probe = unknown - 1  # usually all have passed, or nearly all
+    probe = unknown - 1  # the newest first: usually all have passed, or nearly all
     while passed < unknown:
         try:
             if marks[probe].event.query():

@@ -67,10 +67,13 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
     def _add_mark(self, lane: _BlockedLane, mark: Mark) -> None:
         """Append a mark to its lane, and have the lane's thread block if it does not."""
         lane.marks.append(mark)
-        self._block(lane)
+        self._give_next_event(lane)
 
-    def _block(self, lane: _BlockedLane) -> None:
-        """Give the lane's thread the event of its oldest mark, unless it blocks already."""
+    def _give_next_event(self, lane: _BlockedLane) -> None:
+        """Give the lane's thread the event of its oldest mark, unless it blocks already.
+
+        Starts the thread at the lane's first mark; without one, this is called again later.
+        """
         # The thread gets the next event only when the loop has ended the last mark: until then the
         # event that the thread waits for is not released, and so not recorded for something else.
         if lane.marks and not lane.is_blocked:
@@ -89,19 +92,22 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
         while (event := lane.events.get()) is not None:
             with contextlib.suppress(Exception):  # the loop's query of the event raises it too
                 event.synchronize()
-            del event
+            del event  # the thread keeps nothing while it waits for the next one
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
                 self._loop.call_soon_threadsafe(self._on_passed, lane)
 
     def _on_passed(self, lane: _BlockedLane) -> None:
-        """End the marks that are passed, and block in the next one; told by the lane's thread."""
+        """End the marks that are passed, and have the thread block in the next one.
+
+        The lane's thread has it called; or a timer, where the system had no thread.
+        """
         lane.is_blocked = False
         ended = pop_ended(lane.marks)
-        self._block(lane)
+        self._give_next_event(lane)  # first: the thread waits while the marks end here
         self._end_marks(ended)
 
     async def _release(self, *, abandon: bool) -> None:
-        """End the threads, and wait for those that can end."""
+        """End the threads, and wait for them, unless the watcher was abandoned."""
         lanes = list(self._lanes.values())
         for lane in lanes:
             lane.events.put(None)

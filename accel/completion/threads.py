@@ -31,6 +31,6 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
 
 
 async def wait_ended(thread: threading.Thread) -> None:
-    """Wait for a thread that is about to return: ``join`` would block the loop."""
+    """Wait for a thread that is about to return, which ``join`` would do by blocking the loop."""
     while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event after its last instruction
         await asyncio.sleep(0)

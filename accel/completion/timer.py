@@ -55,7 +55,7 @@ class LoopTimer:
 
 
 class TimerfdTimer:
-    """A Linux timerfd, which the loop's selector watches like a socket.
+    """A Linux timerfd, which the loop's selector watches like a socket until :meth:`close`.
 
     Raises
     ------
@@ -65,13 +65,13 @@ class TimerfdTimer:
         If the loop cannot watch descriptors.
     """
 
-    __slots__ = ("__weakref__", "_callback", "_fd", "_is_set", "_loop", "_set")
+    __slots__ = ("__weakref__", "_callback", "_fd", "_is_set", "_loop", "_set_time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
         self._callback = callback
-        self._is_set = False  # since the last expiry
-        self._fd, self._set = _open_timerfd()
+        self._is_set = False  # armed or disarmed since the last expiry
+        self._fd, self._set_time = _open_timerfd()
         try:
             loop.add_reader(self._fd, self._expired)
         except BaseException:
@@ -82,12 +82,12 @@ class TimerfdTimer:
     def arm(self, delay: float) -> None:
         """Call back once, in ``delay`` seconds."""
         self._is_set = True
-        self._set(max(delay, _SHORTEST))
+        self._set_time(max(delay, _SHORTEST))
 
     def disarm(self) -> None:
         """Cancel the arming."""
         self._is_set = True
-        self._set(0.0)
+        self._set_time(0.0)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
@@ -99,21 +99,21 @@ class TimerfdTimer:
     def close_inherited(self) -> None:
         """Close the descriptor in a forked child.
 
-        The timer behind it belongs to the parent as well.
+        The timer is the parent's as well: from now on arming and disarming do nothing here.
         """
         fd, self._fd = self._fd, -1
-        self._set = _set_nothing
+        self._set_time = _set_nothing
         if fd >= 0:
             os.close(fd)
 
     def _expired(self) -> None:
-        """Call back; called by the loop when the descriptor is readable."""
+        """Call back, and clear the expiry; called by the loop when the descriptor is readable."""
         if self._fd < 0:  # a forked child shares the selector with its parent, which owns the timer
             return
         self._is_set = False
         self._callback()
-        # Setting the timer clears its count of expiries, so that the descriptor is not readable any
-        # more. Else reading it does.
+        # The descriptor stays readable until the timer's count of expiries is cleared. Setting the
+        # timer has cleared it; where the callback has not set it, reading clears it.
         if not self._is_set and self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)

@@ -491,8 +491,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             return
         core.check_home()
         self._sender.check_timeout(timeout)
-        # A device of open_device(): close the device, then its system. The attribute is cleared, so
-        # that the call below closes the device itself.
+        # Of open_device(): close the device, by a call without its system, and then its system.
         own_system, self._own_system = self._own_system, None
         if own_system is not None:
             atexit.unregister(self.close_at_exit)

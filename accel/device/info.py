@@ -188,7 +188,7 @@ def info_as_json(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo 
 
 
 def _spare_info(pid: int | None) -> SpareInfo | None:
-    """Return a spare child and its memory, as the kernel reports it now; ``None`` without a child."""
+    """Return the pid and the memory of a spare child, as the kernel reports it now, if any."""
     if pid is None:
         return None
     try:

@@ -160,7 +160,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         return self._state == "recording"
 
     def _end_recording(self) -> None:
-        """Record no more, and remove the namespaces that were used; called at the end of the block."""
+        """Record no more, and remove the namespaces; called at the end of the block."""
         self._state = "ended"
         # Namespaces refer to the recorder: a cycle, which would keep a dropped recorder alive.
         for name, value in tuple(vars(self).items()):

@@ -38,7 +38,7 @@ _ALIGNED = 16
 class JoinsUsages(Protocol):
     """Joins the usages of buffers that other libraries may use too; see :class:`Sharing`."""
 
-    def as_one(self, usages: Sequence[Usage]) -> Usage:
+    def merge_usages(self, usages: Sequence[Usage]) -> Usage:
         """Return the one usage that several buffers have in common from now on."""
 
 
@@ -257,7 +257,7 @@ class Program:
         work, as any op on shared memory does.
         """
         blocks = [context.buffers.blocks.get(ref.buffer) for ref in self.owned_refs]
-        shared = context.sharing.as_one([block.usage for block in blocks if block is not None])
+        shared = context.sharing.merge_usages([block.usage for block in blocks if block is not None])
         free_hooks, free = context.buffers.free_hooks, context.buffers.allocator.free
         for ref, block in zip(self.owned_refs, blocks, strict=True):
             if block is not None:

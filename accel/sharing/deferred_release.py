@@ -30,10 +30,10 @@ class _Marker(KernelOp[Any]):
     kind = "last_use"
 
     def plan(self) -> Plan:
-        return _NO_PLAN
+        return _EMPTY_PLAN
 
 
-_NO_PLAN: Final = Plan((), (), ())
+_EMPTY_PLAN: Final = Plan((), (), ())
 _MARKER: Final = _Marker()
 
 
@@ -59,7 +59,7 @@ class DeferredRelease:
         self._pause = _PAUSE
 
     def release(self, block: ExternalBlock) -> None:
-        """Close a block's memory once its uses are over."""
+        """Close a block's memory once its uses are over. Never blocks."""
         self._waiting.append(block)
         if not self._marked and self._retry is None:
             self._send_marker()
@@ -67,7 +67,7 @@ class DeferredRelease:
     def _send_marker(self) -> None:
         """Send a marker for all waiting blocks, unless there are none; one is in flight at a time.
 
-        After a fault no op ends: the context closes the memory then.
+        After a fault no op ends: the memory is then left to :meth:`take_all`, at the context's end.
         """
         context, self._retry = self._context, None
         blocks, self._waiting = self._waiting, []
@@ -77,7 +77,7 @@ class DeferredRelease:
         # Make the marker, an op that writes all blocks and so depends on each of their uses.
         self._marked = blocks
         lane = context.lanes.transfer_lanes["put"]
-        marker = OpSubmission(_MARKER, _NO_PLAN, context.core.loop.create_future(), context.generation)
+        marker = OpSubmission(_MARKER, _EMPTY_PLAN, context.core.loop.create_future(), context.generation)
         marker.future.add_done_callback(self._on_marker_done)
         seq = lane.issue()
         dependencies = self._dependencies = lane.outstanding(self._dependencies)
@@ -94,7 +94,8 @@ class DeferredRelease:
     def _on_marker_done(self, future: asyncio.Future[Any]) -> None:
         """Close the memory of the blocks whose marker has ended, and send the next marker.
 
-        If the marker failed, send it again later; after a fault the context closes all memory.
+        If the marker failed, send it again later. After a fault the blocks stay as they are, for
+        :meth:`take_all`.
         """
         failed = future.cancelled() or future.exception() is not None
         if self._context.fault is not None:
@@ -126,7 +127,7 @@ class DeferredRelease:
         await self._closing.wait_closed()
 
     def take_all(self) -> list[SlabMemory]:
-        """Return the memory that was not closed, for the caller to close."""
+        """Return the memory that was not closed, for the caller to close. Called last."""
         return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting))]
 
 

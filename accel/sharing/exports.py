@@ -66,11 +66,11 @@ class Sharers:
         self._all: list[Exports] = []
 
     def add(self, exports: Exports) -> None:
-        """Add the exports of one more buffer; forget those that have ended."""
+        """Add the exports of one more buffer, once; forget those that have ended."""
         self._all = [*(known for known in self._all if known is not exports and known.are_live()), exports]
 
     def join(self, other: Sharers) -> None:
-        """Add all exports of another usage."""
+        """Add all exports that another usage has, which keeps them too."""
         for exports in other._all:
             self.add(exports)
 
@@ -81,6 +81,9 @@ class Sharers:
 
 def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
     """Close memory that tensors of other libraries use, each piece after its last tensor.
+
+    Starts the thread that does so, and returns at once. Where the system has no thread, the memory
+    is left open, with a warning.
 
     Parameters
     ----------
@@ -95,21 +98,21 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], 
     Notes
     -----
     A tensor is dropped on any thread, also inside the garbage collector, where nothing can be
-    waited for: a daemon thread waits for the drops, and ends with the last piece.
+    waited for: the thread, a daemon, waits for the drops, and ends with the last piece.
     """
     # Indices of pieces, one for each tensor that was dropped. SimpleQueue.put is reentrant, as code
     # that runs inside the garbage collector must be.
     dropped: SimpleQueue[int] = SimpleQueue()
-    open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with the tensors that are left
-    watched: list[weakref.ref[Export]] = []
+    open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with how many tensors are left
+    watched: list[weakref.ref[Export]] = []  # kept, because a dropped weak reference calls nothing
     for index, (memory, exports) in enumerate(memories):
         live = list(exports)
         watched += [weakref.ref(export, partial(_put, dropped, index)) for export in live]
         open_pieces[index] = memory, max(len(live), 1)
-        if not live:
+        if not live:  # the last tensor was dropped meanwhile: stands for its message
             dropped.put(index)
 
-    def wait() -> None:
+    def close_pieces() -> None:
         """Close each piece after its last tensor. The body of the thread."""
         while open_pieces:
             index = dropped.get()
@@ -125,7 +128,7 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], 
         watched.clear()
 
     try:
-        threading.Thread(target=wait, name=f"accel-{name}-exported", daemon=True).start()
+        threading.Thread(target=close_pieces, name=f"accel-{name}-exported", daemon=True).start()
     except RuntimeError as error:  # without a thread the tensors stay valid, the memory open
         nbytes = sum(memory.nbytes for memory, _ in open_pieces.values())
         logger.warning("exported_memory_left", device=name, nbytes=nbytes, error=error)

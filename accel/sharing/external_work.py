@@ -22,7 +22,8 @@ __all__ = ["ExternalLane"]
 class ExternalLane(StreamClock):
     """A lane whose numbers are in its stream as soon as they are issued, except during a capture.
 
-    Ops that depend on a number wait until the capture has ended.
+    Ops that depend on a number wait until the capture has ended. The lane adds itself to
+    ``captures``, which tell it when all of them are over.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ class ExternalLane(StreamClock):
 
     @property
     def enqueued(self) -> int:
-        """The last number that can be waited for now."""
+        """The last number that can be waited for now; 0, before all, while a stream is captured."""
         return 0 if self._captures.count else self._number
 
     @enqueued.setter
@@ -60,7 +61,7 @@ class ExternalLane(StreamClock):
             self._calls.append(call)
 
     def on_captures_ended(self) -> None:
-        """Wake waiting ops, and make the calls: the captures are over."""
+        """Wake waiting ops, and make the calls; called by the captures once all are over."""
         self._wake()
         calls, self._calls = self._calls, []
         for call in calls:

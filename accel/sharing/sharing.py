@@ -65,7 +65,9 @@ class Sharing:
     # -- opening, at the first use
 
     def _open_exchange(self) -> Exchange:
-        """Return what the backend exports and imports memory by, which the first call makes.
+        """Return what the backend exports and imports memory by.
+
+        The first call makes it, and the lane that stands for the work of other libraries.
 
         Raises
         ------
@@ -106,7 +108,10 @@ class Sharing:
         dl_device: tuple[int, int] | None,
         copy: bool | None,
     ) -> Any:
-        """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`."""
+        """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`.
+
+        The buffer is exported as long as the consumer keeps what it makes of the capsule.
+        """
         device = self.dlpack_device(ref)
         if dl_device is not None and tuple(dl_device) != device:
             raise BufferError(f"{ref!r} is on DLPack device {device}, not on {tuple(dl_device)}; copy it: array = await device.get(ref)")
@@ -151,7 +156,7 @@ class Sharing:
         self._track_exports(ref, block).capsules.add(owner)
 
     def interface(self, ref: AccelRef) -> dict[str, Any]:
-        """Return the CUDA array interface.
+        """Return the CUDA array interface, and export the buffer until it is freed.
 
         Raises ``AttributeError`` where memory is not CUDA's, as objects without one do.
         """
@@ -162,7 +167,7 @@ class Sharing:
             raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
         block = self._block_of(ref)
         stream = exchange.stream if self._wait_for_pending(ref, block, exchange.stream.wait) else None
-        self._track_exports(ref, block).is_open = True
+        self._track_exports(ref, block).is_open = True  # for good: consumers do not tell their end
         return {
             "version": 3,
             "shape": ref.shape,
@@ -186,7 +191,7 @@ class Sharing:
             )
 
     def _block_of(self, ref: AccelRef) -> Block:
-        """Return the block of a valid ref; raise as an op on it would."""
+        """Return the block of a valid ref; raise as an op on it does."""
         self._context.check_alive()  # a durable ref outlives the context, its address does not
         self._context.core.refs.check(ref)
         block = self._context.buffers.block(ref)
@@ -196,10 +201,11 @@ class Sharing:
     def _track_exports(self, ref: AccelRef, block: Block) -> Exports:
         """Have ops on a buffer wait for the work of other libraries on it, from now on.
 
-        Return its exports, which decide how long: while a tensor lives, and for the work after it.
+        Return its exports, which the caller adds the new one to. They decide how long ops wait: while
+        a tensor lives, and for the work that was enqueued until its end.
         """
         exports = self._exports.get(ref.buffer)
-        is_first = exports is None
+        needs_hook = exports is None and not ref.is_managed  # managed memory has one of its own
         if exports is None:
             exports = self._exports[ref.buffer] = Exports()
         if not ref.is_foreign:
@@ -216,25 +222,30 @@ class Sharing:
                     if other.usage is before:  # the buffers of a graph have one usage
                         other.usage = shared
             # Undo that when the buffer is freed: the allocator reuses its usage.
-            if is_first and not ref.is_managed:
+            if needs_hook:
                 self._context.buffers.free_hooks[ref.buffer] = partial(
                     self._free_exported, ref.buffer, self._context.buffers.free_hooks.get(ref.buffer, self._context.buffers.allocator.free)
                 )
         return exports
 
-    def as_one(self, usages: Sequence[Usage]) -> Usage:
-        """Return one usage for the buffers of a graph, some of which may be exported."""
-        one, sharers = Usage(), Sharers()
+    def merge_usages(self, usages: Sequence[Usage]) -> Usage:
+        """Return a new usage for all buffers of a graph, some of which may be exported.
+
+        The ``usages`` stay as they are; the caller gives the buffers the new one.
+        """
+        merged, sharers = Usage(), Sharers()
         for usage in usages:
-            one.merge(usage)
+            merged.merge(usage)
             if isinstance(usage, SharedUsage) and isinstance(usage.is_shared, Sharers):
                 sharers.join(usage.is_shared)
-        return SharedUsage(one, self._outside, sharers) if sharers() else one
+        return SharedUsage(merged, self._outside, sharers) if sharers() else merged
 
     def _wait_for_pending(self, ref: AccelRef, block: Block, wait_event: Any) -> bool:
         """Have a consumer's stream wait for our ops on a buffer that have not ended.
 
-        ``wait_event`` has it wait for one event. Return whether there was such an op.
+        ``wait_event`` has it wait for one event; it is called once for each lane that has such an
+        op, unless that ends meanwhile. Return whether there was a lane. Raises ``BufferError``,
+        before anything waits, if an op is not in its stream yet.
         """
         pending = block.usage.pending(self._outside.timeline)
         if any(lane.enqueued < seq for lane, seq in pending):
@@ -251,16 +262,20 @@ class Sharing:
         return bool(pending)
 
     def _free_exported(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
-        """Free the block of an exported buffer: the next use of the memory waits for all work on it."""
+        """Free the block of an exported buffer by ``free``; the hook of :meth:`_track_exports`.
+
+        The next use of the memory waits for all work on it, also that of other libraries.
+        """
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.split()
         free(block)
 
     def _watch_outside(self) -> None:
-        """Have the timeline of other libraries learn when all that they have enqueued by now ends.
+        """Watch for the end of all that other libraries have enqueued by now.
 
-        After all captures, while a stream is captured.
+        Its end moves the timeline of their work on. While a stream is captured, this is put off
+        until all captures are over. After a fault nothing is watched.
         """
         context, lane = self._context, self._lane
         if context.fault is not None:
@@ -283,10 +298,11 @@ class Sharing:
     # -- importing
 
     def wrap(self, array: Any) -> AccelRef:
-        """Return a ref to another library's array."""
+        """Return a ref to another library's array, which is kept as long as the ref."""
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
         memory = self._open_exchange().take(array)
+        # Shared for good: the library may use its array whenever it likes.
         block = ExternalBlock(memory, SharedUsage(Usage(), self._outside, lambda: True))
         block.address = memory.address or BASE  # an empty array may be nowhere
         ref = self._add_external(ForeignRef, block, memory.shape, memory.dtype)
@@ -294,7 +310,7 @@ class Sharing:
         return ref
 
     async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return a ref to new managed memory."""
+        """Return a ref to new managed memory, which is closed if the context faults meanwhile."""
         context, system = self._context, self._context.core.system
         create = partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes))
         memory = await acquire(system, create, lambda memory: memory.close())
@@ -306,7 +322,10 @@ class Sharing:
         return self._add_external(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
 
     def _add_external(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
-        """Add a block that no allocator owns as a buffer, and return its ref."""
+        """Add a block that no allocator owns as a buffer, and return its ref.
+
+        When the buffer is freed, :meth:`_release` closes the memory.
+        """
         context = self._context
         refs, buffers = context.core.refs, context.buffers
         ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
@@ -319,7 +338,10 @@ class Sharing:
     # -- releasing
 
     def _release(self, buffer: int, block: Block) -> None:
-        """Free a block that no allocator owns: close its memory once its uses are over."""
+        """Close the memory of a block that no allocator owns once its uses are over.
+
+        Called when its buffer is freed; returns at once.
+        """
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._external[buffer]
@@ -336,8 +358,9 @@ class Sharing:
     def take_all(self) -> list[SlabMemory]:
         """Remove all memory from the context, slabs and the rest, and return it for the caller to close.
 
-        Memory that tensors of other libraries still use is left out: a thread closes it once they
-        are dropped.
+        Called once, at the context's end; closes the exchange with other libraries too. Memory that
+        their tensors still use is left out, with a warning: a thread closes it once they are
+        dropped.
         """
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault

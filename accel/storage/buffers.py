@@ -210,7 +210,7 @@ class Buffers:
                 self.allocator.free(block)
 
     async def provide_workspaces(self, lane: Timeline, stream: AccelStream, library: str) -> None:
-        """Give the stream of a lane the workspaces that ops of a library use there, if it lacks any.
+        """Give the stream of a lane the workspaces that ops of a library still lack there.
 
         They are the lane's until :meth:`release_workspaces`, and count in :attr:`workspace_nbytes`.
 
@@ -231,7 +231,7 @@ class Buffers:
     def release_workspaces(self, lane: Timeline) -> bool:
         """Free the workspaces of a lane, in which nothing runs; return whether it had any.
 
-        The caller has taken them from the stream before.
+        The caller takes them from the stream at once after that.
         """
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:

@@ -265,9 +265,7 @@ class DurableBook:
         return number
 
     def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
-        """Add a slab that a child made, and return whether it was added: not if the book is closed.
-
-        Its descriptor is the book's once it was added, else the caller's still.
+        """Add a slab that a child made, and own its descriptor; ``False`` if the book is closed.
 
         Raises
         ------
@@ -302,10 +300,7 @@ class DurableBook:
         self._remove_slab(number)
 
     def on_slab_lost(self, number: int, error: AccelError) -> None:
-        """Remove a slab that a new context could not map: its buffers are torn for good.
-
-        They stay in the book, without a slab, until their refs are dropped.
-        """
+        """Remove a slab that a new context could not map; its buffers stay, torn for good."""
         slab = self._remove_slab(number)
         logger.error("durable_slab_lost", device=self._refs.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
         for _, size, buffer in slab.places:
@@ -322,7 +317,7 @@ class DurableBook:
         return slab
 
     def on_slab_mapped(self, number: int, unmapped: threading.Event) -> None:
-        """Note that a new context of this process has mapped a slab; it sets ``unmapped`` at its end."""
+        """Note that a new context of this process has mapped a slab; its end sets ``unmapped``."""
         self._slabs[number].unmapped = unmapped
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
@@ -513,10 +508,7 @@ class DurableBook:
         return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs that some buffers are in, each with those of them that are in it.
-
-        Buffers that are not durable, or whose slab was lost, are left out.
-        """
+        """Return the slabs of those ``buffers`` that are durable and have one, each with them."""
         blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -528,7 +520,7 @@ class DurableBook:
         ]
 
     def apply_frees(self) -> None:
-        """Remove the buffers of dropped refs while there is no context to free them, and empty slabs.
+        """Remove the buffers of dropped refs, and empty slabs, while there is no context to do so.
 
         ``refs.dropped`` stays as it is: the next context takes from it, and has none of them.
         """

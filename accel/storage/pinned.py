@@ -156,7 +156,7 @@ class PinnedMemory:
             self._waiting -= 1
 
     def _take_free(self, nbytes: int) -> Block | None:
-        """Return a piece that is free; ``None`` if none is, or other calls wait: they come first."""
+        """Return a free piece; ``None`` if there is none, or other calls wait: they come first."""
         # The count is asked, not the lock, which is free for a moment between two waiters.
         return None if self._waiting else self.arena.take(nbytes)
 

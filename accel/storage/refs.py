@@ -153,7 +153,7 @@ class Refs:
                 )
 
     def register_token(self, ref: AccelRef) -> None:
-        """Note the ref of a token that was given out, so that :meth:`resolve` finds it while it lives."""
+        """Note the ref of a token, so that :meth:`resolve` finds it as long as it lives."""
         self._tokens[ref.buffer] = ref
 
     def resolve(self, token: AccelToken) -> AccelRef:
