@@ -547,7 +547,7 @@ class DurableBook:
     def close(self) -> None:
         """Forget all buffers, and close all descriptors: the device is closed. Idempotent.
 
-        Contexts that still end may call the book: it then does nothing.
+        Contexts that still end may call it then: it does nothing, and refuses new slabs.
         """
         self._is_closed = True
         self.buffers.clear()
