@@ -75,8 +75,12 @@ class Batch(Recorder):
         return array
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Send the recorded ops and wait for their end; send nothing if the body has raised.
+
+        Results of ops that did not run are freed: here if none was launched, else by the engine.
+        """
         self._end_recording()
-        core, recorded, has_ended = self._core, self._ops, False
+        core, recorded, is_device_done = self._core, self._ops, False
         submission = BatchSubmission(
             tuple(recorded.ops), tuple(recorded.plans), recorded.outputs, core.loop.create_future(), recorded.generation
         )
@@ -87,7 +91,7 @@ class Batch(Recorder):
             elif recorded.ops:
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
-            has_ended = True
+            is_device_done = True
         except AccelError as failed:
             if not submission.launched:  # else the engine frees the results of ops that do not run
                 submission.free_unlaunched_results()
@@ -96,4 +100,4 @@ class Batch(Recorder):
         finally:
             # An error's traceback holds this frame, and the submission's future holds the error.
             del submission
-            await self._release_ops(are_refs_unused=has_ended)
+            await self._release_ops(is_device_done=is_device_done)

@@ -271,7 +271,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             raise InvalidArgumentError(
                 f"{core.name} has no registered library {name!r}", remedy="Give the name of a class that was registered.", device=core.name
             )
-        registration.is_leaving = True  # contexts that are made from now on do not open it
+        registration.is_unregistered = True  # contexts that are made from now on do not open it
         submission = Unregistration(name, core.loop.create_future(), core.refs.live_generation)
         try:
             await self._sender.run(None, None, submission)
@@ -281,7 +281,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                 raise
         finally:
             if core.registrations.get(name) is registration:  # it stays
-                registration.is_leaving = False
+                registration.is_unregistered = False
                 core.on_registrations_changed()
             del submission, registration  # for the same reason as in register_as()
 

@@ -125,7 +125,7 @@ class Graph(Recorder):
                         ref.owner.dropped.append(ref.buffer)
             # An error's traceback holds this frame, and the submission's future holds the error.
             submission = program = None
-            await self._release_ops(are_refs_unused=self._program is not None)
+            await self._release_ops(is_device_done=self._program is not None)
 
     async def replay(self, *, timeout: float | None = None) -> None:
         """Run the recorded ops; returns when they have ended.

@@ -150,7 +150,7 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
     """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox.
 
     Without a context only durable memory is used, and nothing is in flight. Nor is anything after
-    a fault: no op retires in that context.
+    a fault: no op ends in that context. ``queued`` counts the callers that wait for READY too.
     """
     context = host.context
     used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()

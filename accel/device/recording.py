@@ -167,14 +167,14 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
             if isinstance(value, OpNamespace):
                 delattr(self, name)
 
-    async def _release_ops(self, *, are_refs_unused: bool) -> None:
+    async def _release_ops(self, *, is_device_done: bool) -> None:
         """Release the recorded ops, and allow their refs outside the block, in loop iterations.
 
         Called after the block was sent, so that blocks are sent in the order in which they end.
 
         Parameters
         ----------
-        are_refs_unused
+        is_device_done
             Whether the device has no use for the result refs any more: they are released in turns
             too, where no user keeps them.
         """
@@ -192,7 +192,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
                         recording.pop(ref.buffer, None)
                     if not number % CHECK_EVERY and turn.is_over:
                         await turn.next()
-                await release(ops, plans, outputs if are_refs_unused else [])
+                await release(ops, plans, outputs if is_device_done else [])
         finally:
             for refs in remaining:
                 for ref in refs:

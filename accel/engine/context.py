@@ -444,7 +444,7 @@ class Context(ContextBase):
             kernel = kernels.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
             if type(op) is Replay:
-                op.check()  # a library of its kernels may be unregistered by now
+                op.check_libraries()  # one may be unregistered by now
             if op.library not in lane.ready_libraries:
                 return False  # it lacks a workspace here, which is memory too
             if (plan.status is not None or (op.library, op.kind) in scratch.sizes) and not scratch.reserve(op, plan, lane):

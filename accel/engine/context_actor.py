@@ -121,7 +121,7 @@ class ContextActor(Actor[Never, None]):
         """
         core = self._core
         for registration in tuple(core.registrations.values()):
-            if not registration.is_eager or registration.is_leaving:
+            if not registration.is_eager or registration.is_unregistered:
                 continue
             try:
                 registration.check()

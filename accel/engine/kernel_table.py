@@ -148,7 +148,7 @@ class KernelTable:
         for op in [op for op in self.cache if op.library == name]:
             del self.cache[op]
         if name in self.registered:
-            self.registered[name].is_leaving = True
+            self.registered[name].is_unregistered = True
 
     def remove_registered(self, name: str) -> None:
         """Forget a registered library, whose instance is closed."""

@@ -260,8 +260,9 @@ class Lane(StreamClock):
     def _prepare_launch(self, launch: BoundOp, group: BoundGroup) -> bool:
         """Enqueue the waits of an op, inject its planned fault, and begin to measure its group.
 
-        Returns whether its kernel is to be called. If not, all is done here: the results of a
-        dropped op are freed, and an error that was raised has rejected the op.
+        Not called for an op that needs none of this. Returns whether its kernel is to be called. If
+        not, all is done here: the results of a dropped op and of those after it are freed, and an
+        error that was raised has ended its future.
         """
         try:
             # Also for a dropped op: later ops of the lane rely on the waits of its sequence number.
@@ -272,8 +273,8 @@ class Lane(StreamClock):
                 return False
             if launch.injected_fault is not None:
                 self._inject_fault(launch.injected_fault)
-            work = group.submission.observed
-            if work is not None and work.is_timed and group.span is None and self._timed_stream is not None:
+            telemetry = group.submission.observed
+            if telemetry is not None and telemetry.is_timed and group.span is None and self._timed_stream is not None:
                 group.span = self._timed_stream.begin_span()
         except BaseException as error:
             group.submission.launched += 1  # the waits may be in the stream: the group gets a mark

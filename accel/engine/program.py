@@ -336,13 +336,17 @@ class Replay(KernelOp[Any]):
         for ref in program.owned_refs:
             if ref.is_freed:
                 raise ref.stale_error()
-        self.check()
+        self.check_libraries()
         return program.plan
 
-    def check(self) -> None:
-        """Raise if a library of its kernels was unregistered, perhaps after :meth:`plan`."""
+    def check_libraries(self) -> None:
+        """Raise if a library that the recorded ops use was unregistered since the recording.
+
+        Called by :meth:`plan`, and by the context again before the launch: the library may have
+        gone while the op was queued.
+        """
         for library in self.program.registered_libraries:
-            if library.is_leaving:
+            if library.is_unregistered:
                 name = library.name
                 raise UnsupportedError(
                     f"library {name!r} was unregistered after the graph was recorded", library=name, remedy="Record the graph anew."
@@ -387,7 +391,7 @@ class Call(Replay):
         """See :meth:`KernelOp.plan`."""
         program = self.program
         if program.registered_libraries:
-            self.check()
+            self.check_libraries()
         self._check_operands()
         call_plan = program.call_plan
         if call_plan is None:

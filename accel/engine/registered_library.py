@@ -41,7 +41,7 @@ class RegisteredLibrary:
     ----------
     part : BackendPart
         The kernels, in the form in which a family has them.
-    is_leaving : bool
+    is_unregistered : bool
         Whether the library was unregistered: it takes no more ops.
     """
 
@@ -49,7 +49,7 @@ class RegisteredLibrary:
         self.name = name
         self.instance = instance
         instance.description = self._description = description
-        self.is_leaving = False
+        self.is_unregistered = False
         # Its lane and that of a batch may call it from two threads; it need not be thread-safe.
         self._lock = threading.Lock()
         kernels = {op.kind: self._adapt(getattr(instance, name)) for op, name in kernels_of(type(instance)).items()}

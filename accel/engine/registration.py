@@ -65,7 +65,7 @@ class Registration:
     ----------
     buffers : frozenset of int
         Numbers of the refs' buffers.
-    is_leaving : bool
+    is_unregistered : bool
         Whether ``unregister`` was called: the next generation does not open it.
     """
 
@@ -73,7 +73,7 @@ class Registration:
         self.name = name
         self.is_eager = is_eager
         self.refs = refs
-        self.is_leaving = False
+        self.is_unregistered = False
         self._call = call
         self.buffers = frozenset(ref.buffer for ref in refs)
 

@@ -286,7 +286,7 @@ class Sender:
     @staticmethod
     def check_timeout(timeout: float | None) -> None:
         """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_comparable(timeout)):
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_usable_timeout(timeout)):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
 
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:
@@ -416,9 +416,9 @@ def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
     raise InvalidArgumentError(f"{op.kind} has a timeout of its own, and the call has another", op=op.kind, remedy="Leave one of them out.")
 
 
-def _is_comparable(seconds: float) -> bool:
-    """Return whether a number of seconds can be compared with the time: it is not NaN."""
+def _is_usable_timeout(seconds: float) -> bool:
+    """Return whether a number of seconds, which may be infinite, can be added to the loop's time: it is not NaN."""
     try:
         return not math.isnan(seconds)
-    except OverflowError:  # an int that no float can hold
+    except OverflowError:  # an int that is too large for a float
         return False

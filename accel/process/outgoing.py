@@ -71,7 +71,7 @@ class Outgoing:
         return True
 
     def write(self, budget: int) -> bool:
-        """Write what the socket takes, about ``budget`` bytes; return whether all is written.
+        """Write at most ``budget`` bytes, as the socket takes them; return whether all is written.
 
         Raises
         ------

@@ -38,12 +38,13 @@ class MappedBlocks:
     system
         Has the worker threads for what may block.
     busy
-        Reports what may block, because ops wait for it.
+        Tells the parent's watchdog that a call that may take long is running.
     """
 
     def __init__(self, system: ActorSystem, busy: Busy) -> None:
         self._system = system
         self._busy = busy
+        # number -> mapping, and its registration if the device has one
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
         self._not_mapped: dict[int, tuple[int, int]] = {}  # number -> descriptor, size
 

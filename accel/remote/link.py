@@ -299,15 +299,16 @@ def backend_name(core: DeviceCore) -> str:
 def _child_config(core: DeviceCore, readiness: Literal["imports", "context", "model"]) -> Config:
     """Return what a child is told first: the device's options, without those of the parent alone.
 
-    Fault plans, restarts, the overload policy and stalls are the parent's. ``"model"`` is a context
-    for the child: the parent sends the rest in further messages.
+    Fault plans, restarts, the overload policy and the limits, which its watchdog enforces, are the
+    parent's. A spare with ``readiness="model"`` is told ``"context"``: the libraries and slabs of
+    the model follow in further messages.
     """
-    options: Any = core.options
+    options: Any = core.options  # those of a device that is open, which the protocol of the engine does not name
     return Config(
-        backend_name(core),
-        core.description.uuid,
-        core.name,
-        dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", limits=ProcessHost(stall_after=None)),
-        "imports" if readiness == "imports" else "context",
-        logging.getLogger("accel").getEffectiveLevel(),
+        backend=backend_name(core),
+        uuid=core.description.uuid,
+        name=core.name,
+        options=dataclasses.replace(options, faults=None, restart=RestartStrategy(), overload="wait", limits=ProcessHost(stall_after=None)),
+        readiness="imports" if readiness == "imports" else "context",
+        log_level=logging.getLogger("accel").getEffectiveLevel(),
     )

@@ -420,7 +420,7 @@ class Server:
         return Injection("poison", error) if error.is_fault else error
 
     def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return this process's ref of a buffer of the parent's; the first time, a new one."""
+        """Return this process's ref of the parent's buffer; the first time, a new one of this shape and dtype."""
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)

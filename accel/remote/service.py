@@ -55,19 +55,20 @@ class _Service:
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Have the server handle a message now, or queue the message, or its decoded submission.
 
-        Descriptors of a queued message are removed from ``fds``.
+        Descriptors of a queued message are removed from ``fds``: the channel closes those that are
+        left there.
         """
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
-        handled: bool | RemoteOp | RemoteBatch = False
+        outcome: bool | RemoteOp | RemoteBatch = False  # True: done; False: not begun; else decoded, to be dispatched
         if self._server is not None and self._inbox.empty():
-            handled = self._server.handle_now(kind, data)
-        if handled is False:
+            outcome = self._server.handle_now(kind, data)
+        if outcome is False:
             self._inbox.put_nowait((kind, data, fds.copy()))
             fds.clear()  # or the channel would close them
-        elif handled is not True:
-            self._inbox.put_nowait((_DISPATCH, handled, []))
+        elif outcome is not True:
+            self._inbox.put_nowait((_DISPATCH, outcome, []))
 
     async def run(self) -> None:
         """Serve until the parent closes the child, or has ended."""

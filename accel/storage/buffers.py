@@ -192,21 +192,23 @@ class Buffers:
         self.apply_frees()
 
     async def ensure_room(self, specs: Iterable[Spec], lane: Timeline) -> None:
-        """Have :meth:`allocate` find room for ``specs`` next: add slabs if need be.
+        """Make room so that the caller's next :meth:`allocate` of ``specs`` succeeds: add slabs if need be.
+
+        The caller allocates before its next ``await``, else the room may be gone.
 
         Raises
         ------
         OutOfMemoryError
             If the limit or the device has none.
         """
-        held: list[Block] = []
+        blocks: list[Block] = []
         try:
             for spec in specs:
                 block = await self._allocate_or_reclaim(spec.nbytes, lane)
-                held.append(block)
+                blocks.append(block)
         finally:
             # Nothing else allocates before the caller does, so the room is still there then.
-            for block in held:
+            for block in blocks:
                 self.allocator.free(block)
 
     async def provide_workspaces(self, lane: Timeline, stream: AccelStream, library: str) -> None:

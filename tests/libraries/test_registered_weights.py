@@ -204,7 +204,7 @@ async def test_a_hang_does_not_keep_an_unregistration_beyond_the_devices_end(rng
 
 
 @HOSTS
-async def test_a_fault_takes_what_is_leaving_with_it(host: Any, rng: np.random.Generator, tmp_path: Path) -> None:
+async def test_a_fault_takes_what_is_unregistered_with_it(host: Any, rng: np.random.Generator, tmp_path: Path) -> None:
     weights, journal = Weights(rng), tmp_path / "journal"
     hang = FaultPlan().hang_at(1, op="apply").poison_at(1, op="fill")
     async with opened(hang, host=host) as device:

@@ -224,19 +224,28 @@ def gone_within(handle: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1e3))
 
 
+def _kinds_of_descriptors(pid: int) -> list[str]:
+    """Return the sorted kinds of what a process holds, such as ``"socket:"``, less what it closes meanwhile."""
+    kinds = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            kinds.append(str(path.readlink()).partition("[")[0])
+    return sorted(kinds)
+
+
 async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing_of_it() -> None:
     async with ActorSystem() as system, forks(system, "numpy") as found:
         children = [await forked(found, "ignores_socket") for _ in range(3)]
         for child in children:
             assert await received(child) == b"ready\n"
-        held = [Path(f"/proc/{found.child.pid}/fd/{fd}").readlink() for fd in os.listdir(f"/proc/{found.child.pid}/fd")]
-        # Its own socket, and the lifelines of its children.
-        assert sorted(str(target).partition("[")[0] for target in held) == sorted(["/dev/null", "pipe:", "pipe:", *["socket:"] * 4])
+        # Its own socket, and the lifelines of its children. What it has sent is closed after the child has begun.
+        expected = sorted(["/dev/null", "pipe:", "pipe:", *["socket:"] * 4])
+        await until_so(lambda: _kinds_of_descriptors(found.child.pid) == expected, f"{expected} are what it holds")
         for child in children:
             child.kill()
             await ended(child)
             await child.aclose()
-        await until_so(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(held) - 3, "the end of the lifelines")
+        await until_so(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(expected) - 3, "the end of the lifelines")
         assert len(os.listdir(f"/proc/{found.child.pid}/task")) == 1
 
 

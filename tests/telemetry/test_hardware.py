@@ -68,7 +68,10 @@ def monitor(hardware: Hardware) -> Iterator[HardwareMonitor]:
 
 async def test_nothing_is_read_before_it_is_asked_for_and_then_on_one_thread(hardware: Hardware, monitor: HardwareMonitor) -> None:
     assert hardware.readings == 0
+    hardware.hangs.set()
     assert monitor.latest() is None, "it does not wait for the first answer"
+    hardware.hangs.clear()
+    hardware.let_go.set()
     await until(monitor.latest, "a reading")
     await until(lambda: hardware.readings > 5, "more readings")
     info = monitor.latest()
