@@ -45,7 +45,7 @@ __all__ = ["METRICS", "MetricSpec", "Metrics"]
 class MetricSpec(NamedTuple):
     """One metric.
 
-    Parameters
+    Attributes
     ----------
     name
         Without the suffix ``_total`` that counters have.
