@@ -9,7 +9,7 @@ import pytest
 
 import accel
 from accel.ops import Get
-from tests.solvers.test_sparse_solvers import DTYPES, positive, vector
+from tests.solvers.test_sparse_solvers import DTYPES, positive, skewed, vector
 
 scipy = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
@@ -33,7 +33,7 @@ async def test_both_solvers_solve_what_scipys_do(device: accel.Device, rng: np.r
         assert info == 0
         assert abs(seen[-1][0] - len(theirs)) <= 3, "rounding may make a few more or less"
         assert np.linalg.norm(b - source @ await device.get(x)) <= 1.05e-3 * np.linalg.norm(b)
-    skew = (source + scipy.diags_array([vector(rng, 1599, dtype)], offsets=[1])).tocsr().astype(dtype)
+    skew = skewed(rng, source, dtype)
     x, info = await device.sparse.gmres(await device.sparse.put(skew), ref, rtol=1e-4, restart=40, M=given)
     assert info == 0
     assert np.linalg.norm(b - skew @ await device.get(x)) <= 1.05e-4 * np.linalg.norm(b)
