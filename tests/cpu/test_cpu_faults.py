@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,23 +16,6 @@ from accel.errors import (
     LibraryError,
 )
 from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    opened = CpuBackend().open(0)
-    yield opened
-    opened.close(abandon=True)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.opened.set()
 
 
 class Signal:

@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,23 +19,6 @@ from accel.errors import (
 )
 from accel.registry import find_device
 from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    opened = CpuBackend().open(0)
-    yield opened
-    opened.close(abandon=True)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.opened.set()
 
 
 def test_backend_is_found_and_describes_this_machine() -> None:
