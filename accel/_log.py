@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
     error = event.pop("error", None)
     raised = error if isinstance(error, BaseException) else None  # a child tells of one by its text
-    # A fault of the tree says all in its text; where it was raised (the query of an event) tells nobody anything.
+    # A fault of the tree says all in its text; where it was raised (the query of an event) adds nothing.
     exc_info = event.pop("exc_info", None) if raised is None or isinstance(raised, AccelError) else raised
     name = str(event.pop("event"))
     pairs = dict(event)

@@ -25,7 +25,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def guard() -> None:
-    """End the process on Ctrl-C with a short message, if it is ``accel`` or ``python -m accel`` and nobody else handles Ctrl-C."""
+    """End the process on Ctrl-C with a short message, if it is ``accel`` or ``python -m accel`` and Ctrl-C has no other handler."""
     program = sys.argv[0] if sys.argv else ""
     # The script that installers write has the command's name, without an ending.
     if os.path.basename(program) == "accel" or (program == "-m" and ("-m", "accel") in pairwise(sys.orig_argv)):

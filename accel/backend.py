@@ -191,7 +191,7 @@ class SlabMemory(Protocol):
 
 
 class HeldSlab(SlabMemory, Protocol):
-    """A slab that outlives its context, and its process, as long as somebody holds a descriptor of it.
+    """A slab that outlives its context, and its process, as long as a process holds a descriptor of it.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """DLPack, by which array libraries share memory: capsules made of our memory, and those of others read.
 
 A capsule's deleter may be called anywhere, when the interpreter is going away too, so it must be native code that knows how to deal with that. numpy has
-such a one: a capsule of ours is numpy's, of an array over an address that nobody reads through it, with device and element type set right afterwards.
+such a one: a capsule of ours is numpy's, of an array over an address that is not read through it, with device and element type set right afterwards.
 What the structures mean: https://dmlc.github.io/dlpack/latest/c_api.html.
 """
 

@@ -3,8 +3,8 @@
 ``python benchmarks/observed_service.py [--host inline] [--clients 64] [--seconds 1] [--rounds 15] [--traces 0.01]``: the CPU backend.
 
 One service is measured. The two ways take turns, in an order that changes; the median of the rounds' ratios counts. The processor time of a request says the
-same on a busy machine. With ``--traces`` each request is sent below a span of its client, as a web framework makes it, both ways; so many of
-these are sampled.
+same on a busy machine. With ``--traces`` each request is sent below a span of its client, as a web framework makes it, both ways; this share
+of them is sampled.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tracing(system: accel.System, provider: TracerProvider) -> Iterator[None]:
 
 
 async def measured(service: ModelService, clients: int, seconds: float, provider: TracerProvider | None) -> Pass:
-    """Send requests from so many clients, each of which awaits its answer before the next, below a span of a provider."""
+    """Send requests from ``clients`` tasks, each of which awaits an answer before its next request, below a span of ``provider``."""
     tracer = None if provider is None else provider.get_tracer("client")
     item, count, until = np.ones(WIDTH, np.float32), 0, time.perf_counter() + seconds
 
@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each pass")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--traces", type=float, metavar="RATIO", help="measure traces, of which so many are sampled, and not metrics")
+    parser.add_argument(
+        "--traces", type=float, metavar="RATIO", help="measure traces with this share of requests sampled, instead of metrics"
+    )
     parser.add_argument("--json", help="a file for the results")
     options = parser.parse_args()
     hosts = (options.host,) if options.host else ("inline", "process")

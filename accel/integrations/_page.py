@@ -219,7 +219,7 @@ class Page:
         return await system.run_blocking(lambda: json.dumps(timeline.trace()).encode())
 
     async def _closed_within(self, seconds: float) -> bool:
-        """Wait so long; return whether the page was closed meanwhile, at once."""
+        """Wait until the page is closed, ``seconds`` at most; return whether it is closed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()

@@ -157,7 +157,7 @@ async def test_a_graph_is_destroyed_beside_the_loop(device: accel.Device, monkey
         del graph
         async with asyncio.timeout(20):
             while not closed:
-                device.info()  # takes note of what was dropped
+                device.info()  # frees the buffers of refs that were dropped
                 await asyncio.sleep(0)
     finally:
         gc.enable()

@@ -273,7 +273,7 @@ async def test_a_graph_that_is_dropped_in_flight_is_given_back_when_its_replay_h
     plan = FaultPlan().hang_at(1, op="replay")
     async with opened(plan) as device:
         replay = await closed_in_flight(device)
-        device.info()  # takes note of what was dropped
+        device.info()  # frees the buffers of refs that were dropped
         assert not native.closed
         plan.release()
         await replay

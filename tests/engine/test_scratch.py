@@ -202,7 +202,7 @@ async def test_batches_and_graphs_have_it_too(worked: Worked, rng: np.random.Gen
     for each in (x, y):
         await device.put(each, out=ref)
         await graph.replay()
-        # Between two replays nobody else is given what the graph works in.
+        # Between two replays no other op is given the graph's scratch memory.
         fillers = [await device.full((500,), 9.0, "float64") for _ in range(8)]
         np.testing.assert_array_equal(await device.get(result), -abs(each))
         np.testing.assert_array_equal(await device.get(half), abs(each[:250]))

@@ -401,11 +401,11 @@ async def let_in(gate: Path) -> None:
     def is_in() -> bool:
         try:
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:  # nobody waits yet
+        except OSError:  # no reader waits yet
             return False
         return True
 
-    await until(is_in, "somebody at the gate")
+    await until(is_in, "a child at the gate")
 
 
 def state(pid: int) -> str:

@@ -103,7 +103,7 @@ async def test_array_is_kept_until_the_last_use_is_over() -> None:
         use = task(device.elementwise.unary("neg", ref, out=other))
         await in_flight(device, 1)
         del ref
-        device.info()  # takes note of what was dropped
+        device.info()  # frees the buffers of refs that were dropped
         gc.collect()
         await in_flight(device, 2)
         assert gone() is not None, "let go of under a running op"

@@ -117,7 +117,7 @@ class Report:
         budget = budget_of(name)
         if not math.isfinite(value):
             raise ValueError(f"{name} gave {value}, which is no measurement")
-        # Held as shown, so that nobody sees a limit kept and called broken.
+        # Compared as shown, so that no report shows a limit kept and calls it broken.
         value = _round(value)
         ok = also and holds(value, budget.must, budget.better)
         ratio = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details, also)

@@ -103,7 +103,7 @@ class Suite:
     cases
         All of them, in the order in which they run; cases that ``accel`` brings may be among them.
     loops
-        The event loops that are measured if nobody says which.
+        The event loops that are measured where none is named.
     machine
         What the numbers depend on besides what every report says: versions of drivers and libraries. Called once, with the device there.
     close
