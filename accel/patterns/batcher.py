@@ -283,11 +283,11 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         request = Request(item, size, loop.create_future(), self._now, is_idempotent, self.service, self._begun_at)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
+        request.number = self._counters.submitted + 1
         is_suspect = isolation is not None and request.is_idempotent and key in isolation.lines
         if not (isolation.join(request, key) if isolation is not None and is_suspect else self._queue.offer(request)):
             raise self._full()
-        self._counters.submitted += 1
-        request.number, request.key = self._counters.submitted, key
+        self._counters.submitted, request.key = request.number, key
         probes = self.service.probes
         error: BaseException | None = None
         if probes.request_begun:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from inspect import isawaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ from accel.patterns.recovering import Attribution
 from accel.telemetry import DeviceTime, Probe, ServedBatch, Service
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 __all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue", "call", "end", "launch", "trial_of"]
 
@@ -135,13 +138,21 @@ class Request:
     timer : asyncio.TimerHandle or None
         What ends the caller's wait at the deadline.
     number : int
-        Its place among all that were submitted, from 1.
+        Its place among all that were submitted, from 1; it is set before the request is queued.
     key : Hashable
         The fingerprint of a suspect's item, if it has one.
     fault : Exception or None
         The last fault at which it was on the device.
     attribution : Attribution or None
         What the contexts that died under a suspect are charged to.
+    tenant : str
+        The share that its device time is charged to; empty without shares.
+    deadline : float
+        Loop time at which its caller's timeout ends.
+    routing_key : Hashable
+        What its caller chose the device by, if by anything.
+    home : Any
+        The taker that is to take it, and no other; ``None``: any.
     """
 
     item: Any
@@ -160,10 +171,53 @@ class Request:
     attribution: Attribution | None = None
     timer: asyncio.TimerHandle | None = None
     fault: Exception | None = None
+    tenant: str = ""
+    deadline: float = math.inf
+    routing_key: Hashable = None
+    home: Any = None
+
+
+class _Lane:
+    """Requests in order, of which any can be removed in constant time.
+
+    Attributes
+    ----------
+    orders : list
+        A heap of the keys of ``requests``, and of those that were removed from it since.
+    requests : dict
+        Order -> request.
+    """
+
+    __slots__ = ("orders", "requests")
+
+    def __init__(self) -> None:
+        self.orders: list[Any] = []
+        self.requests: dict[Any, Request] = {}
+
+    def first(self) -> Any:
+        """Return the first order; ``None`` if there is no request."""
+        orders = self.orders
+        while orders and orders[0] not in self.requests:
+            heappop(orders)
+        return orders[0] if orders else None
+
+    def remove(self, order: Any) -> bool:
+        """Remove a request; return whether it was here."""
+        if self.requests.pop(order, None) is None:
+            return False
+        if len(self.orders) > 2 * len(self.requests) + _REMOVED:
+            self.orders = sorted(self.requests)
+        return True
+
+
+_REMOVED = 64
+"""Orders of removed requests that a lane may keep, besides one for each request."""
 
 
 class RequestQueue:
     """A queue bounded in items, and the requests that wait for room in it, in order. Removing a request takes constant time.
+
+    Requests with a ``home`` are in a lane of their own, from which that taker takes alone.
 
     Parameters
     ----------
@@ -171,6 +225,8 @@ class RequestQueue:
         Items that fit.
     waiting_limit
         Items that may wait for room; 0 refuses at once.
+    by_deadline
+        Take the earliest deadline first, behind what was put back; ``False``: the oldest.
 
     Attributes
     ----------
@@ -178,77 +234,119 @@ class RequestQueue:
         Items inside, and items that wait for room.
     """
 
-    __slots__ = ("_limit", "_queue", "_waiters", "_waiting_limit", "queued", "waiting")
+    __slots__ = ("_by_deadline", "_common", "_lanes", "_limit", "_waiters", "_waiting_limit", "queued", "waiting")
 
-    def __init__(self, limit: int, waiting_limit: int) -> None:
+    def __init__(self, limit: int, waiting_limit: int, *, by_deadline: bool = False) -> None:
         self._limit = limit
         self._waiting_limit = waiting_limit
-        # Ordered dictionaries: taking from the middle (a cancelled request) costs as little as taking from the front.
-        self._queue: OrderedDict[Request, None] = OrderedDict()
+        self._by_deadline = by_deadline
+        self._common = _Lane()
+        self._lanes: dict[Any, _Lane] = {None: self._common}
+        # An ordered dictionary: taking from the middle (a cancelled request) costs as little as taking from the front.
         self._waiters: OrderedDict[Request, None] = OrderedDict()
         self.queued = 0
         self.waiting = 0
 
-    def offer(self, request: Request) -> bool:
-        """Add a request to the queue, or to those that wait for room; return whether there was space in either."""
+    def offer(self, request: Request, *, is_bounded: bool = True) -> bool:
+        """Add a request, which has its number, to the queue, or to those that wait for room; return whether there was space in either."""
         size = request.size
-        if self.queued + size <= self._limit and not self._waiters:
-            self._queue[request] = None
-            self.queued += size
-            return True
-        if self.waiting + size <= self._waiting_limit:
+        if is_bounded and (self.queued + size > self._limit or self._waiters):
+            if self.waiting + size > self._waiting_limit:
+                return False
             self._waiters[request] = None
             self.waiting += size
             return True
-        return False
+        lane = self._common if request.home is None else self._lanes.setdefault(request.home, _Lane())
+        order = self._order(request) if self._by_deadline else request.number
+        lane.requests[order] = request
+        heappush(lane.orders, order)
+        self.queued += size
+        return True
+
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """Add requests that were taken, before all that were not, whatever the limit."""
+        for request in requests:
+            self.offer(request, is_bounded=False)
 
     def discard(self, request: Request) -> None:
         """Remove a request whose caller has left; does nothing if it is not here."""
-        if request in self._queue:
-            del self._queue[request]
+        lane = self._lanes.get(request.home)
+        if lane is not None and lane.remove(self._order(request)):
             self.queued -= request.size
         elif request in self._waiters:
             del self._waiters[request]
             self.waiting -= request.size
         else:
             return
-        self._admit()
+        if self._waiters:
+            self._admit()
 
-    def take(self, limit: int) -> list[Request]:
-        """Take requests from the front, as many as fit into ``limit`` items; requests whose caller has left are dropped."""
-        queue = self._queue
+    def take(self, limit: int, taker: Any = None, most: int = sys.maxsize) -> list[Request]:
+        """Take requests from the front, as many as fit into ``limit`` items; requests whose caller has left are dropped.
+
+        Parameters
+        ----------
+        taker
+            Takes from its lane too, in one order with the others.
+        most
+            Requests that are taken at most.
+        """
+        common, own = self._common, None if taker is None else self._lanes.get(taker)
         taken: list[Request] = []
-        while queue:
-            request, _ = queue.popitem(last=False)
-            size = request.size
-            # The future of a cancelled caller is done one iteration before the caller discards its request.
-            if request.future.done():
-                self.queued -= size
-            elif size > limit:
-                queue[request] = None
-                queue.move_to_end(request, last=False)
+        while len(taken) < most:
+            lane = common
+            if own is not None and own.orders and not (common.orders and common.orders[0] < own.orders[0]):
+                lane = own
+            if not lane.orders:
                 break
-            else:
+            order = lane.orders[0]
+            request = lane.requests.get(order)
+            if request is not None:
+                size = request.size
+                # The future of a cancelled caller is done one iteration before the caller discards its request.
+                if not request.future.done():
+                    if size > limit:
+                        break
+                    limit -= size
+                    taken.append(request)
                 self.queued -= size
-                limit -= size
-                taken.append(request)
+                del lane.requests[order]
+            heappop(lane.orders)
         if self._waiters:
             self._admit()
         return taken
 
+    def rehome(self, taker: Any, choose: Callable[[Hashable], Any]) -> None:
+        """Give the requests of a taker that has gone to others: each to ``choose(routing_key)``, or to all."""
+        lane = self._lanes.pop(taker, None)
+        requests = [] if lane is None else list(lane.requests.values())
+        for request in (*requests, *self._waiters):
+            if request.home is taker:
+                request.home = choose(request.routing_key)
+        self.queued -= sum([request.size for request in requests])
+        self.put_back(requests)
+
     def clear(self) -> list[Request]:
         """Take all requests, also those that wait for room."""
-        left = [*self._queue, *self._waiters]
-        self._queue.clear()
+        left = [*(lane.requests[order] for lane in self._lanes.values() for order in sorted(lane.requests)), *self._waiters]
+        self._common = _Lane()
+        self._lanes = {None: self._common}
         self._waiters.clear()
         self.queued = self.waiting = 0
         return left
 
     def oldest(self) -> float | None:
-        """Return the loop time at which the first request in the queue was submitted; ``None`` if there is none."""
-        for request in self._queue:
-            return request.since
-        return None
+        """Return the loop time at which the oldest request in the queue was submitted; ``None`` if there is none."""
+        if self._by_deadline:
+            return min([request.since for lane in self._lanes.values() for request in lane.requests.values()], default=None)
+        firsts = [lane.requests[order].since for lane in self._lanes.values() if (order := lane.first()) is not None]
+        return min(firsts, default=None)
+
+    def _order(self, request: Request) -> Any:
+        """Return what its lane has the request under. It does not change while it is there."""
+        if self._by_deadline:
+            return -math.inf if request.is_launched else request.deadline, request.number
+        return request.number
 
     def _admit(self) -> None:
         waiters = self._waiters
@@ -258,8 +356,7 @@ class RequestQueue:
                 return
             del waiters[request]
             self.waiting -= request.size
-            self._queue[request] = None
-            self.queued += request.size
+            self.offer(request, is_bounded=False)
 
 
 def launch(batch: ServedBatch) -> None:

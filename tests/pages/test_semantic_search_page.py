@@ -20,7 +20,9 @@ async def kill_and_poison(browser: Browser) -> None:
     await browser.until("document.getElementById('timeline').textContent.includes('Generation 2 became 3')")
     answered = await browser.run("return counts.answered")
     await browser.until(f"counts.answered > {answered + 2}")  # a search that two deaths cut short may fail
-    await browser.run("document.getElementById('timeline').replaceChildren()")  # it keeps eight lines, the first poison's may be one of them
+    await browser.run(
+        "document.getElementById('timeline').replaceChildren()"
+    )  # it keeps eight lines, the first poison's may be one of them
     await browser.click("#poison")
     await browser.until("document.getElementById('timeline').textContent.includes('Generation 3 became 4')")
     await browser.until("document.getElementById('timeline').textContent.includes('the request killed the device')")
