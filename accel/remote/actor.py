@@ -80,7 +80,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         self._ready_future: _ReadyFuture | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Promote a spare child or start one, and have it begin the generation."""
+        """Promote a spare child or start one, and have it begin the generation.
+
+        The device is READY when this returns. If it raises, the supervisor decides what follows.
+        """
         core = self._core
         began = time.perf_counter()
 
@@ -90,7 +93,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         try:
             remote, link, promoted = await self._begin_in_child(copy_off_loop)
         except BaseException:
-            await self._children.wait_ended()
+            await self._children.wait_ended()  # the next attempt needs the child's memory
             raise
         self._owner.on_published(remote)
         core.refs.sharing = remote.sharing
@@ -99,22 +102,24 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def _begin_in_child(self, copy_off_loop: _CopyOffLoop) -> tuple[RemoteContext, Link, str | None]:
         """Begin the generation in a spare child, or in a new one if no spare can.
 
-        A spare that fails is killed, and the next one is tried. Return the
-        context, its child, and what a spare had made ready; ``None`` for a new child.
+        A spare that fails is killed, and the next one is tried. Return the context, its child, and,
+        for the log, what a promoted spare had made ready: the value of ``standby=``, ``"starting"``
+        if it was not ready yet, ``None`` for a new child.
         """
         core = self._core
         while (spare := self._children.take_spare()) is not None:
-            state = core.options.standby if spare.is_warm else "starting"
+            promoted = core.options.standby if spare.is_warm else "starting"
             ready = self._ready_future = core.loop.create_future()
             try:
                 return (
                     await self._begin(spare, ready, copy_off_loop, _PROMOTION_TIMEOUT if spare.is_warm else STARTUP_TIMEOUT),
                     spare,
-                    state,
+                    promoted,
                 )
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
-        if not core.lifecycle.generation:  # the first; a later one is needed at once
+        # The first generation has time for the forkserver's imports; a later one is needed at once.
+        if not core.lifecycle.generation:
             await self._children.forkserver.wait_settled(_FORKSERVER_TIMEOUT)
         ready = self._ready_future = core.loop.create_future()  # before: the child may refuse at once
         link = await Link.start(core, "imports", self, self._children.forkserver)
@@ -130,8 +135,9 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def _begin(self, link: Link, ready: _ReadyFuture, copy_off_loop: _CopyOffLoop, first_timeout: float) -> RemoteContext:
         """Have a child begin the generation, and return its context once ops may be sent.
 
-        The child must send something within ``first_timeout`` seconds. Sets ``core.capabilities``,
-        binds durable buffers and opens eager libraries. If this raises, the child is killed.
+        The child must send something within ``first_timeout`` seconds; its READY ends ``ready``.
+        Becomes the listener of ``link``, sets ``core.capabilities``, binds durable buffers and
+        opens eager libraries. If this raises, the child is killed.
         """
         core, watchdog = self._core, link.watchdog
         self._link, link.listener = link, self
@@ -170,7 +176,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         return remote
 
     async def _wait_earlier_ended(self) -> None:
-        """Wait until all earlier children have ended, which could write to durable memory.
+        """Wait until all earlier children have ended: until then they may write to durable memory.
 
         Raises
         ------
@@ -180,7 +186,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         core = self._core
         if not await self._children.wait_ended():
             raise HostDiedError(
-                f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
+                f"a child of {core.name} was killed and does not end: no other one gets the durable memory while this one may write to it",
                 device=core.name,
                 scope=FaultScope.CONTEXT,
                 remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
@@ -217,7 +223,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Give a message to the context; before READY, end the wait for READY.
 
-        READY also sets what the core says of the backend: durability and graphs.
+        READY also sets in the core whether the backend has durable buffers and graphs. A malformed
+        message raises :class:`ProtocolError`: the channel is lost, and :meth:`on_lost` called.
         """
         remote, ready = self._context, self._ready_future
         try:
@@ -241,12 +248,12 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
     def on_lost(self, error: AccelError | None) -> None:
-        """Fail the child if it violated the protocol; of its end :meth:`on_exit` is told."""
+        """Fail the child if it violated the protocol; if it has ended, :meth:`on_exit` does."""
         if isinstance(error, ProtocolError):
             self._fail_child(error)
 
     def on_expired(self, why: str) -> None:
-        """Fail the child, which the watchdog has given up."""
+        """Fail the child, which has not done in time what ``why`` says; the watchdog calls this."""
         name = self._core.name
         self._fail_child(HostDiedError(f"the child of {name} {why}", hung=True, device=name, scope=FaultScope.CONTEXT))
 
@@ -270,11 +277,14 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     # -- the end
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Kill the child. Its shared memory is reused once it has ended."""
+        """Kill the child before the next attempt. Its shared memory is reused once it has ended."""
         self._end_child()
 
     async def stopped(self, context: ActorContext) -> None:
-        """Have the child release everything, and wait for its end."""
+        """Have the child release everything, and wait for its end: the device is closed.
+
+        A child that has faulted, or has ops in flight, is killed.
+        """
         remote, link = self._context, self._link
         if remote is not None and link is not None and remote.fault is None and not remote.in_flight:
             self._unpublish()
@@ -289,14 +299,14 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         await self._children.wait_ended()
 
     def _unpublish(self) -> None:
-        """Stop the watchdog, and take the context back: no op is sent to it any more."""
+        """Stop the watchdog, and take the context back from the owner: it gets no more ops."""
         if self._link is not None:
             self._link.watchdog.stop()
         if self._context is not None:
             self._owner.on_published(None)
 
     def _end_child(self) -> None:
-        """Close the context, and kill the child, without waiting for its end."""
+        """Close the context, fail its ops in flight, and kill the child; do not wait for its end."""
         self._unpublish()
         remote, self._context = self._context, None
         link, self._link = self._link, None

@@ -52,7 +52,10 @@ class _ReportedSubmission:
         return self
 
     def succeed(self) -> None:
-        """Report the success to the parent, or the failure that :meth:`reject` has left for now."""
+        """Report the success to the parent, or the failure that :meth:`reject` has left for now.
+
+        Releases the operands in either case, as :meth:`reject` does.
+        """
         if not self.future.done():
             self.future.cancel()
             self._answers.report_success(self.number, self.observed)
@@ -155,7 +158,10 @@ class Answers:
         self._sent_memory = (0, 0)
 
     def begin_generation(self) -> None:
-        """Send the pending answers before a generation begins; report memory again after."""
+        """Send the pending answers, and forget which memory was reported: a generation begins.
+
+        So the parent gets the memory in use with the first answer, although it did not change.
+        """
         self.flush()
         self._sent_memory = (0, 0)
 
@@ -191,7 +197,10 @@ class Answers:
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def flush(self) -> None:
-        """Send the answers. An error here ends the generation: the parent would wait for them."""
+        """Send the answers, and the memory in use if that has changed.
+
+        An error here ends the process: the parent would wait for the answers for ever.
+        """
         try:
             self._send()
         except Exception as error:

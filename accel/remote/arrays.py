@@ -102,7 +102,7 @@ class CopyBack:
                 close_all(self._arrays)
 
     def give_up(self) -> None:
-        """Release the shared memory without a copy, unless :meth:`copy` has begun."""
+        """Release the shared memory without a copy, unless :meth:`copy` has begun: it does then."""
         if self._claim.acquire(blocking=False):
             close_all(self._arrays)
 
@@ -144,7 +144,7 @@ class SharedArrays:
         return place is not None
 
     def in_piece(self, piece: Block, array: np.ndarray[Any, Any]) -> SharedArray:
-        """Return a place for an array in a piece of an arena that is large enough."""
+        """Return a place for an array in a piece that is large enough; it owns the piece."""
         block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
         place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
         return SharedArray(self._arena, piece, piece.address, array, place)

@@ -78,7 +78,11 @@ class MappedBlocks:
             logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
     def _map(self, number: int) -> mmap.mmap:
-        """Map a block that has come and is not mapped yet, and close its descriptor."""
+        """Map a block that has come and is not mapped yet, and close its descriptor.
+
+        Raises :class:`OutOfMemoryError` or :class:`LibraryError` if that fails; a later call may
+        succeed.
+        """
         fd, nbytes = self._not_mapped[number]
         try:
             mapping = mmap.mmap(fd, nbytes)

@@ -67,7 +67,11 @@ class BusyCalls(OffloadedCalls):
         self._loaded: set[Callable[..., None]] = set()  # kernels that have run once
 
     def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
-        """Call a kernel on this worker thread; report the child as busy if that may load."""
+        """Call a kernel on this worker thread; report the child as busy if the call may load.
+
+        The first call of a registered library's kernel may, and every call of another kernel that
+        is made here.
+        """
         if kernel in self._loaded:
             super().call_kernel(kernel, lane, op, *operands)
             return

@@ -26,6 +26,8 @@ _LOGGED_BY_PARENT = frozenset(("context_ready", "actor_failed"))
 class ForwardingHandler(logging.Handler):
     """Sends each event of accel's logger to the parent.
 
+    Making one sets the level of accel's logger, and keeps its events from the root's handlers.
+
     Parameters
     ----------
     channel

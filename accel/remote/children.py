@@ -98,7 +98,10 @@ class Children:
         return sorted(self.spares, key=lambda spare: _STATES.index(spare.state))
 
     def kill(self, link: Link, on_ended: Callable[[], object] | None = None) -> None:
-        """Kill a child, and call ``on_ended`` once it has ended. Returns at once."""
+        """Kill a child, close its channel, and call ``on_ended`` once it has ended.
+
+        Returns at once; :meth:`wait_ended` waits for the end.
+        """
 
         def on_exit(status: ExitStatus) -> None:
             self._ending.pop(link, None)

@@ -53,7 +53,8 @@ class RemoteContext(RequestContext):
     def dispatch_now(self, submission: OpSubmission) -> bool:
         """Send one op if it need not wait; else do nothing and return ``False``.
 
-        A :class:`Free` has succeeded when this returns.
+        It waits for shared memory, or for a large copy to there. A :class:`Free` has succeeded when
+        this returns.
         """
         op = submission.op
         if type(op) is Free:
@@ -77,14 +78,18 @@ class RemoteContext(RequestContext):
         return True
 
     def must_wait(self, submission: Submission) -> bool:
-        """Return whether a submission has an array that has to wait for shared memory."""
+        """Return whether a submission is an op with an array that has to wait for shared memory.
+
+        Later submissions may then overtake it. ``False`` for batches, which hold the queue up.
+        """
         array = host_array_of(submission.op) if isinstance(submission, OpSubmission) else None
         return array is not None and not self._arrays.has_place(array)
 
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
         """Send a batch if it has no arrays, fits into a message, and there is room for it.
 
-        Else return ``False``: :meth:`dispatch` sends the rest, from ``submission.dispatched`` on.
+        Return whether all of it was sent. If not, :meth:`dispatch` sends the rest, from
+        ``submission.dispatched`` on.
         """
         ops, limit = submission.ops, self.core.options.max_in_flight
         if submission.dispatched or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
@@ -130,10 +135,14 @@ class RemoteContext(RequestContext):
             with contextlib.suppress(AccelError):  # the child has ended
                 self._send_unregistration(unwanted)
             raise
-        self.registered[library] = True
+        self.registered.add(library)
 
     async def open_ahead(self, registration: Registration) -> None:
-        """Have the child open an eager library before the generation is ready; log if it cannot."""
+        """Have the child open an eager library before the generation is ready.
+
+        If it cannot, log that: the first op of the library opens it then. Raises only if the
+        context has faulted.
+        """
         name = registration.name
         try:
             registration.check()
@@ -142,14 +151,14 @@ class RemoteContext(RequestContext):
             self.check_alive()
             logger.warning("library_not_opened", device=self.core.name, generation=self.generation, library=name, error=error)
         else:
-            self.registered[name] = True
+            self.registered.add(name)
 
     def _send_unregistration(self, submission: Unregistration) -> None:
-        """Have the child close a registered library, after the ops that were sent before."""
+        """Forget a registered library, and have the child close it after the ops sent before."""
         self.check_alive()
         name = submission.library
         submission.registration = self.core.withdraw_registration(name)
-        self.registered.pop(name, None)
+        self.registered.discard(name)
         number = next(self._numbers)
         self.send_request(number, PendingRequest(submission, 0, 1), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
@@ -168,7 +177,10 @@ class RemoteContext(RequestContext):
         return layout
 
     async def drop_unregistered(self) -> None:
-        """Have a promoted spare close the libraries that were unregistered since it opened them."""
+        """Have a promoted spare close the libraries that were unregistered since it opened them.
+
+        Called before its generation begins; then the link forgets what the spare had open.
+        """
         libraries = self._link.libraries
         for name in [name for name, registration in libraries.items() if self.core.registrations.get(name) is not registration]:
             del libraries[name]

@@ -47,12 +47,16 @@ class ForkserverActor(HelperProcessActor):
         self._slot = slot
         self._starts_before_ready = starts_before_ready
         self._closing_client: ForkserverClient | None = None  # its aclose() may have been cancelled
-        self._is_given_up = False
+        self._is_given_up = False  # for good, once it must not be forked any more
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
         slot.on_importing()  # children wait for it from here on
 
     async def _ensure_process(self) -> None:
-        """Start the forkserver unless it runs, and have it import what is registered."""
+        """Start the forkserver unless it runs, and have it import what is registered.
+
+        Children that are wanted meanwhile wait for it: see :attr:`ForkserverSlot.is_importing`. Do
+        nothing once it was given up, or before it is wanted.
+        """
         core, slot = self._core, self._slot
         if self._is_given_up or not (core.is_ready or self._starts_before_ready):
             return
@@ -91,7 +95,10 @@ class ForkserverActor(HelperProcessActor):
             logger.info("forkserver_ready", device=core.name, pid=client.child.pid)
 
     async def _import(self, client: ForkserverClient, preload: Preload, timeout: float) -> None:
-        """Have the forkserver import; if it must not be forked after that, give it up for good."""
+        """Have the forkserver import; if it must not be forked after that, end it for good.
+
+        An import that fails is only logged.
+        """
         name, registration = self._core.name, preload.registration
         library = None if registration is None else registration.name
         try:

@@ -60,13 +60,13 @@ class HelperProcessActor(Actor[None, None]):
 
     @abstractmethod
     def _on_process_lost(self, error: AccelError, pause: float, *, is_spent: bool) -> None:
-        """Log that the process died or could not be started, and that ``pause`` seconds follow.
+        """Log that the process died or could not be started, and is replaced in ``pause`` seconds.
 
-        ``is_spent`` says that the budget of replacements is.
+        With ``is_spent`` the budget of replacements is spent, and the pause is a long one.
         """
 
     def _subscriptions(self) -> list[tuple[list[Callable[[], object]], Callable[[], object]]]:
-        """Return the lists of listeners to join while this runs, each with the function to add."""
+        """Return lists of listeners, each with the function that is in it while this actor runs."""
         return [(self._core.lifecycle.listeners, self._request_check), (self._core.registration_listeners, self._request_check)]
 
     async def started(self, context: ActorContext) -> None:

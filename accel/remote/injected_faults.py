@@ -24,10 +24,11 @@ __all__ = ["InjectedFaults", "begin_action"]
 
 
 def begin_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Begin a fault plan's action, and return the child's part of it, as a message has it.
+    """Begin a fault plan's action, and return what the child is to do, as a message has it.
 
-    ``None`` if the child is to do nothing. This kills the child if the plan does, and starts the
-    thread that waits for the plan to end a hang.
+    An encoded error is raised there, or poisons the context if it is a fault; ``"poison"`` and
+    ``"hang"`` are by name; ``None``: nothing. An action that kills, kills the child here; for a
+    hang, a thread is started that waits until the plan ends it.
     """
     if action is None or isinstance(action, AccelError):
         return None if action is None else encode_error(action)

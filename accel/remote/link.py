@@ -80,7 +80,7 @@ class Link:
     listener : Listener
         Handles what the child sends; another one after a promotion.
     on_exit : callable
-        Called with the exit status of the child; by default the listener's method.
+        Called with the exit status of the child, once it has ended; by default the listener's.
     is_warm : bool
         Whether the child has made ready all that it can before a generation begins.
     is_busy : bool
@@ -127,7 +127,8 @@ class Link:
         core
             State of the device that outlives its contexts.
         readiness
-            What the child makes ready: its imports, or its context too.
+            What the child makes ready: its imports, or its context too. For ``"model"`` that is the
+            context: the listener then sends slabs and libraries.
         listener
             Handles what the child sends.
         forkserver
@@ -137,6 +138,8 @@ class Link:
         ------
         BackendUnavailableError
             Descriptors, processes or memory ran out.
+        UnsupportedError
+            An option of the device cannot be pickled.
         """
         link = cls(core, listener)
         try:
@@ -175,13 +178,14 @@ class Link:
         return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
 
     def end_busy(self) -> None:
-        """End the busy time, if the child is busy: it says so, or nothing is in flight any more."""
+        """End the busy time, if the child is busy: it has said so, or nothing is in flight now."""
         self._busy_before, self.is_busy = self.busy_seconds(), False
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
         """Send a message, at the end of this loop iteration or ``now``.
 
-        To a child that is gone nothing is sent; its end is reported to the listener.
+        Nothing is sent, and nothing raised, once the connection is closed: the listener is told of
+        the end of the child.
         """
         try:
             self.channel.send(kind, data, fds=fds, now=now)
@@ -191,7 +195,7 @@ class Link:
     def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[Any]:
         """Send a question, and return the future of the answer.
 
-        The listener fails the questions to a child that is gone: see :meth:`fail_questions`.
+        When the child ends, its listener calls :meth:`fail_questions`, so that the future ends too.
         """
         number = next(self.numbers)
         answer = self.questions[number] = self._core.loop.create_future()
@@ -199,7 +203,10 @@ class Link:
         return answer  # cancelling it leaves the entry, because the answer still comes
 
     def settle(self, number: int, error: AccelError | None, answer: object = None) -> bool:
-        """Settle a question with its answer or error; return whether there was such a question."""
+        """Settle a question with its answer or error; return whether it was asked and unanswered.
+
+        ``True`` also if its waiter was cancelled meanwhile.
+        """
         question = self.questions.pop(number, None)
         if question is not None and not question.done():
             question.set_result(answer) if error is None else question.set_exception(error)
@@ -231,7 +238,10 @@ class Link:
             self.sent_blocks.add(number)
 
     def release_block(self, number: int) -> None:
-        """Have the child unmap a block of host memory, if it has it; all ops on it are answered."""
+        """Have the child unmap a block of host memory, if it has it.
+
+        Called when the arena has closed the block, which it does only once no op uses it.
+        """
         if number in self.sent_blocks:
             self.sent_blocks.discard(number)
             self.tell(Kind.UNMAP_BLOCK, number.to_bytes(8, "little"))
@@ -274,12 +284,12 @@ class Link:
         logger.log(number, event, **pairs)
 
     def _on_lost(self, error: AccelError | None) -> None:
-        """End the child, with which nothing can be exchanged any more."""
+        """Kill the child, because no messages can be exchanged any more, and tell the listener."""
         self.child.kill()  # if the connection has merely broken, the exit status says why
         self.listener.on_lost(error)
 
     def _on_exit(self, status: ExitStatus) -> None:
-        """Release what is kept for the child while it runs, and report its end."""
+        """Stop what runs for the child, and report its end by :attr:`on_exit`."""
         self.watchdog.stop()
         self._core.pinned.block_listeners.discard(self.release_block)
         self.on_exit(status)

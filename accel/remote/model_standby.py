@@ -59,7 +59,10 @@ class ModelStandbyActor(StandbyActor):
             self._request_check()
 
     async def _update(self, link: Link) -> None:
-        """Bring the spare up to what is registered now, each step within ``busy_timeout``."""
+        """Bring the spare up to what is registered now, each step within ``busy_timeout``.
+
+        Then it is ready. Do nothing for a spare that is ready, or has no context yet.
+        """
         if link is not self._prepared or link.is_warm:
             return
         link.watchdog.begin_step(self._core.options.limits.busy_timeout)
@@ -107,7 +110,10 @@ class ModelStandbyActor(StandbyActor):
         return False
 
     async def _ask(self, link: Link, kind: Kind, data: bytes, registration: Registration, slabs: Iterable[KeptSlab] = ()) -> None:
-        """Have the spare do something for a library, and wait for it. An error is only logged."""
+        """Have the spare do something for a library, and wait for it. An error is only logged.
+
+        The message takes the descriptors of ``slabs`` with it.
+        """
         try:
             await link.ask(kind, data, fds=[slab.fd for slab in slabs])
         except AccelError as error:

@@ -63,6 +63,8 @@ class OpWriter:
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
         """Return an op for :meth:`OpReader.read`. The caller has checked its refs.
 
+        Announces its class to the child before, and objects that are sent once, where they are new.
+
         Parameters
         ----------
         op
@@ -190,12 +192,15 @@ class OpReader:
         names = self._fields[number]
         for name, value in zip(names, values, strict=False):
             _set_field(op, name, value)
-        if len(values) > len(names):
+        if len(values) > len(names):  # the dict of other attributes: see _values_getter
             vars(op).update(values[-1])
         return op
 
     def _decode_values(self, values: list[Any], marks: Sequence[tuple[int, int]]) -> None:
-        """Replace the values with marks by what they stand for, in place."""
+        """Replace the values with marks by what they stand for, in place.
+
+        Raises if one cannot be loaded here; those before it are replaced by then.
+        """
         for i, mark in marks:
             value = values[i]
             if mark == _REF:
@@ -230,9 +235,9 @@ def _encode_ref(ref: AccelRef) -> tuple[Any, ...]:
 
 
 def _key_of(value: object) -> Hashable | None:
-    """Return what identifies an object that is sent once, and then named by a number, or ``None``.
+    """Return what identifies an object that is sent once, and then named by a number.
 
-    These are members of enumerations, and compiled kernels.
+    These are members of enumerations, and compiled kernels; ``None`` for all others.
     """
     if isinstance(value, enum.Enum):  # a member need not be hashable
         # Combined flags are no members, and may be many.

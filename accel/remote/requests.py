@@ -58,6 +58,8 @@ _BURST = 16
 class RequestContext(ContextBase):
     """Sends ops and questions to one child, and settles them with the answers.
 
+    Making one has the child's watchdog bound the time until its requests are answered.
+
     Parameters
     ----------
     core
@@ -87,19 +89,20 @@ class RequestContext(ContextBase):
         self._faults = core.options.faults
         self._freed: list[int] = []  # buffers that the next message frees
         self._has_durable = False  # whether there was a durable buffer
-        self.registered: dict[str, bool] = {}
+        self.registered: set[str] = set()  # names of the registered libraries that the child has open
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
         link.watchdog.watch(self._pending, self._questions)
         self._durable = DurableReports(core.durable)
-        self._reserved = self._workspace = self.peak = 0
+        self._reserved = self._workspace = self.peak = 0  # bytes, as the child has reported them
 
     # -- sending
 
     def send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: Mapping[int, SharedArray]) -> None:
         """Send the next ops of a batch, as many as a message holds.
 
-        ``submission.dispatched`` counts what was sent. If one of the ops cannot be sent, send those
-        before it, and raise the error, with its ``op_index``.
+        ``submission.dispatched`` counts what was sent: the caller sends the rest after the answer.
+        If one of the ops cannot be sent, send those before it, and raise the error, with its
+        ``op_index``.
 
         Parameters
         ----------
@@ -156,7 +159,11 @@ class RequestContext(ContextBase):
         submission.dispatched = end
 
     async def send_graph(self, submission: GraphSubmission) -> None:
-        """Send the ops of a graph, which the child captures. A long one is encoded in turns."""
+        """Send the ops of a graph, which the child captures. A long one is encoded in turns.
+
+        If the caller has gone meanwhile, nothing is sent. Raises if the ops do not fit into one
+        message, or an operand was freed.
+        """
         program, turn = submission.program, Turn()
         created = {ref.buffer for ref in program.owned_refs}
         wire_ops: list[WireOp] = []
@@ -167,7 +174,7 @@ class RequestContext(ContextBase):
                 await turn.next()
         if submission.is_settled:
             return
-        self._buffer_nbytes[program.handle.buffer] = 0
+        self._buffer_nbytes[program.handle.buffer] = 0  # freeing it makes the child drop the graph
         self._buffer_nbytes.update((ref.buffer, ref.nbytes) for ref in program.owned_refs)
         number, result_ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
         data = pack(number, result_ids, wire_ops, handle=program.handle.buffer)
@@ -179,8 +186,13 @@ class RequestContext(ContextBase):
     def make_results(self, submission: Submission, index: int, plan: Plan) -> tuple[AccelRef, ...]:
         """Return the refs of an op's results, right before the op is sent, and count them as live.
 
-        Of an op by itself, this also makes the refs, unless it has some, and sets ``result``.
-        Checks its operands again: it may have waited, and they may have been freed meanwhile.
+        The ops of a batch have theirs since they were recorded. For an op that is awaited by itself
+        the refs are made here, unless its sender has made them, and ``submission.result`` is set.
+
+        Raises
+        ------
+        StaleRefError
+            An operand was freed while the op waited to be sent.
         """
         self._check_operands(plan)
         core, live = self.core, self._buffer_nbytes
@@ -202,7 +214,7 @@ class RequestContext(ContextBase):
     def send_op(self, submission: OpSubmission, plan: Plan, shared: SharedArray | None) -> None:
         """Send one op as a whole, with the place of its array, if it has one.
 
-        ``shared`` is this method's: the place is released by the answer, or here if this raises.
+        The caller gives ``shared`` away: it is closed by the answer, or here if this raises.
         """
         op, arrays = submission.op, () if shared is None else (shared,)
         try:
@@ -216,7 +228,7 @@ class RequestContext(ContextBase):
             raise
 
     def begin_chunked(self, submission: Submission) -> None:
-        """Count an op whose array moves in chunks as launched, before its first chunk is sent."""
+        """Count an op as launched and in flight, before the first chunk of its array is sent."""
         submission.launched += 1
         submission.outstanding += 1
         self.on_dispatched(submission, 1, 1)
@@ -224,10 +236,11 @@ class RequestContext(ContextBase):
     def send_chunk(
         self, submission: Submission, ops: Sequence[KernelOp], result_ids: list[list[int]], shared: SharedArray, action: bytes | str | None
     ) -> PendingRequest:
-        """Send one chunk of an array: the last of the ops moves it, the others make its buffer.
+        """Send one chunk of an array, and return the request, for :meth:`wait_done`.
 
-        The messages of chunks end no op, so they count none; see :meth:`begin_chunked`. ``shared`` is
-        released by the answer, or here if this raises.
+        The last of ``ops`` moves the chunk; with the first chunk of a new buffer, the one before
+        makes that. The answer to a chunk ends no op, so the request counts none: see
+        :meth:`begin_chunked`. ``shared`` is closed by the answer, or here if this raises.
         """
         request = PendingRequest(submission, 0, 0, (shared,), (shared,) if isinstance(ops[-1], Get) else ())
         try:
@@ -239,7 +252,10 @@ class RequestContext(ContextBase):
         return request
 
     async def wait_answered(self, submission: Submission) -> None:
-        """Wait until the child has answered all messages of a submission."""
+        """Wait until the child has answered all messages of a submission.
+
+        Raises the fault of the context, as :meth:`wait_done` does.
+        """
         await self.wait_until(lambda: all(request.submission is not submission for request in self._pending.values()))
 
     async def wait_done(self, request: PendingRequest) -> None:
@@ -247,7 +263,11 @@ class RequestContext(ContextBase):
         await self.wait_until(lambda: request.is_done)
 
     async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
-        """Send a question, which takes no place in the order of ops, and return its answer."""
+        """Send a question, which takes no place in the order of ops, and wait for its answer.
+
+        Return the layout if a kernel was compiled, ``None`` for other questions that succeeded;
+        raise the error that the child answers.
+        """
         self.check_alive()
         answer: KernelLayout | None = await self._link.ask(kind, data)
         return answer
@@ -257,7 +277,7 @@ class RequestContext(ContextBase):
     ) -> None:
         """Send ops as one message, which also frees the buffers dropped since the last one.
 
-        Blocks of host memory that the child has not yet are sent before.
+        Blocks of host memory that the arrays are in are sent before, unless the child has them.
         """
         for shared in request.arrays:
             self._arrays.send_block(shared)
@@ -301,14 +321,20 @@ class RequestContext(ContextBase):
     # -- memory
 
     def apply_frees(self, max_count: int | None = None) -> None:
-        """Have the child free the buffers of dropped refs, of ``max_count`` at most."""
+        """Have the child free the buffers of dropped refs, of ``max_count`` at most.
+
+        After a fault they are only forgotten: the memory ends with the child.
+        """
         self._collect_dropped(max_count)
         freed, self._freed = self._freed, []
         if freed and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
     def _collect_dropped(self, max_count: int | None = None) -> None:
-        """Move the buffers of dropped refs to those that the next message frees."""
+        """Move the buffers of dropped refs to those that the next message frees.
+
+        Those that the child does not have, such as buffers of an earlier generation, are forgotten.
+        """
         dropped = self.core.refs.dropped
         for _ in range(len(dropped) if max_count is None else min(max_count, len(dropped))):
             buffer = dropped.popleft()
@@ -324,7 +350,7 @@ class RequestContext(ContextBase):
     # -- answers
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle a message of the child."""
+        """Handle a message of the child. Descriptors that are kept are removed from ``fds``."""
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._on_answer(number, None, -1)
@@ -349,7 +375,10 @@ class RequestContext(ContextBase):
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _on_device_time(self, number: int, seconds: float) -> None:
-        """Charge the device time of a request, which cannot be longer than it was away."""
+        """Charge a submission the device time that the child has measured for one of its requests.
+
+        A child may report anything: at most the time since the submission was sent is charged.
+        """
         request = self._pending.get(number)
         work = None if request is None else request.submission.observed
         if request is None or work is None or not work.is_timed:
@@ -362,7 +391,15 @@ class RequestContext(ContextBase):
 
         A request whose arrays are copied back off the loop is retired after the copy.
 
-        ``index`` is that of the op that failed, from the first of the message on; -1: unknown.
+        Parameters
+        ----------
+        number
+            Of the question or request.
+        error, index
+            Its error, ``None`` if it has succeeded, and the op that failed, counted from the first
+            of the message; -1: unknown.
+        answer
+            The layout of a kernel that was compiled.
         """
         if self._questions and self._link.settle(number, error, answer):
             return
@@ -383,7 +420,10 @@ class RequestContext(ContextBase):
         self._retire(request)
 
     def _on_failed(self, request: PendingRequest, error: AccelError, index: int) -> None:
-        """Fail a submission with the error of one of its ops; keep a chunk's for its sender."""
+        """Fail a submission with the error of one of its ops.
+
+        The error of a chunk is kept in the request, for the task that sends the chunks.
+        """
         submission = request.submission
         if not request.count:
             request.error = error
@@ -398,7 +438,10 @@ class RequestContext(ContextBase):
         submission.reject_from(max(index, 0), failure)
 
     def _on_copied_back(self, number: int, request: PendingRequest, error: AccelError | None) -> None:
-        """End a request whose arrays were copied back off the loop, or could not be."""
+        """End a request whose arrays were copied back off the loop, or could not be.
+
+        Called on the loop, by the context's actor, after the copy.
+        """
         copy = self._copies.pop(number, None)  # None: the child has ended, and the copy was given up
         if error is not None:
             if copy is not None:
@@ -421,7 +464,8 @@ class RequestContext(ContextBase):
     def retire_ops(self, submission: Submission, count: int) -> None:
         """Retire ops of a submission that the child has answered, and end it after the last ones.
 
-        With no op left in flight the child is not busy. After a fault the ops have failed already.
+        Once no op is in flight the child counts as not busy. After a fault nothing is retired: all
+        ops have failed by it.
         """
         if self.in_flight == count and self._link.is_busy:
             self._link.end_busy()
@@ -440,7 +484,7 @@ class RequestContext(ContextBase):
     # -- the end
 
     def on_child_ended(self) -> None:
-        """Release the shared memory that the child could use until its process has ended."""
+        """Release the shared memory that the child could use; called when its process has ended."""
         while self._pending:
             close_all(self._pending.popitem()[1].arrays)
         while self._copies:
@@ -461,7 +505,7 @@ class RequestContext(ContextBase):
     def shut_down(self) -> None:
         """Refuse further requests, and fail those in flight with :class:`ClosedError`.
 
-        After a fault, with the fault.
+        If the context has faulted before, with the fault instead.
         """
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)

@@ -83,8 +83,8 @@ class _DecodedOps:
 class Server:
     """Owns the context of a child, and handles the messages for it, in order.
 
-    :class:`~accel.remote.service` calls :meth:`handle_now` for each message, and :meth:`handle` for
-    those that have to wait.
+    :mod:`accel.remote.service` calls :meth:`handle_now` for each message, and :meth:`handle` for
+    those that have to wait. After a fault the process ends: see :meth:`on_fault`.
 
     Parameters
     ----------
@@ -122,7 +122,11 @@ class Server:
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
-        """Make ready what the config asks for before a generation begins, and report it by WARM."""
+        """Make ready what the config asks for before a generation begins, and report it by WARM.
+
+        Finds the device, makes the core, imports libraries; with ``readiness="context"``, makes the
+        context too. Raises :class:`BackendUnavailableError` if the device is not there.
+        """
         config, system = self._config, self._system
         # Find the device, whose index may be another one in this process.
         module, _, name = config.backend.partition(":")
@@ -144,7 +148,7 @@ class Server:
         self._channel.send(Kind.WARM)
 
     async def _begin(self, begin: Begin) -> None:
-        """Handle a BEGIN message: make the context, unless it is there, and report what it offers."""
+        """Handle a BEGIN message: make the context, unless it is there, and report READY."""
         core, self._has_begun = self._core, True
         core.oom_retry.deadline = time.monotonic() + begin.oom_patience
         self._durable_reporter.begin_generation(begin.generation, begin.most_slabs)
@@ -161,6 +165,7 @@ class Server:
         """Make the context. Its generation is 1 here: only the parent counts generations."""
         # It is never restarted: after a fault the parent replaces this process.
         restart = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
+        # The actor calls on_published, which sets self.context, before it counts as started.
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=restart)
         self.context.opening = self._busy
         self.context.offloaded = BusyCalls(self._core.loop, self._busy, self.context.registered)
@@ -171,7 +176,7 @@ class Server:
             self.context = context
 
     def on_fault(self, error: AccelError) -> NoReturn:
-        """Report the fault to the parent, and end the process."""
+        """Report the fault to the parent, and end the process: another child follows."""
         with contextlib.suppress(ClosedError):  # the parent has ended
             self._channel.send(Kind.FAULT, encode_error(error), now=True)
         os._exit(_FAULT_EXIT_CODE)
@@ -182,17 +187,20 @@ class Server:
         return reserved, workspace
 
     def on_broken(self, error: BaseException) -> None:
-        """End the generation by an error of accel itself, after which an answer may be lost."""
+        """End the process by an error of accel itself, after which an answer may be lost."""
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
         self.on_fault(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle one message, and wait for what it takes. Messages after it wait meanwhile."""
-        handled = self.handle_now(kind, data)
-        if isinstance(handled, (RemoteOp, RemoteBatch)):
-            await self.dispatch(handled)
-        elif handled:
+        """Handle one message, and wait for what it takes. Messages after it wait meanwhile.
+
+        The descriptors in ``fds`` are this method's to close.
+        """
+        outcome = self.handle_now(kind, data)
+        if isinstance(outcome, (RemoteOp, RemoteBatch)):
+            await self.dispatch(outcome)
+        elif outcome:
             return
         elif kind == Kind.BEGIN:
             await self._begin(pickle.loads(data))
@@ -207,8 +215,8 @@ class Server:
         elif kind == Kind.REGISTER:
             await self._open_library(data)
         elif kind == Kind.UNREGISTER:
-            ended = RemoteUnregistration(data[8:].decode(), self._core.loop.create_future(), self.context.generation)
-            await self.dispatch(ended.report_to(self._answers, _number_of(data)))
+            unregistration = RemoteUnregistration(data[8:].decode(), self._core.loop.create_future(), self.context.generation)
+            await self.dispatch(unregistration.report_to(self._answers, _number_of(data)))
         elif kind == Kind.UNMAP_SLABS:
             for (number,) in struct.iter_unpack("<Q", data):
                 await self.context.durables.unmap(number)
@@ -244,9 +252,9 @@ class Server:
         return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.dispatch_batch_now(submission)
 
     def _take_batch(self, data: bytes) -> RemoteOp | RemoteBatch | None:
-        """Return the submission of a BATCH message, whose end is reported by itself.
+        """Decode a BATCH message to a submission, which reports its own end to the parent.
 
-        Before, free the buffers that the message drops, and set the faults to be injected into its
+        Also frees the buffers that the message drops, and sets the faults to be injected into its
         ops. If the first op cannot be decoded, report that to the parent, and return ``None``.
         """
         number, _, result_ids, fault_actions, wire_ops, freed, is_timed = unpack(data)
@@ -280,6 +288,7 @@ class Server:
         for index, (wire_op, buffers) in enumerate(zip(wire_ops, result_ids, strict=True)):
             try:
                 op = self._op_reader.read(wire_op)
+                # The plan of a user's op may name dtypes by strings.
                 plan = op.plan() if op.library in LIBRARIES else with_dtypes(op.plan())
                 result_refs = tuple(self._new_ref(buffer, spec) for buffer, spec in zip(buffers, plan.creates, strict=True))
             except BaseException as raised:  # a class of a user's raises anything
@@ -296,7 +305,10 @@ class Server:
         self._answers.report_failure(number, error, -1 if error.op_index is None else error.op_index)
 
     async def _capture_graph(self, data: bytes) -> None:
-        """Handle a GRAPH message: decode its ops in turns with other work, and capture them."""
+        """Handle a GRAPH message: decode its ops in turns with other work, and capture them.
+
+        If one cannot be decoded, report that, and capture nothing.
+        """
         number, handle, result_ids, _, wire_ops, _, _ = unpack(data)
         decoded, turn = _DecodedOps([], [], []), Turn()
         for start in range(0, len(wire_ops), CHECK_EVERY):
@@ -332,7 +344,7 @@ class Server:
     def _free(self, buffers: Sequence[int]) -> None:
         """Free buffers and graphs that the parent has dropped.
 
-        Report the memory in use, after the successes so far.
+        Then send the pending answers, and how much memory is in use now.
         """
         for buffer in buffers:
             self._programs.pop(buffer, None)
@@ -344,7 +356,7 @@ class Server:
         self._answers.flush()
 
     async def dispatch(self, submission: Any) -> None:
-        """Dispatch a submission, in turn; if that raises, report it as the submission's failure."""
+        """Dispatch a submission, once it can be; if that raises, report it as its failure."""
         try:
             if not (isinstance(submission, RemoteOp) and self.context.dispatch_now(submission)):
                 await self.context.dispatch(submission)
@@ -372,7 +384,10 @@ class Server:
             self._answers.report_success(number)
 
     async def _map_slab(self, data: bytes, fd: int) -> None:
-        """Handle a MAP_SLAB message: map the slab, bind its buffers to a generation, and answer."""
+        """Handle a MAP_SLAB message: map the slab, bind its buffers to a generation, and answer.
+
+        Closes ``fd``, whatever happens.
+        """
         number, slab, durables = _number_of(data), decode_slab(data[8:], fd), self.context.durables
         try:
             await durables.map_ahead(slab)
@@ -386,7 +401,7 @@ class Server:
             os.close(fd)
 
     def _compile(self, data: bytes) -> None:
-        """Handle a COMPILE message in a task: it takes no place in the order of ops."""
+        """Handle a COMPILE message in a task of its own: it takes no place in the order of ops."""
         task = asyncio.ensure_future(self._run_compile(data))
         self._compiling.add(task)
         task.add_done_callback(self._compiling.discard)
@@ -407,9 +422,9 @@ class Server:
             self._channel.send(Kind.COMPILED, data[:8], layout)
 
     def _decode_action(self, action: bytes | str | None) -> Injection | AccelError | None:
-        """Return what the parent's fault plan does to an op, as this process injects it.
+        """Return the fault to be injected into an op, as the parent's fault plan has decided.
 
-        A hang lasts until the next END_HANGS: those of earlier messages do not end it.
+        For a hang, clears the event that ends hangs: an END_HANGS that came before does not end it.
         """
         if action is None or action == "poison":
             return None if action is None else Injection("poison")
@@ -420,7 +435,10 @@ class Server:
         return Injection("poison", error) if error.is_fault else error
 
     def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return this process's ref of the parent's buffer; the first time, a new one of this shape and dtype."""
+        """Return this process's ref of the parent's buffer.
+
+        The first time, make it, of this shape and dtype.
+        """
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)

@@ -81,7 +81,10 @@ class StandbyActor(HelperProcessActor):
         """Bring the spare up to date with the registered libraries: nothing to do here."""
 
     def _on_prepared(self, link: Link) -> None:
-        """Handle WARM: the spare has its imports and, if it is to have one, its context."""
+        """Handle WARM: the spare has its imports and, if it is to have one, its context.
+
+        That is all here, so it is ready; a spare for a model is not yet.
+        """
         self._set_ready(link)
 
     def _set_ready(self, link: Link) -> None:
@@ -121,7 +124,10 @@ class StandbyActor(HelperProcessActor):
         self._request_check()
 
     def take(self) -> Link | None:
-        """Give the spare to the caller; ``None`` if there is none, or it was killed."""
+        """Give the spare to the caller; ``None`` if there is none, or it was killed.
+
+        This actor starts another one once the device is ready again.
+        """
         return None if self._error is not None else self._detach()
 
     def _detach(self) -> Link | None:
@@ -134,7 +140,10 @@ class StandbyActor(HelperProcessActor):
     # -- called by the link
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle a message of the spare; see :class:`~accel.remote.link.Listener`."""
+        """Handle a message of the spare; see :class:`~accel.remote.link.Listener`.
+
+        A spare that reports an error is killed: :meth:`on_exit` has it replaced.
+        """
         core, link = self._core, self._link
         if link is None or self._error is not None:  # promoted, or given up
             return
@@ -160,7 +169,7 @@ class StandbyActor(HelperProcessActor):
             raise ProtocolError(f"the spare child of {self._core.name} answered what it was not asked", device=self._core.name)
 
     def on_lost(self, error: AccelError | None) -> None:
-        """Keep the error of the connection; see :class:`~accel.remote.link.Listener`."""
+        """Keep the error of the connection for :meth:`on_exit`: the link has killed the child."""
         self._error = self._error or error
 
     def on_expired(self, why: str) -> None:

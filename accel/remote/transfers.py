@@ -70,8 +70,8 @@ class ArrayTransfers:
         """
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        shared = await self._copy_in(submission, 0, submission.op, plan)
-        if shared is None:
+        shared = await self._place_array(submission, 0, submission.op, plan)
+        if shared is None:  # nothing is left to send
             return
         if submission.is_settled:
             shared.close()
@@ -81,7 +81,8 @@ class ArrayTransfers:
     async def send_batch(self, submission: BatchSubmission) -> None:
         """Send the ops of a batch that are not sent yet, one message after the other.
 
-        If the caller has gone, free the results of those that are left. An error names its op.
+        If the caller has gone, free the results of those that are left. An error that is raised has
+        the index of its op.
         """
         context, ops = self._context, submission.ops
         limit = context.core.options.max_in_flight
@@ -113,9 +114,9 @@ class ArrayTransfers:
         """Choose the ops of the next message of a batch; return the index after the last of them.
 
         Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that the
-        caller can free it if this raises. The array of a put is copied there. The message ends
-        before an op whose array has moved in chunks, which only the first can, or whose caller has
-        gone: nothing is sent then.
+        caller can free it if this raises. The array of a put is copied there. The first op may move
+        its array in chunks here, or its caller may go: then this returns ``start``, no message is
+        left to send, and the next call goes on behind an op that has moved.
         """
         copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
@@ -124,7 +125,7 @@ class ArrayTransfers:
                 continue
             if index > start and (copied >= self._pinned.max_chunk or not self._arrays.has_place(array)):
                 return index
-            shared = await self._copy_in(submission, index, ops[index], submission.plans[index])
+            shared = await self._place_array(submission, index, ops[index], submission.plans[index])
             if shared is None:
                 return index
             if shared.is_copied:
@@ -132,17 +133,17 @@ class ArrayTransfers:
             arrays[index] = shared
         return end
 
-    async def _copy_in(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
-        """Return the array of op ``index`` in shared memory, to which that of a put is copied.
+    async def _place_array(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
+        """Wait for shared memory for the array of op ``index``, and copy the array of a put there.
 
-        ``None`` if nothing is left to send: the caller has gone, or the array has moved in chunks, and
-        the op is settled.
+        ``None`` if nothing is left to send: the caller has gone, or the array is larger than a
+        chunk, has moved in chunks here, and the op has ended.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
         shared = self._arrays.allocate(array)
         if shared is None:
-            piece = await self._wait_room(array.nbytes, submission)
+            piece = await self._wait_piece(array.nbytes, submission)
             if piece is None:
                 return None
             if piece.nbytes < array.nbytes:
@@ -153,9 +154,9 @@ class ArrayTransfers:
         return shared
 
     async def _copy_source(self, op: KernelOp, shared: SharedArray) -> None:
-        """Copy the array of a put into its place, a large one off the loop.
+        """Copy the array of a put into its place, a large one off the loop; do nothing for a get.
 
-        If that fails, free the place. Do nothing for a get.
+        If that fails, or the context has faulted meanwhile, free the place and raise.
         """
         if type(op) is not Put:
             return
@@ -169,10 +170,12 @@ class ArrayTransfers:
             shared.close()
             raise
 
-    async def _wait_room(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
-        """Wait in order for shared memory for an array, or for a chunk of it, and return it.
+    async def _wait_piece(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
+        """Wait in turn for a piece of shared memory for an array, or for a chunk of it.
 
-        ``None`` if the caller has gone before the transfer has begun. Raises the fault of the context.
+        The caller frees the piece, which may be smaller than ``nbytes``. ``None`` if its user has
+        gone before the transfer has begun; with ``is_begun`` the piece is waited for all the same.
+        Raises the fault of the context.
         """
         context, core = self._context, self._context.core
         waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
@@ -186,7 +189,7 @@ class ArrayTransfers:
             if waiting.done() and waiting.exception() is None:  # with a fault in the same iteration
                 self._pinned.arena.free(waiting.result())
             context.check_alive()
-            return None
+            return None  # the caller has gone
         finally:
             core.workload.in_hand -= 0 if is_begun else 1
             if not waiting.done():
@@ -195,11 +198,12 @@ class ArrayTransfers:
     # -- chunks
 
     async def _move_in_chunks(self, submission: Submission, index: int, op: KernelOp, plan: Plan, piece: Block) -> None:
-        """Move the array of op ``index`` in chunks, the first through ``piece``; settle the op.
+        """Move the array of op ``index`` in chunks, the first through ``piece``, and end the op.
 
         Each chunk is a put to a view of the whole buffer, or a get of one, and the next chunk is
-        sent once the child has answered. So the array takes the shared memory of one chunk. If the
-        caller has gone before the first, only ``piece`` is freed.
+        sent once the child has answered. So the array takes the shared memory of one chunk. An
+        error after the first chunk was begun ends the op, and is not raised. If the caller has gone
+        before that, only ``piece`` is freed.
         """
         context, array, is_put = self._context, host_array_of(op), type(op) is Put
         assert array is not None, "other ops have no chunks"
@@ -219,21 +223,21 @@ class ArrayTransfers:
         whole = (*plan.reads, *plan.writes, *result_refs)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
-        fault_action, makers = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
+        fault_action, making = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
         failed: AccelError | None = None
         moved = 0
         try:
             # A put that has begun goes on without its caller: else the buffer would be torn.
             while failed is None and moved < flat.nbytes and (is_put or not submission.is_settled):
                 if moved:
-                    piece = await self._wait_next_room(flat.nbytes - moved, submission)
+                    piece = await self._wait_next_piece(flat.nbytes - moved, submission)
                 shared = self._arrays.in_piece(piece, flat[moved : moved + piece.nbytes])
                 view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
                 await self._copy_source(step, shared)
                 result_ids = [[ref.buffer] for ref in result_refs if not moved]
-                request = context.send_chunk(submission, [*makers, step], [*result_ids, []], shared, fault_action)
-                fault_action, makers = None, []
+                request = context.send_chunk(submission, [*making, step], [*result_ids, []], shared, fault_action)
+                fault_action, making = None, []
                 await context.wait_done(request)
                 failed = request.error
                 moved += 0 if failed else shared.array.nbytes
@@ -249,8 +253,8 @@ class ArrayTransfers:
         context.retire_ops(submission, 1)
         self._pinned.trim()
 
-    async def _wait_next_room(self, nbytes: int, submission: Submission) -> Block:
+    async def _wait_next_piece(self, nbytes: int, submission: Submission) -> Block:
         """Wait for shared memory for the next chunk of a transfer that has begun."""
-        piece = await self._wait_room(nbytes, submission, is_begun=True)
+        piece = await self._wait_piece(nbytes, submission, is_begun=True)
         assert piece is not None, "a transfer that has begun is not given up"
         return piece

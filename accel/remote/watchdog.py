@@ -63,7 +63,8 @@ class Watchdog:
     Attributes
     ----------
     is_heard : bool
-        Set when the child has sent something.
+        Whether the child has sent something since the last ping, or since the step in progress
+        began. The link sets it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, options: DeviceOptions, on_expired: Callable[[str], object]) -> None:
@@ -107,7 +108,10 @@ class Watchdog:
         self._step = None
 
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
-        """Bound the answers to ops and to questions, both by number in the order of sending."""
+        """Bound the answers to ops and to questions from now on, in place of those given before.
+
+        Both are by number, in the order of sending; the caller removes what is answered.
+        """
         allowance, hang = self._limits.busy_timeout, self._hang_timeout
         question = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
         what = f"hung: it has not compiled or opened for {allowance:g} s what it was asked to"
@@ -147,7 +151,10 @@ class Watchdog:
         self._handle = self._clock.arm(_READ_TIME if reason else self._period, self._tick)
 
     def _check_oldest(self, oldest: OldestInFlight, limit: float, what: str) -> str:
-        """Return ``what`` if the oldest request was not answered within ``limit`` seconds, or ``""``."""
+        """Return ``what`` if the oldest request was not answered within ``limit``, or ``""``.
+
+        Updates ``oldest``: the age begins anew if another request is the oldest now.
+        """
         now = self._clock.seconds
         return what if not oldest.update(now) and oldest.age(now) >= limit else ""
 
