@@ -141,8 +141,8 @@ class Context(ContextBase):
     def dispatch_now(self, submission: OpSubmission, preferred: Lane | None = None) -> bool:
         """Dispatch one op if nothing has to be awaited; else reserve nothing and return ``False``.
 
-        ``preferred`` is the lane for an op whose library has several lanes, if it is given: there
-        :meth:`dispatch` has provided the memory that was lacking.
+        ``False``: its library is not open, or memory is lacking; :meth:`dispatch` provides it, and
+        then gives the lane as ``preferred``. A ``Free`` takes effect, and ends, in this call.
         """
         buffers, op, lanes = self.buffers, submission.op, self.lanes
         if type(op) is Free:
@@ -163,8 +163,8 @@ class Context(ContextBase):
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         if library in lanes.pooled_libraries:
-            transfers = lanes.transfer_lanes.get(op.kind) if library == "memory" else None
-            lane = transfers or preferred or lanes.choose((library,), plan, buffers.blocks)
+            transfer_lane = lanes.transfer_lanes.get(op.kind) if library == "memory" else None
+            lane = transfer_lane or preferred or lanes.choose((library,), plan, buffers.blocks)
         # 2. The memory: scratch, then the buffers of the results.
         refs = plan.writes
         scratch = self.scratch
@@ -213,7 +213,7 @@ class Context(ContextBase):
         status = None
         if plan.status is not None:
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
-            launch.is_offloaded = True if status.may_block(self.device, lane) else None
+            launch.is_offloaded = True if status.may_block(self.device, lane) else None  # asked later
         lane.issued = seq = lane.issued + 1
         # Only if an earlier write may still fail.
         if failures.is_tracking and (self.in_flight or failures.has_invalid or (plan.writes and lane.completed < seq - 1)):
@@ -281,7 +281,7 @@ class Context(ContextBase):
                 preferred = self.lanes.routes.get(op.library)
                 if preferred is None:
                     await self.libraries.open(op.library)
-                else:  # the allocator had no memory
+                else:  # the library is open, so memory was lacking
                     await self._provide_memory(submission, 0, op, preferred)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
@@ -314,7 +314,8 @@ class Context(ContextBase):
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
         """Dispatch a batch if nothing has to be awaited; else return ``False``.
 
-        Where memory is short, the ops before are dispatched: :meth:`dispatch` continues after them.
+        Also where memory is lacking for a later op: :meth:`dispatch` goes on at the op that
+        ``submission.dispatched`` says.
         """
         count, lanes = len(submission.ops), self.lanes
         if not count or not lanes.routes.keys() >= set(submission.libraries):
@@ -395,7 +396,7 @@ class Context(ContextBase):
                 await self.buffers.ensure_room((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
-        """Give a lane the workspaces of a library; raises as :meth:`Buffers.ensure_room` does."""
+        """Make a lane ready for a library, with its workspaces; raises as `Buffers.ensure_room`."""
         if lane.needs_workspace(library):
             self.lanes.workspace_libraries.add(library)
         await self.buffers.provide_workspaces(lane, lane.stream, library)
@@ -416,7 +417,7 @@ class Context(ContextBase):
             stream.release_workspaces()
             lane.ready_libraries = {library for library in lane.ready_libraries if not lane.needs_workspace(library)}
         if released:
-            lanes.stop_equipping()  # else the lanes would ask for them again
+            lanes.stop_equipping()  # for good: the lanes would ask for them again
         return bool(released)
 
     def _bind_chunk(
@@ -473,9 +474,9 @@ class Context(ContextBase):
         """Return the function that enqueues the op."""
         return self._kernel_cache.get(type(op)) or self.kernels.find(op)
 
-    async def wait_completed(self, marks: Iterable[tuple[Lane, int]]) -> None:
-        """Wait, by marks, until each lane has completed a number; raises as :meth:`wait_until`."""
-        for lane, seq in marks:
+    async def wait_completed(self, targets: Iterable[tuple[Lane, int]]) -> None:
+        """Wait until each lane has completed its number, by marks; raises as :meth:`wait_until`."""
+        for lane, seq in targets:
             if lane.completed >= seq:
                 continue
             await lane.wait_enqueued(seq)
@@ -512,10 +513,10 @@ class Context(ContextBase):
         return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
-        """Return the fault that a library's error was caused by, or ``None``.
+        """Return the fault that a library's error was caused by, or ``None`` if none is known.
 
         A library that checks the device's state, such as torch, raises a fault as an error of its
-        own, before a mark of this context reports it. So the driver is asked.
+        own, before a mark of this context reports it. So the driver is asked, where it can be.
         """
         if not isinstance(self.device, ChecksAlive):
             return None

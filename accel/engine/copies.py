@@ -90,7 +90,7 @@ class OpList:
         return self._count
 
     def clear(self) -> None:
-        """Forget the ops and their results."""
+        """Forget the ops and their results. No more are added; :meth:`given_index` goes on."""
         self.ops, self.plans, self.outputs, self._count = [], [], [], 0
 
     def given_index(self, index: int | None) -> int | None:
@@ -130,7 +130,7 @@ class OpList:
         return result
 
     def _add_as_several(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
-        """Add the ops that a given one is sent as; they all have its index."""
+        """Add the ops that a given one is sent as, and return its result; all have its index."""
         count, start = self._count, len(self.ops)
         try:
             if isinstance(plan, ComposedPlan):
@@ -141,13 +141,17 @@ class OpList:
             else:
                 result = self._add_on_copies(op, cast("OnCopies", plan), recording)
         finally:
+            # add() has counted each part as a given op.
             self._given[start:] = [count] * (len(self.ops) - start)
             self._count = count
         self._count += 1
         return result
 
     def _add_on_copies(self, op: KernelOp[Any], plan: OnCopies, recording: Recording | None) -> Any:
-        """Add copies of strided operands, the op on these copies, and the copies back."""
+        """Add copies of strided operands, the op on these copies, and the copies back.
+
+        Return the result of the op, with the refs that the caller gave.
+        """
 
         def add_copy(copy: KernelOp[AccelRef]) -> AccelRef:
             """Add an op that makes or writes one ref, and return that."""

@@ -101,7 +101,8 @@ class Failures:
     def listen(self, lane: StreamClock) -> None:
         """Have a lane's stream report what its work raises, if it can: ops are tracked then.
 
-        The reports come from the stream's thread: a deque takes them without a lock.
+        Called when the lane is made. The reports come from the stream's thread: a deque takes them
+        without a lock.
         """
         stream, reported = lane.stream, self.reported
         if isinstance(stream, ReportsFailures):
@@ -163,7 +164,8 @@ class Failures:
     def reject_failed(self, group: BoundGroup) -> None:
         """End a group's submission if one of its ops failed, or read the result of a failed op.
 
-        Called when the group's mark is passed, before its ops retire.
+        Called when the group's mark is passed, before its ops retire. The group's ops are tracked
+        no more; once nothing in flight can fail, no op is.
         """
         if self._statuses:
             self._read_statuses()
@@ -201,9 +203,9 @@ class Failures:
                 del self._statuses[lane]
 
     def on_failed(self, lane: StreamClock, seq: int, error: AccelError) -> None:
-        """Record that an op failed after its work began to be enqueued.
+        """Record that an op failed after its work began to be enqueued; called by its lane.
 
-        The durable buffers that it writes hold neither the old nor the new contents.
+        The durable buffers that it writes become torn: they hold neither old nor new contents.
         """
         self._skip_status(lane, seq)
         submission, index = self.submission_of(lane, seq)
@@ -215,7 +217,8 @@ class Failures:
     def on_dropped(self, lane: StreamClock, seq: int) -> None:
         """Record that an op will never run: the contents that it was to overwrite stay.
 
-        Its submission's future had ended, or its kernel raised before it enqueued anything.
+        Called by its lane, where the submission's future had ended, the context had faulted, or the
+        kernel raised before it enqueued anything.
         """
         self._skip_status(lane, seq)
         self._forget_dropped()
@@ -310,7 +313,7 @@ class Failures:
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
     def submission_of(self, lane: Timeline, seq: int) -> tuple[Submission | None, int]:
-        """Return the submission of the op with a number, and the op's index in it.
+        """Return the submission in flight of the op with a number, and the op's index in it.
 
         ``(None, 0)`` if it has retired. An op whose failure was just reported has not.
         """

@@ -172,7 +172,9 @@ class Host:
         an :class:`Attribution` is in flight does not count in the restart budget yet.
         """
         actor = self._context_actor
-        if actor is None or self.context is None:  # the actor's start raises it to its supervisor
+        if actor is None or self.context is None:
+            # The context is still being made: its actor's start raises the fault, and its
+            # supervisor then asks `_decide`.
             return True
         try:
             directive = self._decide(error)
@@ -219,7 +221,10 @@ class Host:
             self._core.give_up(error)
 
     async def wait_spare_ready(self) -> bool:
-        """Wait until a spare child is ready; return whether there is one."""
+        """Wait until a spare child is ready; return ``False`` if there will be none.
+
+        There is none without ``standby=``, and once the device is lost or closes.
+        """
         core = self._core
         while not (core.lifecycle.is_final or core.is_closing):
             if (is_ready := self.children.is_spare_ready) is not None:
@@ -232,7 +237,8 @@ class Host:
     def reopen(self) -> asyncio.Future[AccelError | None]:
         """Begin to reopen a lost device, or join the attempt that has begun.
 
-        The future's result is the error that keeps the device LOST, or ``None``.
+        The device is REBUILDING from now on; the monitor starts the new context. The future's
+        result is the error that keeps the device LOST, or ``None`` once it is READY.
 
         Raises
         ------
@@ -285,7 +291,8 @@ class Host:
     async def restart_context_actor(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
         """Start another context actor, with a new restart budget, once the last one has stopped.
 
-        Ends the attempt of :meth:`reopen`, also with the error if no context can be made.
+        Called by the monitor. Ends the attempt of :meth:`reopen`, with the error if no context can
+        be made, which is not raised.
         """
         core, owner = self._core, self._owner
         assert owner is not None, "it was opened"

@@ -139,7 +139,8 @@ class ContextBase(ABC):
         """Retire ``count`` ops of a submission; with ``is_last`` end it with its result.
 
         Called when their mark is passed, and for ops that were dropped or could not be marked.
-        Wakes what waits for room or for ops to end, and notifies probes.
+        Wakes what waits for room or for ops to end, and notifies probes. Torn buffers that a
+        submission without error has rewritten are whole again.
         """
         self.in_flight -= count
         self.commands -= commands
@@ -148,7 +149,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            # An op that is sent as several has its own name, but takes longer than it does as one.
+            # For an op the key is its name. One that is sent as several is a batch with the name of
+            # the op, and has another key.
             if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
                 self.stall_watch.known_keys.add(submission.duration_key)
             if submission.tears and not submission.is_settled:
@@ -230,9 +232,10 @@ class ContextBase(ABC):
         return False
 
     def report_fault(self, error: AccelError) -> None:
-        """Have the owner decide what follows the first fault, and fail all work in flight by it.
+        """End the context: the owner decides what follows, and all work in flight fails.
 
-        Later faults change nothing.
+        Ordinary refs become stale, and durable buffers with unfinished writes torn. Only the first
+        fault of a context has these effects; later ones change nothing.
         """
         if self.fault is not None:
             return
@@ -251,7 +254,8 @@ class ContextBase(ABC):
     def fail_all(self, error: AccelError) -> None:
         """Reject every submission in flight, each with an error instance of its own.
 
-        None is in flight afterwards, and all waiters are woken: their next check raises.
+        Called after a fault and when the context is closed. None is in flight afterwards, and all
+        waiters are woken: their next check raises.
         """
         submissions, self.submissions = self.submissions, {}
         if self.stall_watch is not None:

@@ -152,7 +152,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def _open_registered(self, registration: Registration) -> Lane:
         """Make the instance of a registered library, open it in its stream, and return its lane.
 
-        If that fails, the instance is closed, and the lane kept for another library.
+        Its methods are the kernels of its ops from then on. If that fails, the instance is closed,
+        and the lane kept for another library.
         """
         context, library = self._context, self._library
         user_library: RegisteredLibrary | None = None
@@ -160,8 +161,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             user_library = await self._call_library(
                 lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description)
             )
-            several, captures = user_library.instance.several_streams, user_library.instance.captures
-            lane = context.lanes.pool[0] if several else await context.lanes.dedicated_lane(library, is_registered=True, captures=captures)
+            is_pooled, captures = user_library.instance.several_streams, user_library.instance.captures
+            lane = (
+                context.lanes.pool[0] if is_pooled else await context.lanes.dedicated_lane(library, is_registered=True, captures=captures)
+            )
             with captures_of(context.core).capturing() if captures else contextlib.nullcontext():
                 await self._call_library(lambda: user_library.instance.open(lane.stream))
             # It may have been unregistered, or the call that registered it cancelled.
@@ -172,7 +175,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                 await context.core.system.run_blocking(user_library.close)
             context.lanes.remove_library(library)
             raise
-        if several:
+        if is_pooled:
             context.lanes.pooled_libraries.add(library)
         context.kernels.add_registered(user_library)
         self._user_library = user_library
@@ -189,9 +192,9 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         return Operand(address + argument.offset, argument.shape, argument.dtype, False, description.backend, description.index)
 
     async def _call_library(self, call: Callable[[], T]) -> T:
-        """Call code of a user's library on a worker thread.
+        """Call code of a user's library on a worker thread, and return its result.
 
-        An exception becomes an error that names the library, or the fault that caused it.
+        An exception is raised as an error that names the library, or as the fault that caused it.
         """
         context, library = self._context, self._library
 
@@ -212,6 +215,6 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             return result
         if isinstance(result, OutOfMemoryError):
             context.buffers.close_idle_slabs()
-        # The fault that has caused the error, else a clone of it: the traceback of what is raised
-        # holds this frame, and the frame holds the result.
+        # Raise the fault that has caused the error, else a clone of the error: the traceback of
+        # what is raised holds this frame, and the frame holds `result`.
         raise (None if result.is_fault else context.fault_of(context.lanes.pool[0].stream, result)) or result.clone()

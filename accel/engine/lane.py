@@ -121,7 +121,7 @@ class Lane(StreamClock):
         self.task: asyncio.Task[None] | None = None
 
     def needs_workspace(self, library: str) -> bool:
-        """Return whether ops of a library need memory here that the lane does not have yet."""
+        """Return whether ops of a library need a workspace that the stream does not have yet."""
         return isinstance(self.stream, TakesWorkspace) and self.stream.workspace_wanted(library) > 0
 
     def send(self, group: BoundGroup) -> None:
@@ -199,6 +199,7 @@ class Lane(StreamClock):
                     await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
                 if self._must_offload(launch):
                     await self._enqueue_offloaded(launch, group)
+                    # The next turn of the loop enqueues the group's later ops, or records its mark.
                     self.advance(launch.seq)
                     self._next_index += 1
                 del group, launch
@@ -229,10 +230,11 @@ class Lane(StreamClock):
         return launch.is_offloaded
 
     async def _enqueue_offloaded(self, launch: BoundOp, group: BoundGroup) -> None:
-        """Enqueue an op by calling its kernel on a worker thread.
+        """Enqueue an op by calling its kernel on a worker thread, or drop it.
 
-        With ``debug`` this waits for the op's end, so that a fault is reported as this op's. If
-        this is cancelled, because the context ends, the call runs on.
+        An error ends the op's submission and is not raised. With ``debug`` this waits for the op's
+        end, so that a fault is reported as this op's. If this is cancelled, because the context
+        ends, the call runs on.
         """
         context = self._context
         raised = None

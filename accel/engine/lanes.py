@@ -156,7 +156,8 @@ class Lanes:
     async def dedicated_lane(self, library: str, *, is_registered: bool = False, captures: bool = False) -> Lane:
         """Return the lane of a library that is not pooled; made off the loop at its first use.
 
-        With ``streams=1`` it is the only lane, unless the library ``captures``.
+        With ``streams=1`` it is the only lane, unless the library ``captures``. A registered
+        library takes over the lane of one that was unregistered, if there is one.
         """
         lane = self._dedicated.get(library)
         if lane is None:
@@ -235,7 +236,8 @@ class Lanes:
         """Return the lane of a batch, which is one for all of its ops.
 
         Ops of one registered library, and copies for them, go where its other ops do. Batches with
-        other libraries that are not pooled go to the pool's first lane.
+        other libraries that are not pooled go to the pool's first lane. So does a batch that has
+        ended: it has no plans any more.
         """
         if batch.chunks and (lane := self._as_pool_lane(batch.chunks[0][0])) is not None:
             return lane  # that of the ops that were dispatched already

@@ -244,13 +244,18 @@ class OpSubmission(Submission):
         self.event: AccelEvent | None = None
         self.span: WorkSpan | None = None
 
-    def bind(self, context: LaunchContext, lane: StreamClock, kernel: Kernel, fault: Injection | AccelError | None, commands: int) -> None:
-        """Set the lane, the kernel, the injected fault and the count of commands."""
+    def bind(
+        self, context: LaunchContext, lane: StreamClock, kernel: Kernel, injected_fault: Injection | AccelError | None, commands: int
+    ) -> None:
+        """Set the lane, the kernel, the injected fault and the count of commands.
+
+        The context calls it at the dispatch, before it sets the addresses and the sequence number.
+        """
         self._context = context
         self.lane = lane
         self.stream = lane.stream
         self.kernel = kernel
-        self.injected_fault = fault
+        self.injected_fault = injected_fault
         self.is_offloaded: bool | None = None
         self.commands = commands
 

@@ -132,7 +132,10 @@ class Program:
     async def of(
         cls, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
     ) -> Self:
-        """Return the program of recorded ops; long ones take several loop iterations."""
+        """Return the program of recorded ops, with the plan of its replays.
+
+        Long programs take several loop iterations. Nothing is allocated or bound here.
+        """
         program, turn = cls(core, ops, plans, outputs, generation), Turn()
         # A replay's reads and writes are those of its ops on buffers that it does not own.
         owned_buffers = {ref.buffer for ref in program.owned_refs}
@@ -207,12 +210,12 @@ class Program:
         self.plan = Plan((), (self.handle,), ())
 
     def use_scratch(self, ref: AccelRef) -> None:
-        """Use ``ref`` as the kernels' scratch memory, one after the other; the program keeps it."""
+        """Use ``ref`` as the scratch memory that all kernels take in turn; the program keeps it."""
         self._scratch = ref
         self.owned_refs = (*self.owned_refs, ref)
 
     def use_status(self, ref: AccelRef) -> None:
-        """Use ``ref`` for the statuses of the kernels; the program keeps it, like its results."""
+        """Use ``ref`` as the one buffer for the statuses of all kernels; the program keeps it."""
         self._status = ref
         self.owned_refs = (*self.owned_refs, ref)
 
@@ -250,7 +253,7 @@ class Program:
             lane.stream.copy(outputs[-1], self._status_address, self.plan.status.spec.nbytes)
 
     def on_captured(self, context: _GraphContext) -> None:
-        """Track the program's own buffers as one, and close the native graph with the handle.
+        """Track the program's own buffers as one; once the handle is freed, close the native graph.
 
         Called once, when the capture has ended. Buffers that were freed while it ran are left out:
         no replay uses them. If another library shares a buffer, replays wait for that library's
@@ -295,7 +298,10 @@ def _place_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_Pl
 
 
 def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of the first op of a graph that has one, given the bytes of all statuses."""
+    """Return the error of the first op of a graph that has one, given the bytes of all statuses.
+
+    This is the ``check`` of a replay's status.
+    """
     for op_index, op, status, start in statuses:
         spec = status.spec
         error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
@@ -388,7 +394,7 @@ class Call(Replay):
     operands: tuple[AccelRef, ...]
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
+        """See :meth:`KernelOp.plan`; raises if the operands are not those of the program."""
         program = self.program
         if program.registered_libraries:
             self.check_libraries()
@@ -397,6 +403,7 @@ class Call(Replay):
         if call_plan is None:
             result_specs = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
             call_plan = program.call_plan = (program.handle, *self.inputs, *self.results), result_specs
+        # Reads, writes, creates; capability, dtype, updates, status.
         return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
 
     def _check_operands(self) -> None:

@@ -100,7 +100,7 @@ class Sender:
                 durable.check_writes(plan)
             if plan.capability:
                 is_offered = plan.dtype in core.capabilities.get(plan.capability, ())
-                if type(plan) is ComposedPlan:
+                if type(plan) is ComposedPlan:  # sent as one op where the backend has a kernel for it
                     plan = Plan(*plan) if is_offered else plan
                 elif not is_offered:
                     raise self._unsupported_error(op, plan)  # noqa: TRY301
@@ -124,7 +124,8 @@ class Sender:
     def _check_user_op(self, op: KernelOp, plan: Plan) -> Plan:
         """Return the plan of a user's op, checked, and record its family as known to the device.
 
-        Raises if the family has the name of another one, or of a registered library.
+        Raises if the family has the name of another one, or of a registered library; or if durable
+        memory that the op's library was registered with is torn.
         """
         if not type(op).__module__.startswith("accel."):
             plan = check_plan(op, plan)
@@ -175,7 +176,7 @@ class Sender:
         raise error
 
     async def run(self, op: Any, timeout: float | None, submission: Submission | None = None, *, takes_tokens: bool = False) -> Any:
-        """Check and queue an op, or queue a given submission, and wait for its end.
+        """Check and queue an op, or queue a given submission; wait for its end, return its result.
 
         When this is cancelled, or the deadline passes, a submission that was not launched is
         dropped. With ``takes_tokens`` the op may be anything: what is no op is refused, and tokens
@@ -245,10 +246,13 @@ class Sender:
         return result
 
     async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
-        """Seal a durable buffer, and fetch its checksum; if that fails, it is not sealed."""
+        """Seal a durable buffer, so that no op writes it, and keep the checksum of its contents.
+
+        If the checksum cannot be fetched, the buffer is not sealed.
+        """
         book = self._core.durable
         seal = book.seal(ref)
-        if seal.checksum is not None:
+        if seal.checksum is not None:  # it was sealed before
             return
         try:
             checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
