@@ -23,6 +23,7 @@ from accel.models.version import VersionLoader
 from accel.models.versions import Coming, Versions
 from accel.models.weights import collect
 from accel.ref import AccelRef
+from accel.values import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -33,15 +34,29 @@ if TYPE_CHECKING:
     from accel.models.runner import ModelDevice, Operand
     from accel.models.tensor_spec import Inputs, Sizes
     from accel.models.version import Version
-    from accel.models.weights import Progress
+    from accel.models.weights import Collected, Progress
 
-__all__ = ["Model"]
+__all__ = ["Model", "Rows"]
 
 logger = get_logger()
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Compare: TypeAlias = "Callable[[Any, Any], bool | Awaitable[bool]]"
 """Says whether the answers of the old and the new weights to one canary go together."""
+
+
+class Rows(list[Any]):
+    """What a model gives for each of several requests, all by one set of weights.
+
+    Attributes
+    ----------
+    version : int
+        Of these weights.
+    """
+
+    __slots__ = ("version",)
+
+    version: int
 
 
 class Model:
@@ -51,6 +66,12 @@ class Model:
     the device is READY, and nothing is read from disk.
 
     All methods are for the device's loop.
+
+    Attributes
+    ----------
+    on_rollback : list of callable
+        Called with the version that was left when the weights of before serve again, in the same
+        turn of the loop, and with the error that these answered instead, or ``None``.
     """
 
     def __init__(self, name: str, device: ModelDevice, buckets: Buckets, versions: Versions) -> None:
@@ -61,6 +82,7 @@ class Model:
         self._forwards: Counter[tuple[int, ...]] = Counter()
         self._replays = 0
         self._swapping = asyncio.Lock()
+        self.on_rollback: list[Callable[[int, BaseException | None], object]] = []
 
     @classmethod
     async def load(
@@ -150,6 +172,16 @@ class Model:
         """Which weights serve: 1, and after a :meth:`swap` one more than any before."""
         return self._versions.serving.number
 
+    @property
+    def latest_version(self) -> int:
+        """The largest number of a version that has served, which may have been rolled back."""
+        return self._versions.latest
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the weights of before the last swap are still there."""
+        return self._versions.kept is not None
+
     # -- calls
 
     async def __call__(self, *args: Any, timeout: float | None = None, **inputs: Any) -> Any:
@@ -180,8 +212,8 @@ class Model:
         """Run the model and return host arrays; otherwise as calling it."""
         return await self._called(self._given(args, inputs), timeout, to_host=True)
 
-    def rows(self, items: Sequence[Item], *, check_finite: bool = False) -> Coroutine[Any, Any, list[Any]]:
-        """Run the model once on several requests, and return what it gives for each, in host arrays.
+    def rows(self, items: Sequence[Item], *, check_finite: bool = False) -> Coroutine[Any, Any, Rows]:
+        """Run the model once on several requests, and return what it gives for each, in host arrays: a list with a ``version``.
 
         Parameters
         ----------
@@ -193,21 +225,21 @@ class Model:
         serving, kept = self._versions.serving, self._versions.kept
         return self._rows(serving, items, check_finite) if kept is None else self._rows_of_either(serving, kept, items, check_finite)
 
-    async def _rows_of_either(self, serving: Version, kept: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
+    async def _rows_of_either(self, serving: Version, kept: Version, items: Sequence[Item], check_finite: bool) -> Rows:
         """Return what the weights that serve give, or those of before, if they alone give an answer: they serve from then on."""
         with serving, kept:
             results, failed = await self._attempt(serving, items, check_finite)
             if failed is not None:
                 instead, also_failed = await self._attempt(kept, items, check_finite)
-                if also_failed is None:  # else it is not the new weights' fault
-                    self._roll_back(serving, failed)
-                    return instead or []
+                if instead is not None and also_failed is None:  # else it is not the new weights' fault
+                    self.leave(serving.number, failed)
+                    return instead
         if results is None:
             assert failed is not None, "there are results, or there is an error"
             raise failed
         return results
 
-    async def _attempt(self, version: Version, items: Sequence[Item], check_finite: bool) -> tuple[list[Any] | None, AccelError | None]:
+    async def _attempt(self, version: Version, items: Sequence[Item], check_finite: bool) -> tuple[Rows | None, AccelError | None]:
         """Return results, if there are any, and the first error that is the model's own, of all items or in the place of a result."""
         try:
             results = await self._rows(version, items, check_finite)
@@ -217,14 +249,33 @@ class Model:
             return None, error
         return results, next((each for each in results if isinstance(each, AccelError)), None)
 
-    def _roll_back(self, failed: Version, error: AccelError) -> None:
-        """Serve the weights of before, which answer what these cannot, unless they do already."""
-        versions = self._versions
-        if not versions.is_closed and failed is versions.serving and versions.kept is not None:
-            versions.roll_back()
-            logger.error("model_rolled_back", device=self._device.name, version=self.version, left=failed.number, error=error)
+    def leave(self, version: int, error: BaseException | None = None) -> bool:
+        """Serve the weights of before, from the next call on, if ``version`` serves and they are there; return whether that is so.
 
-    async def _rows(self, version: Version, items: Sequence[Item], check_finite: bool) -> list[Any]:
+        Parameters
+        ----------
+        version
+            Which weights are to go; they go when no call uses them any more.
+        error
+            Why, for the log and :attr:`on_rollback`.
+        """
+        versions = self._versions
+        is_left = not versions.is_closed and self.can_roll_back and version == self.version
+        if is_left:
+            self._roll_back(error)
+        return is_left
+
+    def _roll_back(self, error: BaseException | None = None) -> None:
+        left = self._versions.roll_back().number
+        told = {"device": self._device.name, "version": self.version, "left": left}
+        if error is None:
+            logger.warning("model_rolled_back", **told)
+        else:
+            logger.error("model_rolled_back", **told, error=error)
+        for call in tuple(self.on_rollback):
+            call(left, error)
+
+    async def _rows(self, version: Version, items: Sequence[Item], check_finite: bool) -> Rows:
         buckets, rows = self._buckets, len(items)
         sizes = [item.sizes for item in items]
         largest = {dim: max(map(itemgetter(dim), sizes)) for dim in sizes[0]}
@@ -238,7 +289,9 @@ class Model:
             if known.common:
                 relations.check_common(arrays, known)
         results = relations.outputs.rows(arrays, sizes)
-        return [self._checked(each) for each in results] if check_finite else results
+        answered = Rows([self.checked(each) for each in results] if check_finite else results)
+        answered.version = version.number
+        return answered
 
     def item(self, given: Any, *, finite: bool = False) -> Item:
         """Return one request as :meth:`rows` takes it. Its arrays share no memory with what was given, which may be changed.
@@ -270,7 +323,8 @@ class Model:
             given[name] = value
         return given
 
-    def _checked(self, result: Any) -> Any:
+    def checked(self, result: Any) -> Any:
+        """Return one result of the model, or a :class:`~accel.NonFiniteError` if it has a NaN or an infinity."""
         named = result.items() if isinstance(result, dict) else enumerate(result if isinstance(result, tuple) else (result,))
         for name, array in named:
             if array.dtype.kind not in "biu" and not np.isfinite(array).all():
@@ -334,11 +388,11 @@ class Model:
         self._forwards[tuple(map(bucket.__getitem__, self._buckets.lengths))] += 1
         self._replays += version.relations.outputs.is_captured
 
-    def _canaries(self, given: Iterable[Any]) -> list[Item]:
-        """Return canaries as :meth:`item` does; an error says which one is wrong."""
+    def canaries(self, given: Iterable[Any]) -> list[Item]:
+        """Return canaries as :meth:`item` does, and items as they are; an error says which one is wrong."""
         items: list[Item] = []
         try:
-            items.extend(self.item(each) for each in given)
+            items.extend(each if isinstance(each, Item) else self.item(each) for each in given)
         except Exception as error:  # of the item, or of the caller's iterable
             said = error.message if isinstance(error, InvalidArgumentError) else str(error)
             raise InvalidArgumentError(
@@ -357,6 +411,7 @@ class Model:
         canaries: Iterable[Any] = (),
         compare: Compare | None = None,
         on_progress: Progress | None = None,
+        version: int | None = None,
     ) -> int:
         """Serve other weights, from one call to the next, and return the number of their version.
 
@@ -374,13 +429,15 @@ class Model:
             ``compare(old, new)`` says, for each canary, whether the new answer will do; it may be a coroutine function.
         on_progress
             As for :meth:`accel.Device.load_model`.
+        version
+            Its number, so that models on several devices have the same one for the same weights; ``None``: one more than any before.
 
         Raises
         ------
         OutOfMemoryError
             There is no room for both versions. Nothing was changed, if ``memory_limit`` says so beforehand.
         InvalidArgumentError
-            With these weights the model returns other arrays, dtypes or shapes than it serves. The old weights serve as before.
+            With these weights the model returns other arrays, dtypes or shapes than it serves; the old weights serve as before. Or an argument is wrong.
         LibraryError
             A canary was not answered well, or :meth:`rollback` came before the end. The old weights serve as before, and the new ones are gone.
         ClosedError, DeviceLostError
@@ -395,8 +452,10 @@ class Model:
         """
         _check_function("compare", compare)
         _check_function("on_progress", on_progress)
-        items = self._canaries(canaries)
-        async with self._swapping, self._versions.coming(weights, on_progress) as new:
+        if version is not None and check_count("version", version) == self.version:
+            raise InvalidArgumentError(f"version {version} serves already", argument="version", remedy="Give other weights another number.")
+        items = self.canaries(canaries)
+        async with self._swapping, self._versions.coming(weights, on_progress, number=version) as new:
             old = self._versions.serving
             new.outputs.check_serves_for(old.outputs)
             await self._check_canaries(old, new, items, compare)
@@ -417,9 +476,8 @@ class Model:
         """
         version = self.version
         if not self._versions.end_coming():
-            left = self._versions.roll_back()
+            self._roll_back()
             version = self.version
-            logger.warning("model_rolled_back", device=self._device.name, version=version, left=left.number)
         await self._versions.gone()
         return version
 
@@ -434,14 +492,27 @@ class Model:
         await self._versions.gone()
 
     async def on(self, device: Any) -> Model:
-        """Return the same model, with copies of the weights that serve, on another device."""
+        """Return the same model, with copies of the weights that serve and their version, on another device."""
         version = self._versions.serving
-        with version:
-            arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
+        arrays = await self._arrays(version)
         versions = self._versions.elsewhere(device)
-        async with versions.coming(arrays, like=version):
+        async with versions.coming(arrays, number=version.number, like=version):
             pass
         return Model(self._name, device, self._buckets, versions)
+
+    async def follow(self, other: Model) -> None:
+        """Serve copies of the weights that ``other`` serves, with their version, unless that version serves already."""
+        version = other._versions.serving
+        if version.number != self.version:
+            await self.swap(await other._arrays(version), version=version.number)
+
+    async def collected(self, weights: Any) -> Collected:
+        """Find out what is in a source of weights, which several models may be swapped to then; reads no elements."""
+        return await self._versions.loader.collected(weights)
+
+    async def _arrays(self, version: Version) -> dict[str, Array]:
+        with version:
+            return {name: await self._device.get(ref) for name, ref in version.weights.items()}
 
     async def aclose(self) -> None:
         """Let the model go: a swap under way is ended, and calls that run end first. Idempotent. The device's own close does this too.
@@ -457,7 +528,7 @@ class Model:
     async def _check_canaries(self, old: Version, new: Version, items: Sequence[Item], compare: Compare | None) -> None:
         for number, item in enumerate(items):
             answers = [await self._answer(version, item) for version in (old, new)]
-            checked = self._checked(answers[1])
+            checked = self.checked(answers[1])
             if isinstance(checked, AccelError):
                 raise checked
             if compare is None:

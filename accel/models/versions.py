@@ -49,14 +49,17 @@ class Versions:
     ----------
     kept : Version or None
         What served before, until it is released.
+    loader : VersionLoader
+    latest : int
+        The largest number of a version that has served; 0 before. None is used for two sets of weights.
     is_closed : bool
     """
 
     def __init__(self, device: ModelDevice, loader: VersionLoader, patience: float) -> None:
         self._device = device
-        self._loader = loader
+        self.loader = loader
         self._patience = patience
-        self._latest = 0  # number of a version; none is used for two sets of weights that served
+        self.latest = 0
         self._coming: Coming | None = None
         self._serving: Version | None = None
         self.kept: Version | None = None
@@ -65,7 +68,7 @@ class Versions:
 
     def elsewhere(self, device: ModelDevice) -> Versions:
         """Return the versions of the same model on another device, which has none yet."""
-        return Versions(device, self._loader.elsewhere(device), self._patience)
+        return Versions(device, self.loader.elsewhere(device), self._patience)
 
     @property
     def serving(self) -> Version:
@@ -81,8 +84,19 @@ class Versions:
         return self._serving
 
     @contextlib.asynccontextmanager
-    async def coming(self, weights: Any, on_progress: Progress | None = None, *, like: Version | None = None) -> AsyncIterator[Version]:
-        """Load the next version; it serves when the block ends. One block at a time. ``like`` has the same weights, on another device.
+    async def coming(
+        self, weights: Any, on_progress: Progress | None = None, *, number: int | None = None, like: Version | None = None
+    ) -> AsyncIterator[Version]:
+        """Load the next version; it serves when the block ends. One block at a time.
+
+        Parameters
+        ----------
+        weights, on_progress
+            As for :meth:`accel.models.Model.swap`.
+        number
+            Of the version; ``None``: one more than any before.
+        like
+            Has the same weights, on another device.
 
         Raises
         ------
@@ -95,23 +109,23 @@ class Versions:
         """
         if self.is_closed:
             raise self._closed()
-        version = self._loader.begin(self._latest + 1)
+        version = self.loader.begin(self.latest + 1 if number is None else number)
         coming = self._coming = Coming()
         try:
             try:
                 async with coming.ended_early(self._device):
-                    collected = await self._loader.collected(weights)
+                    collected = await self.loader.collected(weights)
                     if self._serving is not None:
                         self._check_room(collected.nbytes)
                     self.release()
                     await self.gone()
-                    await self._loader.load(version, collected, on_progress, like=like)
+                    await self.loader.load(version, collected, on_progress, like=like)
                     yield version
                 coming.check()
             finally:
                 self._coming = None
                 coming.over.set_result(None)
-            self._latest = version.number
+            self.latest = max(self.latest, version.number)
             self.kept, self._serving = self._serving, version
         except BaseException as error:
             self._leave(version)

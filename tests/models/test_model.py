@@ -274,6 +274,48 @@ async def test_a_swap_that_goes_wrong_changes_nothing(device: accel.Device, rng:
     check_close((await model.numpy(x))["y"], expected(weights, x))
 
 
+async def test_rows_say_which_version_answered(device: accel.Device, rng: np.random.Generator) -> None:
+    model = await loaded(device, affine(rng))
+    left: list[tuple[int, Any]] = []
+    model.on_rollback.append(lambda version, error: left.append((version, error)))
+    items = model.canaries(rows(rng, 3))
+    assert (await bounded(model.rows(items))).version == 1
+    await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
+    raw = await bounded(model.rows(items))
+    assert (raw.version, int(raw[0]["version"])) == (2, 2)
+    instead = await bounded(model.rows(items, check_finite=True))
+    assert (instead.version, [int(each["version"]) for each in instead]) == (1, [1, 1, 1])
+    assert [(version, type(error)) for version, error in left] == [(2, accel.NonFiniteError)]
+    assert (model.version, model.latest_version, model.can_roll_back) == (1, 2, False)
+    await model.swap(affine(rng, 3))
+    await model.rollback()
+    assert left[1:] == [(3, None)]
+
+
+async def test_models_of_several_devices_agree_on_the_version_of_their_weights(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        devices = [await system.open_device("cpu", host="inline") for _ in range(3)]
+        first, behind, ahead = [await loaded(device, affine(rng)) for device in devices]
+        weights = affine(rng, 7)
+        assert await first.swap(await first.collected(weights), version=7) == 7
+        assert not first.leave(6), "it does not serve"
+        await ahead.swap(affine(rng, 9), version=9)
+        x = rows(rng, 2)
+        for model in (behind, ahead):
+            await bounded(model.follow(first))
+            await bounded(model.follow(first))
+            assert (model.version, (await model.numpy(x))["version"].tolist()) == (7, [7, 7])
+            check_close((await model.numpy(x))["y"], expected(weights, x))
+        assert (await bounded(first.on(devices[1]))).version == 7
+        assert await ahead.swap(affine(rng, 10)) == 10
+        assert await behind.swap(affine(rng, 8)) == 8
+        assert (await failure(behind.swap(affine(rng, 8), version=8), accel.InvalidArgumentError)).argument == "version"
+        await failure(behind.swap(affine(rng, 8), version=0), accel.InvalidArgumentError)
+        assert behind.leave(8)
+        assert not behind.leave(8)
+        assert behind.version == 7
+
+
 async def test_a_swap_without_room_is_refused_before_anything_is_read(rng: np.random.Generator) -> None:
     large = {"spare": np.zeros(5 << 20, np.uint8)}
     async with accel.System() as system:
