@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import sys
 from asyncio import _get_running_loop
@@ -12,7 +11,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from accel.device import DeviceState
 from accel.errors import (
     AccelError,
     ActorStoppedError,
@@ -23,13 +21,11 @@ from accel.errors import (
     NotInitializedError,
 )
 from accel.hints import AsyncOnly
-from accel.patterns.isolation import Isolation, IsolationOptions
+from accel.patterns.isolation import IsolationOptions
 from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
-from accel.patterns.quarantine import QuarantineHandler
-from accel.patterns.recovering import until_ready
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
-from accel.patterns.runner import BatchRunner
+from accel.patterns.takers import Takers
 from accel.telemetry import Probe, Probes, Service
 from accel.values import check_choice, check_count, check_flag
 
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
 
     from accel.device import Device
     from accel.patterns.recovering import Recovering
+    from accel.patterns.taker import Taker
 
 __all__ = ["DynamicBatcher"]
 
@@ -47,6 +44,9 @@ R = TypeVar("R")
 
 _WAITERS = 16
 """Bound of the queue of waiters, as a multiple of the queue's length."""
+
+_AGAIN = 0.05
+"""Seconds until a taker is looked for again, where none of several is ready and answers."""
 
 _AGES = 1e9
 """The longest timer, in seconds: event loops count in 64 bits."""
@@ -142,7 +142,6 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         check_choice("overload", overload, "wait", "reject")
         check_flag("idempotent", idempotent)
         _check_hooks(handler, size, device, quarantine, fingerprint)
-        self._handler = handler
         self._max_items = max_items
         self._careful_items = max(1, max_items // 8)
         self._max_delay = max_delay
@@ -155,22 +154,18 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
-        self.service = Service(self._name(), str(getattr(device, "name", "")), getattr(device, "probes", None) or Probes(), self.statistics)
-        self._isolation = None
-        if quarantine is not None:
-            made = QuarantineHandler(device, quarantine)
-            options = IsolationOptions(max_pending, max_items, quarantine_idle, self._name)
-            self._isolation = Isolation(device, made, self._counters, self._poison, options, self._launch, self._interrupted)
-        self._runner = BatchRunner(handler, device, self._counters, self._isolation)
-        self._in_flight = 0
-        self._device = device
-        self._is_waiting_for_device = False
+        options = IsolationOptions(max_pending, max_items, quarantine_idle, self._name)
+        self._takers = Takers(options, self._poison, self._queue, self._launch, self._interrupted)
+        self._in_flight = self._most_in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
         self._now = self._begun_at = 0.0
         self._launching: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._handler = handler
+        self.add_handler(handler, device=device, quarantine=quarantine)
+        self.service = Service(self._name(), self._takers.first.name, getattr(device, "probes", None) or Probes(), self.statistics)
 
     def __repr__(self) -> str:
         return f"<DynamicBatcher {self._state} queued={self._queue.queued} in_flight={self._in_flight}>"
@@ -184,8 +179,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._loop = self._root.loop
         self._state = "open"
         await self._root.open()
-        if self._isolation is not None:
-            self._isolation.open(self._root)
+        self._takers.open(self._root)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -213,8 +207,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._not_open()
         if self._state == "open":
             self._state = "closing"
-            if self._isolation is not None:
-                self._isolation.close()
+            for isolation in self._takers.isolations:
+                isolation.close()
             self._launch()
         await self._root.join(self._close_timeout)
 
@@ -224,9 +218,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         for handle in (self._launching, self._alarm):
             if handle is not None:
                 handle.cancel()
-        self._runner.fail(
-            self._queue.clear(), ClosedError("the batcher was closed before the item was launched", remedy="Allow more close_timeout.")
-        )
+        error = ClosedError("the batcher was closed before the item was launched", remedy="Allow more close_timeout.")
+        self._takers.first.fail(self._queue.clear(), error)
+        self._takers.tell_idle()
 
     # -- requests
 
@@ -267,10 +261,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._not_open()
         if self._convert is not None:
             item = self._convert(item)
-        isolation, key = self._isolation, None
-        if self._poison.errors or (isolation is not None and isolation.suspects):
-            key = self._poison.key(item)
-            if (poisoned := self._poison.recall_by(key, item)) is not None:
+        poison, key = self._poison, None
+        if poison.errors or poison.lines:
+            key = poison.key(item)
+            if (poisoned := poison.recall_by(key, item)) is not None:
                 self._counters.refused += 1
                 raise poisoned
         size = 1 if self._size is None else self._measure(self._size(item))
@@ -284,8 +278,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         request.number = self._counters.submitted + 1
-        is_suspect = isolation is not None and request.is_idempotent and key in isolation.lines
-        if not (isolation.join(request, key) if isolation is not None and is_suspect else self._queue.offer(request)):
+        line = poison.lines.get(key) if key is not None and is_idempotent else None
+        if not (self._queue.offer(request) if line is None else line.isolation.join(request, key)):
             raise self._full()
         self._counters.submitted, request.key = request.number, key
         probes = self.service.probes
@@ -294,7 +288,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             probes.tell(Probe.request_begun, request)
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
-        if self._launching is None and self._in_flight < self._max_in_flight:
+        if self._launching is None and self._in_flight < self._most_in_flight:
             # At the end of the iteration, so that the batch has all of its submissions.
             self._launching = loop.call_soon(self._launch, context=Context())
         try:
@@ -320,7 +314,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
     def statistics(self) -> BatcherStatistics:
         """Return the counters as they are now."""
-        counters, queue = self._counters, self._queue
+        counters = Counters()
+        for each in (self._counters, *[taker.counters for taker in self._takers.all]):
+            counters.add(each)
         return BatcherStatistics(
             submitted=counters.submitted,
             answered=counters.answered,
@@ -333,14 +329,91 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             retried=counters.retried,
             batches=counters.batches,
             mean_batch=counters.items / counters.batches if counters.batches else 0.0,
-            queued=queue.queued,
-            waiting=queue.waiting,
+            queued=self._queue.queued,
+            waiting=self._queue.waiting,
             in_flight=self._in_flight,
             isolated=counters.isolated,
             poisoned=counters.poisoned,
-            isolating=0 if self._isolation is None else len(self._isolation.suspects),
+            isolating=sum([len(isolation.suspects) for isolation in self._takers.isolations]),
             device_seconds=counters.device_seconds,
+            replicas=tuple([taker.statistics() for taker in self._takers.all]),
         )
+
+    # -- takers
+
+    def add_handler(
+        self,
+        handler: Callable[[list[T]], Awaitable[Sequence[R | Exception]]],
+        *,
+        device: Recovering | None,
+        quarantine: Callable[[Device], Awaitable[Callable[[list[T]], Awaitable[Sequence[R | Exception]]]]] | None = None,
+    ) -> None:
+        """Have another device take batches from the same queue, through a handler of its own.
+
+        A batch goes to the device that is expected to end it first, of those that are READY and answer. What a fault of
+        one interrupts is retried first, on any. ``max_in_flight`` is the bound of each.
+
+        Parameters
+        ----------
+        handler, device, quarantine
+            As for the batcher.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The device has a handler already, or an argument is not what it has to be.
+        ClosedError
+            The batcher is closing or closed.
+        """
+        self._check_home()
+        _check_hooks(handler, None, device, quarantine, None)
+        if any(taker.device is device for taker in self._takers.all):
+            raise InvalidArgumentError(f"{device!r} takes batches already", remedy="Give a handler of another device.")
+        self._takers.add(handler, device, quarantine)
+        self._most_in_flight += self._max_in_flight
+        if self._root is not None:
+            self._launch()
+
+    async def drain(self, device: Recovering, *, timeout: float | None = None) -> None:
+        """Let a device take no more batches, and return when those that it has are answered; the device stays open.
+
+        Parameters
+        ----------
+        timeout
+            Seconds.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The device takes no batches here, or is the only one that does.
+        DeadlineExceededError
+            ``timeout`` ran out. The device takes nothing more; call again to wait for what it has.
+        ClosedError
+            The batcher is closing or closed.
+
+        Notes
+        -----
+        Cancelling ends the wait, as ``timeout`` does.
+        """
+        self._check_home()
+        taker = self._takers.of(device)
+        if taker is None:
+            raise InvalidArgumentError(f"{device!r} takes no batches here", remedy="Give a device of this service.")
+        if not any(other is not taker and not other.is_draining for other in self._takers.all):
+            raise InvalidArgumentError(f"{device!r} is the only one that takes batches", remedy="Add another first, or close the service.")
+        taker.is_draining = True
+        if taker.isolation is not None:
+            taker.isolation.close()
+        try:
+            async with asyncio.timeout(timeout):
+                await taker.idle()
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"{taker.name} has {taker.in_flight} batches after {timeout:g} s", remedy="Drain it again to wait longer."
+            ) from None
+        if self._takers.remove(taker):
+            self._most_in_flight -= self._max_in_flight
+            self._counters.add(taker.counters)
 
     def _name(self) -> str:
         """Return what serves, for the log."""
@@ -362,9 +435,14 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._counters.rejected += 1
         return MailboxFullError(
             f"the batcher has {self._queue.queued} items queued and {self._queue.waiting} waiting for room",
-            retry_after=max(0.001, self._runner.seconds_per_item / self._max_in_flight * self._max_pending / 2),
+            retry_after=max(0.001, self._takers.first.seconds_per_item / self._most_in_flight * self._max_pending / 2),
             remedy="Try again after .retry_after seconds, or make the batcher with a larger max_pending.",
         )
+
+    def _check_home(self) -> None:
+        """Raise where it is closing or closed, or this is another loop; before it is entered all is well."""
+        if self._state not in ("new", "open") or (self._loop is not None and _get_running_loop() is not self._loop):
+            raise self._not_open()
 
     def _not_open(self) -> AccelError:
         if self._state == "new":
@@ -382,7 +460,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                 self._counters.abandoned += 1
             else:
                 self._counters.dropped += 1
-                self._queue.discard(request)
+            self._queue.discard(request)
         else:
             future.exception()  # the answer came in the same iteration as the cancellation: mark it as retrieved
 
@@ -390,8 +468,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if request.future.done():
             return
         self._counters.expired += 1
-        if not request.is_launched:
-            self._queue.discard(request)
+        self._queue.discard(request)
         what = "it was launched" if request.is_launched else "it was not launched and will not be"
         error = DeadlineExceededError(f"the item was not answered within {timeout:g} s; {what}")
         if request.is_suspect:
@@ -412,57 +489,51 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        queue = self._queue
-        root = self._root
+        queue, root = self._queue, self._root
         assert root is not None, "a batcher that takes items has a root"
-        is_away = self._is_waiting_for_device or getattr(self._device, "state", None) is DeviceState.REBUILDING
-        if queue.queued and is_away and self._gathers(root):
-            return
-        is_careful = self._isolation is not None and root.loop.time() < self._isolation.besieged_until
-        most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
-        while queue.queued and self._in_flight < at_once:
-            if self._in_flight and queue.queued < most and self._state == "open" and self._waits():
-                return
+        while queue.queued:
+            taker = self._takers.next(root)
+            is_careful = taker is not None and taker.isolation is not None and root.loop.time() < taker.isolation.besieged_until
+            most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
+            if taker is None or taker.in_flight >= at_once:
+                if self._takers.has_several:  # this one ends first although it is busy; if it is late, another will
+                    self._launch_at(root.loop.time() + (taker.seconds if taker is not None and taker.seconds else _AGAIN))
+                break
+            if taker.in_flight and queue.queued < most and self._state == "open" and self._waits():
+                break
             batch = queue.take(most)
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
-                if not root.start(self._runner.run(batch), "accel-batch", partial(self._served, batch)):
+                taker.in_flight += 1
+                if not root.start(taker.run(batch), "accel-batch", partial(self._served, taker, batch)):
                     self._in_flight -= 1
-                    self._runner.fail(batch, self._interrupted())
-        if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.suspects)):
+                    taker.in_flight -= 1
+                    taker.fail(batch, self._interrupted())
+        if self._state == "closing" and not (queue.queued or self._in_flight or any(each.suspects for each in self._takers.isolations)):
             root.finish()
-
-    def _gathers(self, root: RootTask) -> bool:
-        """Have items gather until the device is rebuilt, instead of being launched one by one to wait there; return whether they do."""
-        if not self._is_waiting_for_device:
-            self._is_waiting_for_device = root.start(self._wait_for_device(), "accel-gather", self._gathered)
-        return self._is_waiting_for_device
-
-    async def _wait_for_device(self) -> None:
-        # What keeps it from becoming ready is told to each item by the handler.
-        with contextlib.suppress(AccelError, StopAsyncIteration):
-            await until_ready(self._device)  # type: ignore[arg-type]
-
-    def _gathered(self, task: asyncio.Task[None]) -> None:
-        self._is_waiting_for_device = False
-        if not task.cancelled():
-            self._launch()
+        self._takers.tell_idle()
 
     def _waits(self) -> bool:
         assert self._loop is not None, "a batch needs a loop"
         oldest = self._queue.oldest()
         if oldest is None or self._loop.time() >= oldest + self._max_delay:
             return False
-        self._alarm = self._loop.call_at(oldest + self._max_delay, self._launch, context=Context())
+        self._launch_at(oldest + self._max_delay)
         return True
 
-    def _served(self, batch: list[Request], task: asyncio.Task[None]) -> None:
+    def _launch_at(self, when: float) -> None:
+        """Launch then, if nothing does before: :meth:`_launch` cancels this."""
+        assert self._loop is not None, "a batch needs a loop"
+        self._alarm = self._loop.call_at(when, self._launch, context=Context())
+
+    def _served(self, taker: Taker, batch: list[Request], task: asyncio.Task[None]) -> None:
         """Count a batch out; runs after its callers have run, which may have submitted their next items."""
         self._in_flight -= 1
+        taker.in_flight -= 1
         if task.cancelled() or task.exception() is not None:
             # Cancelled by the close or by the handler itself, or the program ends.
-            self._runner.fail(batch, self._interrupted())
+            taker.fail(batch, self._interrupted())
         self._launch()
 
     def _interrupted(self) -> AccelError:

@@ -7,13 +7,14 @@ import contextlib
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.outcome import is_fault, is_of_an_item, is_same_fault, is_worth_a_retry, kind_of_fault, own_instance
+from accel.patterns.poison_memory import Line
 from accel.patterns.quarantine import UnusableError
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import Request, call, trial_of
@@ -104,14 +105,6 @@ class _Group:
     death: _Death | None = None
 
 
-@dataclass(slots=True)
-class _Line:
-    """Requests of equal items: one is tried, and the others wait for what is found."""
-
-    leader: Request
-    followers: list[Request] = field(default_factory=list)
-
-
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
@@ -141,8 +134,6 @@ class Isolation:
     memory : PoisonMemory
     suspects : dict
         Requests that wait for a trial, or are being tried, in the order in which they came.
-    lines : dict
-        Fingerprint -> the requests whose item has it, of which one is tried.
     besieged_until : float
         Until then contexts have died so fast one after the other that most batches have poison: small ones pass more often.
     """
@@ -166,7 +157,6 @@ class Isolation:
         self._interrupted = interrupted
         self.suspects: dict[Request, None] = {}
         self.besieged_until = 0.0
-        self.lines: dict[Hashable, _Line] = {}
         self._groups: deque[_Group] = deque()
         self._repeats: deque[Request] = deque()  # alone, and behind the groups: they are poison, most likely
         self._arrived = 0  # faults, since the isolation was made
@@ -193,6 +183,11 @@ class Isolation:
         if self._idling is not None:
             self._idling.reschedule(self._root.loop.time())
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is tried, and the quarantine is closed if it has to be."""
+        return not (self.suspects or (self._is_closing and self._is_running))
+
     # -- suspects
 
     async def take(self, batch: list[Request], attribution: Attribution | None) -> None:
@@ -214,7 +209,14 @@ class Isolation:
             request.attribution = attribution
             if attribution is not None:
                 attribution.hold()
-            self._enlist(request, group)
+            line = None if request.key is None else self.memory.lines.get(request.key)
+            if line is not None:  # an equal item is tried already
+                line.isolation.follow(line, request)
+                continue
+            self._suspect(request)
+            group.append(request)
+            if request.key is not None:
+                self.memory.lines[request.key] = Line(request, self)
         self._counters.isolated += len(suspects)
         if not suspects:
             return
@@ -229,7 +231,7 @@ class Isolation:
     async def sift(self, batch: list[Request]) -> list[Request]:
         """Return what may run on the device that serves: what is known to be poison is refused, and what is a suspect waits for what is found.
 
-        Items that were queued, or wait for a rebuild, may have been found since: where ``memory`` or ``lines`` has something.
+        Items that were queued, or wait for a rebuild, may have been found since: where ``memory`` has something.
         """
         await self._make_keys([request for request in batch if request.key is None])
         left: list[Request] = []
@@ -238,21 +240,27 @@ class Isolation:
             if found is not None and not request.future.done():
                 self._counters.failed += 1
                 request.future.set_exception(found)
-            elif not (request.is_idempotent and request.key in self.lines and self.join(request, request.key)):
-                left.append(request)
+            else:
+                line = self.memory.lines.get(request.key) if request.is_idempotent else None
+                if line is None or not line.isolation.join(request, request.key):
+                    left.append(request)
         return [request for request in left if not request.future.done()]
 
     def join(self, request: Request, key: Hashable) -> bool:
-        """Have a request of an item that is a suspect wait for what is found; return whether there is room."""
+        """Have a request of an item that is tried here wait for what is found; return whether there is room."""
         if len(self.suspects) >= self._options.limit:
             return False
-        line = self.lines[key]
+        line = self.memory.lines[key]
         request.key, request.fault = key, line.leader.fault
         request.is_launched = True
-        self._suspect(request)
-        line.followers.append(request)
+        self.follow(line, request)
         self._counters.isolated += 1
         return True
+
+    def follow(self, line: Line, request: Request) -> None:
+        """Have a request wait for what is found of an equal item, which is tried here."""
+        self._suspect(request)
+        line.followers.append(request)
 
     async def _make_keys(self, batch: list[Request]) -> None:
         if not (self.memory.limit and batch):
@@ -264,17 +272,6 @@ class Isolation:
             if loop.time() >= until:
                 await asyncio.sleep(0)
                 until = loop.time() + _SLICE
-
-    def _enlist(self, request: Request, group: list[Request]) -> None:
-        """Add a request to those that are tried, or have it wait for one with an equal item."""
-        self._suspect(request)
-        line = None if request.key is None else self.lines.get(request.key)
-        if line is not None:
-            line.followers.append(request)
-            return
-        group.append(request)
-        if request.key is not None:
-            self.lines[request.key] = _Line(request)
 
     def _suspect(self, request: Request) -> None:
         request.is_suspect = True
@@ -312,7 +309,10 @@ class Isolation:
 
     def _taken(self) -> list[Request]:
         taken = list(self.suspects)
-        for each in (self.suspects, self.lines, self._groups, self._repeats):
+        for request in taken:
+            if (line := self.memory.lines.get(request.key)) is not None and line.isolation is self:
+                del self.memory.lines[request.key]
+        for each in (self.suspects, self._groups, self._repeats):
             each.clear()
         self._bound = self._arrived
         return taken
@@ -563,10 +563,10 @@ class Isolation:
         attribution, request.attribution = request.attribution, None
         if attribution is not None:
             attribution.release(found=is_poison)
-        line = self.lines.get(request.key)
+        line = self.memory.lines.get(request.key)
         if line is not None and line.leader is request:
-            del self.lines[request.key]
-            self._follow(line.followers, is_poison=is_poison)
+            del self.memory.lines[request.key]
+            self._settle_followers(line.followers, is_poison=is_poison)
         self._counters.poisoned += is_poison
         if request.future.done():
             return
@@ -577,7 +577,7 @@ class Isolation:
             self._counters.answered += 1
             request.future.set_result(result)
 
-    def _follow(self, followers: list[Request], *, is_poison: bool) -> None:
+    def _settle_followers(self, followers: list[Request], *, is_poison: bool) -> None:
         """Answer the requests of equal items, or have them tried next: if the first one passed, so will they."""
         group: list[Request] = []
         groups: list[_Group] = []

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel._log import get_logger
 from accel.models.tensor_spec import Item
+from accel.patterns.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from accel.errors import PoisonedInputError
 
-__all__ = ["PoisonMemory", "content_fingerprint"]
+__all__ = ["Line", "PoisonMemory", "content_fingerprint"]
 
 logger = get_logger()
 
@@ -27,10 +29,25 @@ _PER_PART = 128
 """Bytes for which each part of an item counts, so that many small ones are bounded in time too."""
 
 
-class PoisonMemory:
-    """The fingerprints of items that were found to be poison; the one that was seen longest ago is dropped first.
+@dataclass(slots=True)
+class Line:
+    """Requests of equal items: one is tried, and the others wait for what is found.
 
-    While ``errors`` is empty no item has to be looked up. The items themselves are not kept.
+    Attributes
+    ----------
+    isolation : Isolation
+        What tries it; see there.
+    """
+
+    leader: Request
+    isolation: Any
+    followers: list[Request] = field(default_factory=list)
+
+
+class PoisonMemory:
+    """The fingerprints of items that were found to be poison, and of those that are tried; of the former the one that was seen longest ago is dropped first.
+
+    While both are empty no item has to be looked up. The items themselves are not kept.
 
     Parameters
     ----------
@@ -43,14 +60,17 @@ class PoisonMemory:
     ----------
     errors : OrderedDict
         Fingerprint -> the error of an item that is remembered.
+    lines : dict
+        Fingerprint -> the requests whose item has it, of which one is tried in quarantine.
     """
 
-    __slots__ = ("_fingerprint", "errors", "limit")
+    __slots__ = ("_fingerprint", "errors", "limit", "lines")
 
     def __init__(self, limit: int, fingerprint: Callable[[Any], Hashable]) -> None:
         self.limit = limit
         self._fingerprint = fingerprint
         self.errors: OrderedDict[Hashable, PoisonedInputError] = OrderedDict()
+        self.lines: dict[Hashable, Line] = {}
 
     def key(self, item: Any) -> Hashable:
         """Return the fingerprint of an item, or ``None``."""

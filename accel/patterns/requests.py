@@ -23,7 +23,7 @@ from accel.telemetry import DeviceTime, Probe, ServedBatch, Service
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue", "call", "end", "launch", "trial_of"]
+__all__ = ["BatcherStatistics", "Counters", "ReplicaStatistics", "Request", "RequestQueue", "call", "end", "launch", "trial_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class BatcherStatistics:
         Requests in quarantine now.
     device_seconds
         Device time of the handler's calls: see :class:`accel.DeviceTime`.
+    replicas
+        What each device has done that takes batches now; those that were drained count in the other fields alone.
     """
 
     submitted: int
@@ -90,6 +92,39 @@ class BatcherStatistics:
     poisoned: int
     isolating: int
     device_seconds: float
+    replicas: tuple[ReplicaStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """What one device of a batcher has done, and does now.
+
+    Parameters
+    ----------
+    device
+        Its name; empty for a handler without one.
+    state
+        Of the device, such as ``"ready"``.
+    is_draining
+        Whether it takes no more batches.
+    in_flight
+        Batches that it has now.
+    batches, items, answered, failed, device_seconds
+        As in :class:`BatcherStatistics`.
+    seconds
+        Moving average of the time that it is busy with one batch; 0 before the first.
+    """
+
+    device: str
+    state: str
+    is_draining: bool
+    in_flight: int
+    batches: int
+    items: int
+    answered: int
+    failed: int
+    device_seconds: float
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -117,6 +152,12 @@ class Counters:
     items: int = 0
     batch_seconds: float = 0.0
     device_seconds: float = 0.0
+
+    def add(self, other: Counters) -> None:
+        """Add the totals of another."""
+        for name in Counters.__slots__:
+            if name != "batch_seconds":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(eq=False, slots=True)

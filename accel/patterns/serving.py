@@ -8,65 +8,36 @@ from typing import TYPE_CHECKING, Any
 from accel.errors import InvalidArgumentError
 from accel.models import Model
 from accel.patterns.batcher import DynamicBatcher
-from accel.values import check_flag
+from accel.values import check_count, check_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from accel.device import Device
+    from accel.patterns.recovering import Recovering
 
 __all__ = ["ModelService", "serve"]
 
 
-class ModelService(DynamicBatcher[Any, Any]):
-    """A :class:`~accel.patterns.DynamicBatcher` whose handler is a model; made by :func:`accel.serve`.
-
-    An item of :meth:`submit` is the model's only input, or a mapping of its inputs, without the batch dimension. Arrays are copied: they may be changed
-    while it is answered. The answer is the model's, in host arrays. What is raised besides: :class:`~accel.InvalidArgumentError`, where an input does not
-    fit its spec, or is longer than the longest bucket (``argument`` is its name); and :class:`~accel.NonFiniteError`, only with ``check_finite=True``,
-    where the answer has a NaN or an infinity.
+class Replica:
+    """Answers the batches of a service by the model on one device, and by the same model in quarantine.
 
     Attributes
     ----------
     model : Model
         What answers.
+    rows : callable
+        The handler of batches.
     """
 
-    def __init__(self, model: Model, *, check_finite: bool, max_items: int | None, quarantine: bool, **options: Any) -> None:
-        if not isinstance(model, Model):
-            raise InvalidArgumentError(f"{model!r} is not a Model", remedy="Give what `await device.load_model(...)` returned.")
-        if not model.buckets.is_batched:
-            raise InvalidArgumentError(
-                f"the inputs of {model!r} have no batch dimension",
-                remedy='Begin the shape of every TensorSpec with "batch", or call the model itself.',
-            )
-        most = model.buckets.most
-        if max_items is None:
-            max_items = most or _ITEMS
-        elif most is not None and max_items > most:
-            raise InvalidArgumentError(
-                f"max_items is {max_items}, and the largest batch of {model!r} {most}", remedy="Load the model with a larger bucket."
-            )
+    def __init__(self, model: Model, *, check_finite: bool) -> None:
         self.model = model
-        check_flag("check_finite", check_finite)
-        check_flag("quarantine", quarantine)
+        self.rows = partial(model.rows, check_finite=check_finite)
         self._check_finite = check_finite
         self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
         self._apart_version = 0
-        super().__init__(
-            partial(model.rows, check_finite=check_finite),
-            max_items=max_items,
-            idempotent=True,
-            device=model.device,
-            quarantine=self._quarantined if quarantine else None,
-            **options,
-        )
-        self._convert = model.buckets.item
 
-    def _name(self) -> str:
-        return repr(self.model)
-
-    async def _quarantined(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
+    async def in_quarantine(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
         """Return the handler on a device in quarantine, which has none of this one's memory."""
 
         async def answer(items: list[Any]) -> list[Any]:
@@ -88,13 +59,150 @@ class ModelService(DynamicBatcher[Any, Any]):
         return apart
 
 
+class ModelService(DynamicBatcher[Any, Any]):
+    """A :class:`~accel.patterns.DynamicBatcher` whose handlers are models, one a device; made by :func:`accel.serve`.
+
+    An item of :meth:`submit` is the model's only input, or a mapping of its inputs, without the batch dimension. Arrays are copied: they may be changed
+    while it is answered. The answer is the model's, in host arrays. What is raised besides: :class:`~accel.InvalidArgumentError`, where an input does not
+    fit its spec, or is longer than the longest bucket (``argument`` is its name); and :class:`~accel.NonFiniteError`, only with ``check_finite=True``,
+    where the answer has a NaN or an infinity.
+    """
+
+    def __init__(
+        self, models: Model | Sequence[Model], *, check_finite: bool, max_items: int | None, quarantine: bool, **options: Any
+    ) -> None:
+        given = [models] if isinstance(models, Model) else models
+        if not isinstance(given, (list, tuple)) or not given:
+            raise InvalidArgumentError(
+                f"{models!r} is not a Model", remedy="Give what `await device.load_model(...)` returned, or several."
+            )
+        first = given[0]
+        for number, model in enumerate(given):
+            _check_serves_with(model, first)
+            _check_device(model, given[:number])
+        most = first.buckets.most
+        if max_items is None:
+            max_items = most or _ITEMS
+        elif most is not None and max_items > most:
+            raise InvalidArgumentError(
+                f"max_items is {max_items}, and the largest batch of {first!r} {most}", remedy="Load the model with a larger bucket."
+            )
+        check_flag("check_finite", check_finite)
+        check_flag("quarantine", quarantine)
+        self._check_finite = check_finite
+        self._has_quarantine = quarantine
+        replica = Replica(first, check_finite=check_finite)
+        self._replicas = [replica]
+        if options.get("max_pending") is None:
+            options["max_pending"] = (
+                8 * len(given) * check_count("max_items", max_items) * check_count("max_in_flight", options.get("max_in_flight", 2))
+            )
+        super().__init__(
+            replica.rows,
+            max_items=max_items,
+            idempotent=True,
+            device=first.device,
+            quarantine=replica.in_quarantine if quarantine else None,
+            **options,
+        )
+        self._convert = first.buckets.item
+        for model in given[1:]:
+            self._add_model(model)
+
+    def _name(self) -> str:
+        return repr(self.model)
+
+    @property
+    def model(self) -> Model:
+        """The model that answers; with several the first."""
+        return self._replicas[0].model
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models that answer, one a device."""
+        return tuple([replica.model for replica in self._replicas])
+
+    async def add(self, model: Model) -> None:
+        """Have a model on another device answer too.
+
+        Parameters
+        ----------
+        model
+            Of the same inputs, buckets and outputs, such as ``await service.model.on(device)``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It takes or returns other arrays, or its device answers already.
+        ClosedError
+            The service is closing or closed.
+        """
+        _check_serves_with(model, self.model)
+        _check_device(model, self.models)
+        self._add_model(model)
+
+    async def drain(self, device: Recovering | Model, *, timeout: float | None = None) -> None:
+        """Let a device, or its model, take no more batches, and return when those that it has are answered; both stay open.
+
+        Parameters
+        ----------
+        device
+            The device, or the model on it.
+        timeout
+            Seconds.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It does not answer here, or is the only one that does.
+        DeadlineExceededError
+            ``timeout`` ran out. It takes nothing more; call again to wait for what it has.
+        ClosedError
+            The service is closing or closed.
+
+        Notes
+        -----
+        Cancelling ends the wait, as ``timeout`` does.
+        """
+        drained = device.device if isinstance(device, Model) else device
+        await super().drain(drained, timeout=timeout)
+        self._replicas = [replica for replica in self._replicas if replica.model.device is not drained]
+
+    def _add_model(self, model: Model) -> None:
+        replica = Replica(model, check_finite=self._check_finite)
+        self.add_handler(replica.rows, device=model.device, quarantine=replica.in_quarantine if self._has_quarantine else None)
+        self._replicas.append(replica)
+
+
+def _check_serves_with(model: object, first: Model) -> None:
+    """Raise unless a model is one that answers what ``first`` does."""
+    if not isinstance(model, Model):
+        raise InvalidArgumentError(f"{model!r} is not a Model", remedy="Give what `await device.load_model(...)` returned.")
+    if not model.buckets.is_batched:
+        raise InvalidArgumentError(
+            f"the inputs of {model!r} have no batch dimension",
+            remedy='Begin the shape of every TensorSpec with "batch", or call the model itself.',
+        )
+    if (model.inputs, model.buckets.lengths) != (first.inputs, first.buckets.lengths):
+        raise InvalidArgumentError(
+            f"{model!r} takes other inputs, or has other buckets, than {first!r}",
+            remedy="Load the same model on each device: pool.load_model().",
+        )
+    model.outputs.check_serves_for(first.outputs)
+
+
+def _check_device(model: Model, others: Sequence[Model]) -> None:
+    if any(other.device is model.device for other in others):
+        raise InvalidArgumentError(f"two models of one service are on {model.device!r}", remedy="Give models on different devices.")
+
+
 _ITEMS = 64
 
 
 def serve(
-    model: Model, *, max_items: int | None = None, check_finite: bool = False, quarantine: bool = True, **options: Any
+    models: Model | Sequence[Model], *, max_items: int | None = None, check_finite: bool = False, quarantine: bool = True, **options: Any
 ) -> ModelService:
-    """Serve a model to many tasks: ``async with accel.serve(model) as service``, then ``await service.submit(item)``.
+    """Serve a model, on one device or on several, to many tasks: ``async with accel.serve(model) as service``, then ``await service.submit(item)``.
 
     Items of tasks that ask at the same time are stacked, padded to a bucket, and run as one batch. After a fault items that were on the device are
     tried apart, in a child process of their own, so that one poisonous item is named and the others are answered. If the fault may have come from outside, as a
@@ -102,8 +210,9 @@ def serve(
 
     Parameters
     ----------
-    model
-        Made by :meth:`accel.Device.load_model`; it stays open when the service is closed.
+    models
+        Made by :meth:`accel.Device.load_model`, or several of the same model on different devices, which share one queue: see
+        :meth:`ModelService.add`. They stay open when the service is closed.
     max_items
         Items in a batch; ``None``: as many as the largest bucket has, or 64.
     check_finite
@@ -118,4 +227,4 @@ def serve(
     InvalidArgumentError
         The model's inputs have no batch dimension, or an option is out of range.
     """
-    return ModelService(model, max_items=max_items, check_finite=check_finite, quarantine=quarantine, **options)
+    return ModelService(models, max_items=max_items, check_finite=check_finite, quarantine=quarantine, **options)

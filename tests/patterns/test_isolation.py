@@ -89,7 +89,7 @@ async def test_there_are_as_many_parts_as_run_while_another_context_comes_up(mon
     device, loop = Serving(), asyncio.get_running_loop()
     for restart, forward, expected in ((0.0, 1.0, 2), (1.0, 0.25, 4), (100.0, 0.01, 64)):
         async with serving(device) as batcher:
-            isolation = batcher._isolation
+            isolation = batcher._takers.first.isolation
             assert isolation is not None
             isolation._quarantine.seconds, isolation._counters.batch_seconds = restart, forward
             requests = [Request(("fine", n), 1, loop.create_future(), 0.0, True, batcher.service) for n in range(64)]
@@ -451,7 +451,7 @@ async def test_while_contexts_die_again_and_again_batches_are_small() -> None:
         items: list[Item] = [("fine", n) for n in range(16)]
         assert await answers(batcher, items) == list(range(16))
         assert device.served[6:] == [items[n : n + 2] for n in range(0, 16, 2)]
-        isolation = batcher._isolation
+        isolation = batcher._takers.first.isolation
         assert isolation is not None
         isolation.besieged_until -= 10.0
         assert await answers(batcher, items) == list(range(16))

@@ -1,16 +1,22 @@
-"""Runs one batch: calls the handler, answers the callers, and retries once what a rebuild interrupted or a neighbour may have failed."""
+"""A taker: one device with a handler, which takes batches from the queue that several share.
+
+It runs a batch: calls the handler, answers the callers, and retries once what a rebuild interrupted or a neighbour may have failed.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from accel.device import DeviceState
 from accel.errors import ClosedError
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
-from accel.patterns.requests import call, end, launch
+from accel.patterns.requests import ReplicaStatistics, call, end, launch
 from accel.telemetry import DeviceTime, ServedBatch
 
 if TYPE_CHECKING:
@@ -20,11 +26,16 @@ if TYPE_CHECKING:
     from accel.patterns.recovering import Attribution, Recovering
     from accel.patterns.requests import Counters, Request
 
-__all__ = ["BatchRunner"]
+__all__ = ["Taker"]
+
+_COMING = frozenset((DeviceState.STARTING, DeviceState.REBUILDING))
+
+_TRUSTED = 1.0
+"""Seconds after which a taker that took nothing gets one more batch: it may have become faster since."""
 
 
-class BatchRunner:
-    """Calls a handler with batches.
+class Taker:
+    """Takes batches from the queue of a batcher, and calls the handler of one device with them.
 
     Parameters
     ----------
@@ -33,17 +44,42 @@ class BatchRunner:
     device
         Awaited before a retry.
     counters
-        Where the outcomes are counted.
+        Where the outcomes of its requests are counted.
     isolation
         Takes the idempotent requests that were on the device at a fault; without it they are retried like the others.
+    hand_over
+        ``hand_over(taker, requests)`` gives requests that are to be retried to another taker, if there is one that is ready, and returns whether it did.
 
     Attributes
     ----------
+    in_flight : int
+        Batches that it runs.
+    is_draining : bool
+        Whether it takes no more.
+    is_awaited : bool
+        Whether a task waits until its device is ready.
+    seconds : float
+        Moving average of the time that it is busy with one batch: what overlaps counts once. 0 before the first.
     seconds_per_item : float
         Moving average of the handler's time for one item of a batch.
     """
 
-    __slots__ = ("_attribution", "_counters", "_device", "_handler", "_isolation", "seconds_per_item")
+    __slots__ = (
+        "_attribution",
+        "_began",
+        "_ended_at",
+        "_hand_over",
+        "_idled",
+        "counters",
+        "device",
+        "handler",
+        "in_flight",
+        "is_awaited",
+        "is_draining",
+        "isolation",
+        "seconds",
+        "seconds_per_item",
+    )
 
     def __init__(
         self,
@@ -51,24 +87,101 @@ class BatchRunner:
         device: Recovering | None,
         counters: Counters,
         isolation: Isolation | None = None,
+        hand_over: Callable[[Taker, list[Request]], bool] = lambda taker, requests: False,
     ) -> None:
-        self._handler = handler
-        self._device = device
-        self._counters = counters
-        self._isolation = isolation
+        self.handler = handler
+        self.device = device
+        self.counters = counters
+        self.isolation = isolation
+        self._hand_over = hand_over
         # Without quarantine nothing is examined, and each death is the device's own.
         self._attribution: Callable[[], AbstractContextManager[Attribution | None]] = getattr(
             None if isolation is None else device, "attribution", nullcontext
         )
+        self.in_flight = 0
+        self.is_draining = self.is_awaited = False
+        self.seconds = 0.0
         self.seconds_per_item = 1e-3
+        self._began: deque[float] = deque()  # of the calls of the handler that run now
+        self._ended_at = 0.0  # of the last one
+        self._idled = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The name of its device; empty without one."""
+        return str(getattr(self.device, "name", ""))
+
+    @property
+    def state(self) -> DeviceState:
+        """The state of its device; READY without one."""
+        return getattr(self.device, "state", DeviceState.READY)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its device is not ready, and will be."""
+        return self.is_awaited or getattr(self.device, "state", None) in _COMING
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its device is ready and does not answer."""
+        health = getattr(self.device, "health", None)
+        return health is not None and health().is_stalled
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs nothing, and examines nothing."""
+        return not self.in_flight and (self.isolation is None or self.isolation.is_idle)
+
+    async def idle(self) -> None:
+        """Wait until it runs nothing; for one that is draining."""
+        while not self.is_idle:
+            self._idled.clear()
+            await self._idled.wait()
+
+    def tell_idle(self) -> None:
+        """End :meth:`idle`, which looks again."""
+        self._idled.set()
+
+    def statistics(self) -> ReplicaStatistics:
+        """Return what it has done, and does now."""
+        counters = self.counters
+        return ReplicaStatistics(
+            device=self.name,
+            state=self.state.value,
+            is_draining=self.is_draining,
+            in_flight=self.in_flight,
+            batches=counters.batches,
+            items=counters.items,
+            answered=counters.answered,
+            failed=counters.failed,
+            device_seconds=counters.device_seconds,
+            seconds=self.seconds,
+        )
+
+    def expected_end(self, now: float, usual: float) -> float:
+        """Return when a batch would end that it takes now: see :func:`time.perf_counter`.
+
+        Parameters
+        ----------
+        usual
+            Seconds that a batch takes on a taker that took none for a while; on one that never did it takes none, so that it is tried.
+        """
+        is_known = self.in_flight or now - self._ended_at < _TRUSTED
+        seconds = self.seconds if is_known else min(self.seconds, usual)
+        ran = now - self._began[0] if self._began else 0.0
+        # What is late is expected to take as long again.
+        left = self.in_flight * seconds - ran if ran < seconds else (self.in_flight - 1) * seconds + ran - seconds
+        return now + left + seconds
 
     async def run(self, batch: list[Request]) -> None:
         """Run a batch to its end. If this is cancelled, requests stay unanswered: then call :meth:`fail`."""
         with self._attribution() as attribution:
             while batch:
                 again = await self._attempt(batch, attribution)
-                if again and self._device is not None:
-                    await self._recovered(self._device, again)
+                if again and self._hand_over(self, again):
+                    return
+                if again and self.device is not None:
+                    await self._recovered(self.device, again)
                 batch = again
 
     def fail(self, batch: Iterable[Request], error: Exception) -> None:
@@ -76,18 +189,18 @@ class BatchRunner:
         given: set[int] = set()
         for request in batch:
             if not request.future.done():
-                self._counters.failed += 1
+                self.counters.failed += 1
                 request.future.set_exception(own_instance(error, given))
 
     async def _attempt(self, batch: list[Request], attribution: Attribution | None) -> list[Request]:
         """Call the handler, answer the callers, and return the requests to retry."""
         wanted = [request for request in batch if not request.future.done()]
-        isolation = self._isolation
-        if isolation is not None and (isolation.memory.errors or isolation.lines):
+        isolation = self.isolation
+        if isolation is not None and (isolation.memory.errors or isolation.memory.lines):
             wanted = await isolation.sift(wanted)
         if not wanted:
             return []
-        counters, items = self._counters, 0
+        counters, items = self.counters, 0
         for request in wanted:
             items += request.size
             if request.is_launched:
@@ -96,8 +209,9 @@ class BatchRunner:
             request.launches += 1
         counters.batches += 1
         counters.items += items
-        began, deaths = time.perf_counter(), 0 if attribution is None else attribution.deaths
+        began, deaths = perf_counter(), 0 if attribution is None else attribution.deaths
         served = ServedBatch(wanted[0].service, wanted, items)
+        ended_before = self._ended_at
         results = await self._called(served, wanted)
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
@@ -105,29 +219,34 @@ class BatchRunner:
                 return await self._singly(wanted, results, attribution)
             results = repeat(results, len(wanted))
         else:
-            seconds = time.perf_counter() - began
+            busy = self._ended_at - max(began, ended_before)
+            self.seconds += 0.2 * (busy - self.seconds) if self.seconds else busy
+            seconds = self._ended_at - began
             self.seconds_per_item += 0.2 * (seconds / items - self.seconds_per_item)
             counters.batch_seconds += 0.2 * (seconds - counters.batch_seconds) if counters.batch_seconds else seconds
         died = attribution is not None and attribution.deaths > deaths
         again, suspects, served.answered = self._settle(wanted, results, died=died)
         end(served)
-        if suspects and self._isolation is not None:
-            await self._isolation.take(suspects, attribution)
+        if suspects and self.isolation is not None:
+            await self.isolation.take(suspects, attribution)
         return again
 
     async def _called(self, batch: ServedBatch, requests: list[Request]) -> Any:
         """Return what the handler gives, as :func:`call` does; the device time is charged."""
         launch(batch)
+        self._began.append(batch.launched_at)
         try:
             with DeviceTime() as spent:
-                results = await call(self._handler, [request.item for request in requests])
+                results = await call(self.handler, [request.item for request in requests])
         except BaseException as error:
             batch.error = type(error).__name__
             end(batch)
             raise
         finally:
+            self._began.popleft()
+            self._ended_at = perf_counter()
             batch.device_seconds = spent.seconds
-            self._counters.device_seconds += spent.seconds or 0.0
+            self.counters.device_seconds += spent.seconds or 0.0
         batch.error = type(results).__name__ if isinstance(results, Exception) else ""
         return results
 
@@ -149,7 +268,7 @@ class BatchRunner:
         """
         again: list[Request] = []
         suspects: list[Request] = []
-        examines = self._isolation is not None
+        examines = self.isolation is not None
         given: set[int] = set()
         answered: list[Request] = []
         for request, result in zip(batch, results, strict=True):
@@ -169,9 +288,9 @@ class BatchRunner:
                 request.is_retried = True
                 again.append(request)
             else:
-                self._counters.failed += 1
+                self.counters.failed += 1
                 future.set_exception(own_instance(result, given))
-        self._counters.answered += len(answered)
+        self.counters.answered += len(answered)
         return again, suspects, answered
 
     async def _recovered(self, device: Recovering, batch: list[Request]) -> None:

@@ -1,0 +1,157 @@
+"""The takers of a batcher: which of them gets the next batch."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from accel.device import DeviceState
+from accel.errors import AccelError
+from accel.patterns.isolation import Isolation
+from accel.patterns.quarantine import QuarantineHandler
+from accel.patterns.recovering import until_ready
+from accel.patterns.requests import Counters
+from accel.patterns.taker import Taker
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from accel.patterns.isolation import IsolationOptions
+    from accel.patterns.poison_memory import PoisonMemory
+    from accel.patterns.recovering import Recovering
+    from accel.patterns.requests import Request, RequestQueue
+    from accel.patterns.root import RootTask
+
+__all__ = ["Takers"]
+
+
+class Takers:
+    """Several takers of one queue, or one.
+
+    Parameters
+    ----------
+    options
+        Of the isolation of each.
+    poison
+        What they all know to be poison.
+    queue
+        What they take from.
+    launch
+        Called when a taker is ready again, or its quarantine is closed.
+    interrupted
+        Makes the error for requests that are left over when the batcher closes.
+
+    Attributes
+    ----------
+    all : list of Taker
+        In the order in which they were added.
+    """
+
+    def __init__(
+        self,
+        options: IsolationOptions,
+        poison: PoisonMemory,
+        queue: RequestQueue,
+        launch: Callable[[], None],
+        interrupted: Callable[[], Exception],
+    ) -> None:
+        self._options = options
+        self._poison = poison
+        self._queue = queue
+        self._launch = launch
+        self._interrupted = interrupted
+        self._root: RootTask | None = None
+        self.all: list[Taker] = []
+
+    @property
+    def first(self) -> Taker:
+        """The one that has been there longest."""
+        return self.all[0]
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is a choice."""
+        return len(self.all) > 1
+
+    @property
+    def isolations(self) -> list[Isolation]:
+        """Those of the takers that have one."""
+        return [taker.isolation for taker in self.all if taker.isolation is not None]
+
+    def of(self, device: Recovering) -> Taker | None:
+        """Return the taker of a device, if it has one."""
+        return next((taker for taker in self.all if taker.device is device), None)
+
+    def open(self, root: RootTask) -> None:
+        """Have quarantines run in tasks of ``root``."""
+        self._root = root
+        for isolation in self.isolations:
+            isolation.open(root)
+
+    def add(self, handler: Any, device: Recovering | None, quarantine: Any) -> None:
+        """Add a taker; for the arguments see :class:`accel.patterns.DynamicBatcher`."""
+        counters, isolation = Counters(), None
+        if quarantine is not None:
+            made = QuarantineHandler(device, quarantine)
+            isolation = Isolation(device, made, counters, self._poison, self._options, self._launch, self._interrupted)
+            if self._root is not None:
+                isolation.open(self._root)
+        self.all.append(Taker(handler, device, counters, isolation, self._hand_over))
+
+    def remove(self, taker: Taker) -> bool:
+        """Remove a taker, and return whether it was there."""
+        is_here = taker in self.all
+        if is_here:
+            self.all.remove(taker)
+        return is_here
+
+    def tell_idle(self) -> None:
+        """Wake those that wait for takers to be drained, where nothing runs any more."""
+        for taker in self.all:
+            if taker.is_draining and taker.is_idle:
+                taker.tell_idle()
+
+    def next(self, root: RootTask) -> Taker | None:
+        """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
+
+        A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be ready again one is returned all the same: what keeps it
+        from that is told to each item by the handler.
+        """
+        if len(self.all) == 1 and not self.all[0].is_draining:
+            taker = self.all[0]
+            return None if taker.is_away and self._await(self.all, root) else taker
+        takers = [taker for taker in self.all if not taker.is_draining]
+        ready = [taker for taker in takers if taker.state is DeviceState.READY and not taker.is_awaited]
+        if not ready:
+            coming = [taker for taker in takers if taker.is_away]
+            return None if not takers or (coming and self._await(coming, root)) else takers[0]
+        now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
+        in_order = sorted(ready, key=lambda taker: (taker.expected_end(now, usual), taker.in_flight))
+        return next((taker for taker in in_order if not taker.is_stalled), None)
+
+    def _await(self, takers: list[Taker], root: RootTask) -> bool:
+        """Have items gather until a device is ready, instead of being launched one by one to wait there; return whether they do."""
+        for taker in takers:
+            if not taker.is_awaited:
+                taker.is_awaited = root.start(self._until_ready(taker), "accel-gather", partial(self._awaited, taker))
+        return any(taker.is_awaited for taker in takers)
+
+    async def _until_ready(self, taker: Taker) -> None:
+        # What keeps it from becoming ready is told to each item by the handler.
+        with contextlib.suppress(AccelError, StopAsyncIteration):
+            await until_ready(taker.device)  # type: ignore[arg-type]
+
+    def _awaited(self, taker: Taker, task: asyncio.Task[None]) -> None:
+        taker.is_awaited = False
+        if not task.cancelled():
+            self._launch()
+
+    def _hand_over(self, taker: Taker, requests: list[Request]) -> bool:
+        """Put requests that a taker has to retry back to the front of the queue, if another one can do that now; return whether it can."""
+        can = any(other is not taker and not other.is_draining and other.state is DeviceState.READY for other in self.all)
+        if can:
+            self._queue.put_back(requests)
+        return can

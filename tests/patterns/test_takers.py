@@ -1,0 +1,277 @@
+"""Several devices that take batches from one queue: which one gets the next, and what becomes of what one of them had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.patterns import DynamicBatcher
+from tests.batcher_support import settled, turns
+from tests.device_support import bounded
+from tests.model_support import affine, expected
+from tests.quarantine_support import FINE, POISON, Serving, answers, killed, kinds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Device:
+    """A device whose handler takes as long as the test says, one batch after the other."""
+
+    def __init__(self, name: str, seconds: float = 0.0) -> None:
+        self.name = name
+        self.seconds = seconds
+        self.state = accel.DeviceState.READY
+        self.is_stalled = False
+        self.batches: list[list[int]] = []
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    def become(self, state: accel.DeviceState) -> None:
+        self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def health(self) -> Device:
+        return self
+
+    async def generations(self) -> AsyncIterator[int]:
+        while self.state is not accel.DeviceState.READY:
+            if self.state is accel.DeviceState.LOST:
+                raise accel.DeviceLostError("lost")
+            await self._changed.wait()
+        yield 1
+
+    async def __call__(self, items: list[int]) -> list[int | Exception]:
+        self.batches.append(items)
+        async with self._turn:
+            await self.gate.wait()
+            await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        if self.state is accel.DeviceState.LOST:
+            raise accel.DeviceLostError("lost")
+        return [2 * item for item in items]
+
+
+def served_by(devices: list[Device], **options: Any) -> DynamicBatcher[int, int]:
+    first, *others = devices
+    batcher: DynamicBatcher[int, int] = DynamicBatcher(first, device=first, idempotent=True, **options)
+    for device in others:
+        batcher.add_handler(device, device=device)
+    return batcher
+
+
+async def test_devices_that_are_idle_take_a_batch_each_and_a_third_one_waits_for_the_first_that_ends() -> None:
+    devices = [Device("a"), Device("b")]
+    for device in devices:
+        device.gate.clear()
+    async with served_by(devices, max_items=2, max_in_flight=1) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(6)]
+        await turns()
+        assert [device.batches for device in devices] == [[[0, 1]], [[2, 3]]]
+        devices[1].gate.set()
+        await asked[3]
+        await turns()
+        assert devices[1].batches == [[2, 3], [4, 5]]
+        devices[0].gate.set()
+        assert await asyncio.gather(*asked) == [0, 2, 4, 6, 8, 10]
+        assert [(each.device, each.batches, each.items) for each in batcher.statistics().replicas] == [("a", 1, 2), ("b", 2, 4)]
+    assert settled(batcher.statistics())
+
+
+async def test_a_slow_device_takes_only_what_it_would_end_first() -> None:
+    fast, slow = Device("fast", 0.002), Device("slow", 0.2)
+    async with served_by([slow, fast], max_items=1) as batcher:
+        await batcher.submit(0)  # taken by the first, of which nothing is known
+        until = time.perf_counter() + 0.5
+        while time.perf_counter() < until:
+            await batcher.submit(1)
+        assert len(slow.batches) == 1
+        assert len(fast.batches) > 20
+
+
+@pytest.mark.parametrize("state", [accel.DeviceState.LOST, accel.DeviceState.REBUILDING, accel.DeviceState.CLOSED, "stalled"])
+async def test_a_device_that_is_not_ready_takes_nothing(state: accel.DeviceState | str) -> None:
+    away, there = Device("away"), Device("there")
+    if isinstance(state, str):
+        away.is_stalled = True
+    else:
+        away.state = state
+    async with served_by([away, there], max_items=1) as batcher:
+        assert await asyncio.gather(*map(batcher.submit, range(8))) == [2 * n for n in range(8)]
+        assert (len(away.batches), len(there.batches)) == (0, 8)
+
+
+async def test_items_wait_while_all_devices_are_rebuilt_and_go_to_the_one_that_is_ready_first() -> None:
+    devices = [Device("a"), Device("b")]
+    for device in devices:
+        device.state = accel.DeviceState.REBUILDING
+    async with served_by(devices) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(3)]
+        await turns()
+        assert batcher.statistics().queued == 3
+        devices[1].become(accel.DeviceState.READY)
+        assert await bounded(asyncio.gather(*asked)) == [0, 2, 4]
+        assert [device.batches for device in devices] == [[], [[0, 1, 2]]]
+        devices[0].become(accel.DeviceState.LOST)
+
+
+async def test_where_all_devices_are_lost_each_item_is_told_so() -> None:
+    devices = [Device("a"), Device("b")]
+    for device in devices:
+        device.state = accel.DeviceState.LOST
+    async with served_by(devices) as batcher:
+        with pytest.raises(accel.DeviceLostError):
+            await bounded(batcher.submit(1))
+
+
+async def test_what_a_death_interrupts_is_taken_first_by_another_device() -> None:
+    dying, other = Device("dying"), Device("other")
+    dying.gate.clear()
+    other.gate.clear()
+    async with served_by([dying, other], max_items=2, max_in_flight=1) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(6)]
+        await turns()
+        dying.error = killed()
+        dying.state = accel.DeviceState.REBUILDING
+        dying.gate.set()
+        await turns()
+        assert batcher.statistics().queued == 4
+        other.gate.set()
+        assert await bounded(asyncio.gather(*asked)) == [0, 2, 4, 6, 8, 10]
+        assert other.batches == [[2, 3], [0, 1], [4, 5]]
+        statistics = batcher.statistics()
+        assert (statistics.retried, statistics.failed) == (2, 0)
+        dying.become(accel.DeviceState.LOST)
+
+
+async def test_an_interrupted_item_that_waits_again_may_be_cancelled_or_expire() -> None:
+    dying, other = Device("dying"), Device("other")
+    dying.gate.clear()
+    other.gate.clear()
+    async with served_by([dying, other], max_items=1, max_in_flight=1) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(0, timeout=0.05)), *(asyncio.ensure_future(batcher.submit(n)) for n in (1, 2))]
+        await turns()
+        dying.error, dying.state = killed(), accel.DeviceState.LOST
+        dying.gate.set()
+        await turns()
+        assert batcher.statistics().queued == 2
+        with pytest.raises(accel.DeadlineExceededError):
+            await asked[0]
+        asked[2].cancel()
+        await turns()
+        assert batcher.statistics().queued == 0
+        other.gate.set()
+        assert await asked[1] == 2
+        assert other.batches == [[1]]
+    assert settled(batcher.statistics())
+
+
+async def test_a_drained_device_answers_what_it_has_and_takes_no_more() -> None:
+    devices = [Device("a"), Device("b")]
+    devices[0].gate.clear()
+    async with served_by(devices, max_items=1, max_in_flight=1) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(2)]
+        await asked[1]
+        with pytest.raises(accel.DeadlineExceededError, match="a has 1 batches"):
+            await batcher.drain(devices[0], timeout=0.01)
+        drain = asyncio.ensure_future(batcher.drain(devices[0]))
+        assert await asyncio.gather(*map(batcher.submit, range(4))) == [0, 2, 4, 6]
+        assert not drain.done()
+        devices[0].gate.set()
+        await bounded(drain)
+        assert asked[0].result() == 0
+        assert (len(devices[0].batches), [each.device for each in batcher.statistics().replicas]) == (1, ["b"])
+        assert batcher.statistics().answered == 6
+        with pytest.raises(accel.InvalidArgumentError, match="takes no batches here"):
+            await batcher.drain(devices[0])
+        with pytest.raises(accel.InvalidArgumentError, match="only one"):
+            await batcher.drain(devices[1])
+        batcher.add_handler(devices[0], device=devices[0])
+        devices[1].state = accel.DeviceState.LOST
+        assert await batcher.submit(21) == 42
+    with pytest.raises(accel.ClosedError):
+        batcher.add_handler(devices[0], device=Device("c"))
+
+
+async def test_a_device_that_is_added_takes_what_waits() -> None:
+    first, second = Device("first"), Device("second")
+    first.gate.clear()
+    async with served_by([first], max_items=1, max_in_flight=1) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(2)]
+        await turns()
+        with pytest.raises(accel.InvalidArgumentError, match="already"):
+            batcher.add_handler(second, device=first)
+        batcher.add_handler(second, device=second)
+        assert await asked[1] == 2
+        first.gate.set()
+        assert await asked[0] == 0
+
+
+async def test_suspects_of_a_device_are_tried_in_its_own_quarantine_and_equal_items_wait_for_what_is_found() -> None:
+    devices = [Serving(), Serving()]
+    first, second = devices
+    async with DynamicBatcher(first.handler, device=first, quarantine=first.make, idempotent=True, max_items=4) as batcher:
+        batcher.add_handler(second.handler, device=second, quarantine=second.make)
+        first.gate.clear()
+        asked = [asyncio.ensure_future(batcher.submit(item)) for item in (POISON, FINE)]
+        while not batcher.statistics().isolating:
+            await asyncio.sleep(0.001)
+        again = asyncio.ensure_future(batcher.submit(POISON))
+        assert await answers(batcher, [("fine", n) for n in (5, 6, 7)]) == [5, 6, 7]
+        first.gate.set()
+        assert kinds(await bounded(asyncio.gather(*asked, again, return_exceptions=True))) == [
+            accel.PoisonedInputError,
+            1,
+            accel.PoisonedInputError,
+        ]
+        assert (POISON in first.tried, second.tried) == (True, [])
+        assert sum(served.count(POISON) for served in first.served + second.served) == 1
+        await bounded(batcher.drain(first))
+        assert first.twins[-1].state is accel.DeviceState.CLOSED
+
+
+@pytest.mark.timeout(120)
+async def test_a_replica_that_is_killed_under_load_costs_no_request_and_no_pause() -> None:
+    rng = np.random.default_rng()
+    weights = affine(rng)
+    inputs = {"x": accel.TensorSpec(("batch", 5), "float32")}
+    async with accel.System() as system:
+        devices = [await system.open_device("cpu", host="process") for _ in range(2)]
+        load: dict[str, Any] = {"weights": weights, "inputs": inputs, "buckets": {"batch": (1, 8)}}
+        models = [await device.load_model("tests.model_support:Affine", **load) for device in devices]
+        async with accel.serve(models, quarantine=False) as service:
+            gaps = [time.perf_counter()]
+
+            async def client() -> None:
+                for _ in range(150):
+                    x = rng.standard_normal(5, np.float32)
+                    answer = await service.submit(x)
+                    gaps.append(time.perf_counter())
+                    np.testing.assert_allclose(answer["y"], expected(weights, x[None])[0], rtol=1e-4, atol=1e-5)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(client())
+                while len(gaps) < 300:
+                    await asyncio.sleep(0.005)
+                pid = devices[0].info().pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            statistics = service.statistics()
+            assert (statistics.answered, statistics.failed) == (1200, 0)
+            assert max(np.diff(gaps)) < 0.5  # of a busy machine; benchmarks/replicas.py has the budget
+            await bounded(service.drain(models[1]))
+            assert service.models == (models[0],)
+            await bounded(service.submit(rng.standard_normal(5, np.float32)))
