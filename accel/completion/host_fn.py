@@ -78,8 +78,8 @@ class HostFnWatcher(SignalledWatcher):
                 side_stream = self._side_streams[mark.lane] = self._device.create_stream()
             side_stream.wait(mark.event)
             side_stream.launch_host_function(self._semaphore)
-        except Exception:  # a poisoned context takes no more work: the query of the mark raises why
-            self._semaphore()
+        except Exception:  # a poisoned context takes no more work
+            self._semaphore()  # the loop then queries the mark, which raises why
 
     def _run(self) -> None:
         """Signal the loop at each post of the semaphore: the body of the thread."""
@@ -90,7 +90,7 @@ class HostFnWatcher(SignalledWatcher):
             self.signal()
 
     async def _release(self, *, abandon: bool) -> None:
-        """Close the side streams, off the loop where that may block, then end the thread."""
+        """Close the side streams, off the loop unless ``abandon``, then end the thread."""
         await super()._release(abandon=abandon)
         side_streams, self._side_streams = list(self._side_streams.values()), {}
         try:

@@ -110,16 +110,13 @@ class MarkPoller:
         self._timer.close()
 
     def _reschedule(self, lane: PolledLane, now: float) -> float:
-        """Set when a lane whose oldest mark has not ended is polled next.
-
-        Return the seconds until then.
-        """
+        """Set when a lane whose oldest mark has not ended is polled next; return the delay."""
         delay = self._pace.delay(lane.marks[0].kind, now - lane.began_at)
         lane.polled_at, lane.due_at = now, now + delay
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
-        """Have the next poll ``delay`` seconds from now, unless an earlier one is scheduled."""
+        """Have the next poll ``delay`` seconds after ``now``, unless an earlier one is due."""
         if self._next_poll is not None:
             return
         if delay <= 0.0:
@@ -147,7 +144,8 @@ class MarkPoller:
     def _poll(self, horizon: float = 0.0) -> None:
         """Query the lanes that are due within ``horizon`` seconds, and schedule the next poll.
 
-        Of each lane the oldest mark is queried; marks that have ended complete.
+        Of each lane the oldest marks are queried. Those that have ended complete or fail here, and
+        the pace learns their durations.
         """
         self._next_poll = None
         now = time.perf_counter()
@@ -166,8 +164,8 @@ class MarkPoller:
         for lane, ended in ended_by_lane:
             oldest, error = ended[0]
             if error is None and lane.due_at > lane.began_at:
-                # It ended between two polls, not before its first one: such ops need no estimate. A
-                # poll that came late, because the loop was busy, says nothing about the op.
+                # It ended between two polls, not before its first one: such ops need no estimate.
+                # Take the middle; of a poll that is late, the time when it was due.
                 self._pace.observe(oldest.kind, (lane.polled_at + min(lane.due_at, now)) / 2 - lane.began_at)
             if lane.marks:
                 lane.began_at = now
@@ -223,7 +221,7 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         super().__init__(loop, lambda: PolledLane(self._end_marks), self._poller.add)
 
     def _abandon(self) -> None:
-        """Stop polling this device's lanes, and end their marks, as :class:`LaneWatcher` does."""
+        """Stop polling this device's lanes, then end all their marks; see :class:`LaneWatcher`."""
         for lane in self._lanes.values():
             self._poller.remove(lane)
         super()._abandon()

@@ -68,8 +68,8 @@ class Predictor:
         estimates = self._estimates
         known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
         if known is None or seconds < known.mean / 2:
-            # A blocked loop makes an op seem longer, and nothing makes it seem shorter: so half of
-            # the mean is a new duration, not an outlier.
+            # Begin anew. A blocked loop makes an op seem longer, and nothing makes it seem shorter:
+            # so less than half of the mean is a new duration, not an outlier.
             if len(estimates) >= self._capacity:  # never after a known kind, which was removed above
                 del estimates[next(iter(estimates))]
             estimates[kind] = Estimate(seconds, seconds / 2)

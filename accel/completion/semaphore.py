@@ -18,6 +18,11 @@ class Semaphore:
         Address of the C library's ``sem_post``.
     argument : int
         Address of the semaphore.
+
+    Raises
+    ------
+    UnsupportedError
+        If the system has none without a name.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,10 @@ class SignalledWatcher(LaneWatcher[LaneMarks]):
         self._poll()
 
     def _poll(self) -> None:
-        """Query the oldest marks of all lanes, and end those that are passed or raise."""
+        """Query the oldest marks of all lanes, and end those that are passed or raise.
+
+        Called after a signal and by the timer, which is armed again while marks are left.
+        """
         self._is_signalled = False  # first: a mark that ends from now on needs another signal
         if not self._pending:  # the timer or another signal came before
             return
@@ -99,5 +102,5 @@ class NotifiedWatcher(SignalledWatcher):
         """Have the mark's stream call this watcher after the mark's work."""
         try:
             mark.stream.launch_host_function(self)
-        except Exception:  # the context is poisoned, or has no thread: the mark's query raises why
-            self.signal()
+        except Exception:  # the context is poisoned, or has no thread
+            self.signal()  # the loop then queries the mark, which raises why

@@ -172,7 +172,7 @@ L = TypeVar("L", bound=LaneMarks)
 class LaneWatcher(Watcher, Generic[L]):
     """The skeleton of all strategies: marks in one queue per lane, of which the oldest are queried.
 
-    A strategy adds when they are.
+    A strategy adds when they are queried: :func:`pop_ended`, then :meth:`_end_marks`.
 
     Parameters
     ----------
@@ -189,13 +189,13 @@ class LaneWatcher(Watcher, Generic[L]):
         self._create_lane = create_lane
         self._add = add
         self._lanes: dict[Hashable, L] = {}
-        self._pending = 0
+        self._pending = 0  # marks that are watched
         self._is_closing = False
         self._is_released = False
-        self._drained: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None  # made by aclose()
 
     def watch(self, mark: Mark) -> None:
-        """Put a mark into its lane's queue, which it may be the first of; see :meth:`Watcher.watch`."""
+        """Put a mark into its lane's queue, made at the lane's first mark; see :class:`Watcher`."""
         if self._is_closing:
             raise ClosedError("this device's completion watcher is closed")
         lane = self._lanes.get(mark.lane)
@@ -224,8 +224,8 @@ class LaneWatcher(Watcher, Generic[L]):
     def _end_marks(self, ended: list[Ended]) -> None:
         """Complete or fail marks that were taken out of their queues.
 
-        With the last watched mark :meth:`aclose` is woken. What a mark raises is reported to the
-        loop's exception handler.
+        Called on the loop's thread. When none is watched any more, :meth:`aclose` is woken. What a
+        mark raises is reported to the loop's exception handler.
         """
         for mark, error in ended:
             self._pending -= 1
@@ -250,14 +250,14 @@ class LaneWatcher(Watcher, Generic[L]):
 
     @abstractmethod
     async def _release(self, *, abandon: bool) -> None:
-        """Release threads and timers; called once, when nothing is pending."""
+        """Release threads and timers; called once, by :meth:`aclose`, when no mark is watched."""
 
 
 def pop_ended(marks: deque[Mark]) -> list[Ended]:
     """Remove the marks of a lane that have ended from ``marks``, and return them, oldest first.
 
     A mark whose query raises has failed: it is returned with that error, and the next one is
-    queried. The caller tells the marks.
+    queried. The caller then completes or fails the marks.
 
     A stream passes its marks in order, so of many it is enough to find the last one that is passed.
     """

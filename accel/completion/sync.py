@@ -72,7 +72,8 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
     def _give_next_event(self, lane: _BlockedLane) -> None:
         """Give the lane's thread the event of its oldest mark, unless it blocks already.
 
-        Starts the thread at the lane's first mark; without one, this is called again later.
+        Starts the thread at the lane's first mark. If the system has no thread, a timer stands for
+        it: the lane counts as blocked until the timer queries the mark.
         """
         # The thread gets the next event only when the loop has ended the last mark: until then the
         # event that the thread waits for is not released, and so not recorded for something else.
@@ -88,7 +89,10 @@ class SyncWatcher(LaneWatcher[_BlockedLane]):
             lane.events.put(lane.marks[0].event)
 
     def _run(self, lane: _BlockedLane) -> None:
-        """Block in each event that the loop gives, then tell the loop: the body of the thread."""
+        """Block in each event that the loop gives, then tell the loop: the body of the thread.
+
+        ``None`` ends it.
+        """
         while (event := lane.events.get()) is not None:
             with contextlib.suppress(Exception):  # the loop's query of the event raises it too
                 event.synchronize()

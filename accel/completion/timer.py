@@ -80,7 +80,7 @@ class TimerfdTimer:
         close_after_fork(self)
 
     def arm(self, delay: float) -> None:
-        """Call back once, in ``delay`` seconds."""
+        """Call back once, in ``delay`` seconds. This replaces an earlier arming."""
         self._is_set = True
         self._set_time(max(delay, _SHORTEST))
 
@@ -124,7 +124,7 @@ def _set_nothing(delay: float) -> None:
 
 
 def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> LoopTimer | TimerfdTimer:
-    """Return the most precise timer that the system and the loop have."""
+    """Return the most precise timer that the system and the loop have, disarmed."""
     try:
         return TimerfdTimer(loop, callback)
     except (OSError, NotImplementedError, AttributeError):

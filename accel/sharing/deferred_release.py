@@ -59,7 +59,7 @@ class DeferredRelease:
         self._pause = _PAUSE
 
     def release(self, block: ExternalBlock) -> None:
-        """Close a block's memory once its uses are over. Never blocks."""
+        """Have a block's memory closed, off the loop, once its uses are over; returns at once."""
         self._waiting.append(block)
         if not self._marked and self._retry is None:
             self._send_marker()
@@ -80,6 +80,7 @@ class DeferredRelease:
         marker = OpSubmission(_MARKER, _EMPTY_PLAN, context.core.loop.create_future(), context.generation)
         marker.future.add_done_callback(self._on_marker_done)
         seq = lane.issue()
+        # Those of a marker that has failed, as far as they have not ended; else none.
         dependencies = self._dependencies = lane.outstanding(self._dependencies)
         for block in blocks:
             block.usage.write(lane, seq, dependencies)
@@ -112,7 +113,7 @@ class DeferredRelease:
         """Send a marker again after a pause: it could not wait for the work of other libraries.
 
         Nothing reports the end of what was in the way, such as a capture. The new marker has the
-        dependencies of the first one, whose recorded write stands for the uses before it.
+        dependencies of the first one too, which the blocks' usages have forgotten.
         """
         self._waiting = [*blocks, *self._waiting]
         self._retry = self._context.core.loop.call_later(self._pause, self._send_marker)
@@ -121,7 +122,7 @@ class DeferredRelease:
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory that is being closed is closed; the context closes the rest."""
+        """Wait until the memory that is being closed is closed; :meth:`take_all` has the rest."""
         if self._retry is not None:
             self._retry.cancel()
         await self._closing.wait_closed()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from accel.backend import SlabMemory
     from accel.ref import AccelRef
 
-__all__ = ["Export", "Exports", "Sharers", "close_when_dropped"]
+__all__ = ["BufferExports", "Keepalive", "Sharers", "close_when_dropped"]
 
 logger = get_logger()
 
 
-class Export:
-    """Owned by the tensor of another library, and owner of our ref: both live as long."""
+class Keepalive:
+    """Held by a tensor of another library, and holds our ref: that lives as long as the tensor."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -31,46 +31,47 @@ class Export:
         self.ref = ref
 
 
-class Exports:
+class BufferExports:
     """The tensors of other libraries over the memory of one buffer.
 
     Attributes
     ----------
-    capsules : WeakSet of Export
-        The exports that tensors own, as long as these live.
-    is_open : bool
-        Whether the memory was exported by an interface that never tells the end of its use, such as
-        CUDA's array interface.
+    keepalives : WeakSet of Keepalive
+        One for each tensor that lives.
+    is_permanent : bool
+        Whether the memory counts as exported until the buffer is freed: an interface such as CUDA's
+        array interface never tells the end of its use.
     """
 
-    __slots__ = ("capsules", "is_open")
+    __slots__ = ("is_permanent", "keepalives")
 
     def __init__(self) -> None:
-        self.capsules: weakref.WeakSet[Export] = weakref.WeakSet()
-        self.is_open = False
+        self.keepalives: weakref.WeakSet[Keepalive] = weakref.WeakSet()
+        self.is_permanent = False
 
     def are_live(self) -> bool:
         """Return whether another library may still use the memory."""
-        return self.is_open or len(self.capsules) > 0
+        return self.is_permanent or len(self.keepalives) > 0
 
 
 class Sharers:
     """All exports of the buffers that have one usage: one buffer, or the results of a graph.
 
-    Calling it tells whether other libraries may still use the memory: ``is_shared`` of the usage.
+    It is the ``is_shared`` of their :class:`~accel.memory.SharedUsage`: a call tells whether other
+    libraries may still use the memory.
     """
 
     __slots__ = ("_all",)
 
     def __init__(self) -> None:
-        self._all: list[Exports] = []
+        self._all: list[BufferExports] = []
 
-    def add(self, exports: Exports) -> None:
+    def add(self, exports: BufferExports) -> None:
         """Add the exports of one more buffer, once; forget those that have ended."""
         self._all = [*(known for known in self._all if known is not exports and known.are_live()), exports]
 
     def join(self, other: Sharers) -> None:
-        """Add all exports that another usage has, which keeps them too."""
+        """Add the exports of another usage's buffers; that usage keeps them too."""
         for exports in other._all:
             self.add(exports)
 
@@ -79,7 +80,7 @@ class Sharers:
         return any(exports.are_live() for exports in self._all)
 
 
-def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
+def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]], settle: Callable[[], None], name: str) -> None:
     """Close memory that tensors of other libraries use, each piece after its last tensor.
 
     Starts the thread that does so, and returns at once. Where the system has no thread, the memory
@@ -88,7 +89,7 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], 
     Parameters
     ----------
     memories
-        Pieces of memory, each with the exports that its tensors own.
+        Pieces of memory, each with the keepalives of its tensors.
     settle
         Blocks until all work on the device is over that any library has enqueued by then; if it
         raises, the memory is left.
@@ -104,10 +105,10 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Export]]], 
     # that runs inside the garbage collector must be.
     dropped: SimpleQueue[int] = SimpleQueue()
     open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with how many tensors are left
-    watched: list[weakref.ref[Export]] = []  # kept, because a dropped weak reference calls nothing
-    for index, (memory, exports) in enumerate(memories):
-        live = list(exports)
-        watched += [weakref.ref(export, partial(_put, dropped, index)) for export in live]
+    watched: list[weakref.ref[Keepalive]] = []  # kept: a dropped weak reference calls nothing
+    for index, (memory, keepalives) in enumerate(memories):
+        live = list(keepalives)
+        watched += [weakref.ref(keepalive, partial(_put, dropped, index)) for keepalive in live]
         open_pieces[index] = memory, max(len(live), 1)
         if not live:  # the last tensor was dropped meanwhile: stands for its message
             dropped.put(index)

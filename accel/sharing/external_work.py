@@ -22,8 +22,8 @@ __all__ = ["ExternalLane"]
 class ExternalLane(StreamClock):
     """A lane whose numbers are in its stream as soon as they are issued, except during a capture.
 
-    Ops that depend on a number wait until the capture has ended. The lane adds itself to
-    ``captures``, which tell it when all of them are over.
+    Ops that depend on a number wait until the capture has ended. Making the lane adds it to
+    ``captures``, which call :meth:`on_captures_ended`.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class ExternalLane(StreamClock):
         self._number = seq
 
     def call_after_captures(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called once all captures are over. The same one is called once."""
+        """Have ``call`` called once all captures are over: once, also if it is given again."""
         if call not in self._calls:
             self._calls.append(call)
 

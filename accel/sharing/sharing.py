@@ -23,7 +23,7 @@ from accel.memory.space import BASE
 from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease
-from accel.sharing.exports import Export, Exports, Sharers, close_when_dropped
+from accel.sharing.exports import BufferExports, Keepalive, Sharers, close_when_dropped
 from accel.sharing.external_work import ExternalLane
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._exchange: Exchange | None = None
-        self._exports: dict[int, Exports] = {}  # of exported buffers
-        self._external: dict[int, ExternalBlock] = {}  # of imported and managed buffers
+        self._exports: dict[int, BufferExports] = {}  # of exported buffers
+        self._external_blocks: dict[int, ExternalBlock] = {}  # of imported and managed buffers
         self._releases: DeferredRelease | None = None  # once there is memory of others to release
 
     # -- opening, at the first use
@@ -67,7 +67,8 @@ class Sharing:
     def _open_exchange(self) -> Exchange:
         """Return what the backend exports and imports memory by.
 
-        The first call makes it, and the lane that stands for the work of other libraries.
+        The first call makes it, and the lane and the timeline that stand for the work of other
+        libraries; before, nothing of the context is shared.
 
         Raises
         ------
@@ -86,8 +87,8 @@ class Sharing:
                     remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
-            self._lane = lane = ExternalLane(exchange.stream, context.events, captures_of(context.core))
-            self._outside = ExternalWork(lane, lane.advance, self._watch_outside)
+            self._external_lane = lane = ExternalLane(exchange.stream, context.events, captures_of(context.core))
+            self._external_work = ExternalWork(lane, lane.advance, self._watch_external_work)
         return exchange
 
     # -- exporting
@@ -121,10 +122,10 @@ class Sharing:
             )
         _check_stream(stream)
         block = self._block_of(ref)
-        owner = Export(ref.base if isinstance(ref, RefView) else ref)
+        keepalive = Keepalive(ref.base if isinstance(ref, RefView) else ref)
         address, strides = block.address + ref.offset, ref.strides
-        exported = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
-        self._export(ref, block, owner, stream)
+        exported = dlpack.export(address, ref.shape, ref.dtype, device, keepalive, strides=strides, max_version=max_version)
+        self._export(ref, block, keepalive, stream)
         return exported
 
     def address(self, ref: AccelRef, stream: int | None) -> tuple[int, object]:
@@ -142,18 +143,19 @@ class Sharing:
             )
         _check_stream(stream)
         block = self._block_of(ref)
-        owner = Export(ref.base if isinstance(ref, RefView) else ref)
-        self._export(ref, block, owner, stream)
-        return block.address + ref.offset, owner
+        keepalive = Keepalive(ref.base if isinstance(ref, RefView) else ref)
+        self._export(ref, block, keepalive, stream)
+        return block.address + ref.offset, keepalive
 
-    def _export(self, ref: AccelRef, block: Block, owner: Export, stream: int | None) -> None:
-        """Share a buffer's memory as long as ``owner`` lives, which the consumer's tensor owns.
+    def _export(self, ref: AccelRef, block: Block, keepalive: Keepalive, stream: int | None) -> None:
+        """Share a buffer's memory as long as ``keepalive``, held by the consumer's tensor, lives.
 
-        The consumer's stream waits for our work on the memory, unless it is -1.
+        The consumer's stream waits for our work on the memory, unless it is -1. Our later ops on it
+        wait for the consumer's work.
         """
         if stream != -1:
             self._wait_for_pending(ref, block, partial(self._open_exchange().follow, 1 if stream is None else stream))
-        self._track_exports(ref, block).capsules.add(owner)
+        self._track_exports(ref, block).keepalives.add(keepalive)
 
     def interface(self, ref: AccelRef) -> dict[str, Any]:
         """Return the CUDA array interface, and export the buffer until it is freed.
@@ -167,7 +169,7 @@ class Sharing:
             raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
         block = self._block_of(ref)
         stream = exchange.stream if self._wait_for_pending(ref, block, exchange.stream.wait) else None
-        self._track_exports(ref, block).is_open = True  # for good: consumers do not tell their end
+        self._track_exports(ref, block).is_permanent = True  # consumers do not tell their end
         return {
             "version": 3,
             "shape": ref.shape,
@@ -185,7 +187,7 @@ class Sharing:
         InvalidArgumentError
         """
         exports = self._exports.get(ref.buffer)
-        if exports is not None and exports.capsules:
+        if exports is not None and exports.keepalives:
             raise InvalidArgumentError(
                 f"{ref!r} is lent to another library", remedy="Drop its tensor, or leave the block of ref.address(), before."
             )
@@ -198,7 +200,7 @@ class Sharing:
         assert isinstance(block, Block), "users have no refs of held resources"
         return block
 
-    def _track_exports(self, ref: AccelRef, block: Block) -> Exports:
+    def _track_exports(self, ref: AccelRef, block: Block) -> BufferExports:
         """Have ops on a buffer wait for the work of other libraries on it, from now on.
 
         Return its exports, which the caller adds the new one to. They decide how long ops wait: while
@@ -207,7 +209,7 @@ class Sharing:
         exports = self._exports.get(ref.buffer)
         needs_hook = exports is None and not ref.is_managed  # managed memory has one of its own
         if exports is None:
-            exports = self._exports[ref.buffer] = Exports()
+            exports = self._exports[ref.buffer] = BufferExports()
         if not ref.is_foreign:
             # Replace the usage of the block by one that knows of the other libraries' work.
             before = block.usage
@@ -217,7 +219,7 @@ class Sharing:
             else:
                 sharers = Sharers()
                 sharers.add(exports)
-                shared = SharedUsage(before, self._outside, sharers)
+                shared = SharedUsage(before, self._external_work, sharers)
                 for other in self._context.buffers.blocks.values():
                     if other.usage is before:  # the buffers of a graph have one usage
                         other.usage = shared
@@ -238,16 +240,16 @@ class Sharing:
             merged.merge(usage)
             if isinstance(usage, SharedUsage) and isinstance(usage.is_shared, Sharers):
                 sharers.join(usage.is_shared)
-        return SharedUsage(merged, self._outside, sharers) if sharers() else merged
+        return SharedUsage(merged, self._external_work, sharers) if sharers() else merged
 
     def _wait_for_pending(self, ref: AccelRef, block: Block, wait_event: Any) -> bool:
         """Have a consumer's stream wait for our ops on a buffer that have not ended.
 
         ``wait_event`` has it wait for one event; it is called once for each lane that has such an
-        op, unless that ends meanwhile. Return whether there was a lane. Raises ``BufferError``,
-        before anything waits, if an op is not in its stream yet.
+        op, unless that ends meanwhile. Return whether there was such a lane. Raises
+        ``BufferError``, before anything waits, if an op is not in its stream yet.
         """
-        pending = block.usage.pending(self._outside.timeline)
+        pending = block.usage.pending(self._external_work.timeline)
         if any(lane.enqueued < seq for lane, seq in pending):
             raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
         events = self._context.events
@@ -258,7 +260,7 @@ class Sharing:
                 if not lane.stream.record(event):
                     wait_event(event)
             finally:
-                events.release(event)
+                events.release(event)  # the enqueued wait is for this recording of it
         return bool(pending)
 
     def _free_exported(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
@@ -271,17 +273,18 @@ class Sharing:
             block.usage = block.usage.split()
         free(block)
 
-    def _watch_outside(self) -> None:
+    def _watch_external_work(self) -> None:
         """Watch for the end of all that other libraries have enqueued by now.
 
-        Its end moves the timeline of their work on. While a stream is captured, this is put off
-        until all captures are over. After a fault nothing is watched.
+        Called by :class:`~accel.memory.ExternalWork`, whose timeline the end moves on. While a
+        stream is captured, this is put off until all captures are over. After a fault nothing is
+        watched.
         """
-        context, lane = self._context, self._lane
+        context, lane = self._context, self._external_lane
         if context.fault is not None:
             return
         if lane.is_held:
-            lane.call_after_captures(self._watch_outside)
+            lane.call_after_captures(self._watch_external_work)
             return
         event = context.events.acquire()
         try:
@@ -298,19 +301,19 @@ class Sharing:
     # -- importing
 
     def wrap(self, array: Any) -> AccelRef:
-        """Return a ref to another library's array, which is kept as long as the ref."""
+        """Return a ref to another library's array; the array is kept until the ref is freed."""
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
         memory = self._open_exchange().take(array)
         # Shared for good: the library may use its array whenever it likes.
-        block = ExternalBlock(memory, SharedUsage(Usage(), self._outside, lambda: True))
+        block = ExternalBlock(memory, SharedUsage(Usage(), self._external_work, lambda: True))
         block.address = memory.address or BASE  # an empty array may be nowhere
         ref = self._add_external(ForeignRef, block, memory.shape, memory.dtype)
         ref.alignment = min(block.address & -block.address, _ALIGNMENT)
         return ref
 
     async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return a ref to new managed memory, which is closed if the context faults meanwhile."""
+        """Return a ref to new managed memory; close it, and raise, if the context faults first."""
         context, system = self._context, self._context.core.system
         create = partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes))
         memory = await acquire(system, create, lambda memory: memory.close())
@@ -331,7 +334,7 @@ class Sharing:
         ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
         buffers.blocks[ref.buffer] = block
         buffers.free_hooks[ref.buffer] = partial(self._release, ref.buffer)
-        self._external[ref.buffer] = block
+        self._external_blocks[ref.buffer] = block
         self._releases = self._releases or DeferredRelease(context)
         return ref
 
@@ -344,14 +347,14 @@ class Sharing:
         """
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
-        del self._external[buffer]
+        del self._external_blocks[buffer]
         assert self._releases is not None, "it was adopted"
         self._releases.release(block)
 
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until the memory that is being closed is closed; the context closes the rest."""
+        """Wait until the memory that is being closed is closed; :meth:`take_all` has the rest."""
         if self._releases is not None:
             await self._releases.aclose()
 
@@ -365,21 +368,21 @@ class Sharing:
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
         # Find the memory with live tensors, each piece with all of them.
-        live: dict[int, tuple[SlabMemory, list[Export]]] = {}
+        live: dict[int, tuple[SlabMemory, list[Keepalive]]] = {}
         if fault is None or not fault.is_fault:  # after a fault it cannot be reached any more
             for buffer, exports in self._exports.items():
-                block, capsules = blocks.get(buffer), list(exports.capsules)
-                if capsules and isinstance(block, Block):
+                block, keepalives = blocks.get(buffer), list(exports.keepalives)
+                if keepalives and isinstance(block, Block):
                     memory = block.memory if isinstance(block, ExternalBlock) else block.slab
-                    live.setdefault(id(memory), (memory, []))[1].extend(capsules)
+                    live.setdefault(id(memory), (memory, []))[1].extend(keepalives)
         still_used = [memory for memory, _ in live.values()]
         if still_used:
-            tensors = sum(len(capsules) for _, capsules in live.values())
+            tensors = sum(len(keepalives) for _, keepalives in live.values())
             logger.warning(
                 "exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in still_used)
             )
             close_when_dropped(live.values(), self._open_exchange().settle, context.core.name)
-        external = [block.memory for block in self._external.values()]
+        external = [block.memory for block in self._external_blocks.values()]
         released = [] if self._releases is None else self._releases.take_all()
         memories = [*context.buffers.allocator.take_all(), *released, *external]
         if self._exchange is not None:

@@ -76,7 +76,7 @@ async def test_memory_comes_back(device: accel.Device) -> None:
     def is_given_back() -> bool:
         sharing: Any = device._host.context.sharing
         releases = sharing._releases
-        return not (sharing._external or releases._waiting or releases._marked or releases._closing.left)
+        return not (sharing._external_blocks or releases._waiting or releases._marked or releases._closing.left)
 
     refs = [await device.managed(1 << 20, "float32") for _ in range(4)]
     out = await device.zeros(1 << 20)

@@ -273,9 +273,9 @@ async def test_a_mark_that_cannot_be_recorded_takes_no_event_from_the_pool(monke
         events = [context.events.acquire() for _ in range(3)]
         for event in events:
             context.events.release(event)
-        monkeypatch.setattr(sharing._lane.stream, "record", fail, raising=False)
-        sharing._watch_outside()
+        monkeypatch.setattr(sharing._external_lane.stream, "record", fail, raising=False)
+        sharing._watch_external_work()
         lane = context.lanes.transfer_lanes["put"]
         with pytest.raises(accel.DriverError):
-            lane.wait_for(sharing._lane, sharing._outside.now())
+            lane.wait_for(sharing._external_lane, sharing._external_work.now())
         assert [context.events.acquire() for _ in range(3)] == events[::-1]
