@@ -55,13 +55,15 @@ class Batch(Recorder):
         The array must not change before the block has ended.
         """
         op = ops.Put(native(array), out)
+        # run() also turns a token, which `out` may be, into its ref.
         written: AccelRef = self._record(op) if out is None else self.run(op)
         return written
 
     def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
         """Record a copy of a buffer to the host, and return the array.
 
-        It has the contents once the block has ended, and nothing before, or if that raises.
+        The array has the contents once the block has ended; before, and if the block's end raises,
+        they are not set.
 
         Parameters
         ----------
@@ -71,7 +73,9 @@ class Batch(Recorder):
             Writable C-contiguous array of the same shape and dtype to fill and return.
         """
         op = ops.Get.into(operand("ref", ref), out)
-        array: np.ndarray[Any, Any] = self._record(ops.Get(self._record(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
+        if ref.is_strided:  # copy it to a contiguous buffer on the device first
+            op = ops.Get(self._record(ops.Part(ref, ...)), op.destination)
+        array: np.ndarray[Any, Any] = self._record(op)
         return array
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -245,10 +245,11 @@ class Compiler(Launches):
         return DeviceKernel(self._sender.submit, compiled)
 
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have the present context compile and load a kernel, or the next one after a rebuild.
+        """Wait until the device is ready, and have its context compile and load a kernel.
 
-        A fault that surfaces here is reported to the context, and raised as the
-        :class:`ContextPoisonedError` of this call.
+        If a rebuild closes the context meanwhile, the next one compiles it. A fault that surfaces
+        here is reported to the context, and raised as the :class:`ContextPoisonedError` of this
+        call.
         """
         core = self._core
         while True:

@@ -293,8 +293,8 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         Parameters
         ----------
         timeout
-            Seconds of waiting, at the begin of the block for a rebuild and at its end for the ops,
-            until :class:`~accel.DeadlineExceededError`.
+            Seconds of waiting, at the beginning of the block for a rebuild and at its end for the
+            ops, until :class:`~accel.DeadlineExceededError`.
         name
             What errors that concern all of its ops call it, as their ``op``.
         """
@@ -309,7 +309,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         Parameters
         ----------
         timeout
-            Seconds of waiting, at the begin of the block for a rebuild and at its end for the
+            Seconds of waiting, at the beginning of the block for a rebuild and at its end for the
             making of the graph, until :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
@@ -323,17 +323,17 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             async with device.quarantine() as other:
                 await other.run(op)
 
-        It has the hardware, the options and the registered libraries of this one, and nothing else
-        in common with it: a child process, memory and a restart budget of its own. A fault there is
-        never counted here. It does not appear in ``system.devices``, takes nothing from a
+        It has the hardware, the options and the registered libraries of this one, but for those
+        that were given refs; a child process, memory and a restart budget are its own. A fault
+        there is never counted here. It does not appear in ``system.devices``, takes nothing from a
         ``FaultPlan``, and is closed at the end of the block: at once if the block raises or is
         cancelled.
 
         Raises
         ------
         AccelError
-            At the begin of the block, if no child comes up; what kept it is the error, or its
-            cause.
+            At the beginning of the block, if no child comes up; the reason is the error itself, or
+            its cause.
         DeviceLostError
             From ops, once a context has failed to come up three times in a row.
         """
@@ -466,7 +466,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         """
         error = await asyncio.shield(self._host.reopen())
         if error is not None:
-            raise error.clone()
+            raise error.clone()  # each caller gets an error of its own
 
     # -- the end
 
@@ -527,7 +527,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                 await core.disposal.aclose()
 
     def adopt_system(self, system: ActorSystem) -> None:
-        """Have :meth:`aclose` close the device's own system too; see :func:`accel.open_device`.
+        """Have :meth:`aclose` close the device's own system too, for :func:`accel.open_device`.
 
         At the exit of the program :meth:`close_at_exit` is called, unless the device was closed.
         """
@@ -550,7 +550,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
     async def _wait_drained(self) -> None:
         """Wait, while closing, until no caller waits and nothing is in flight.
 
-        In a context that has faulted nothing retires any more.
+        Ops in flight in a context that has faulted do not count: they never end.
         """
         # `workload.wait_changed` returns whenever an op, or a caller's wait, has ended.
         core, host = self._core, self._host
@@ -570,7 +570,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
 
 @contextlib.asynccontextmanager
 async def _quarantine(open_quarantine: Callable[[], Awaitable[Device]]) -> AsyncIterator[Device]:
-    """Open a quarantine, and close it at the end of the block; at once if that raises."""
+    """Open a quarantine; close it at the end of the block, and fail its work if that has raised."""
     device = await open_quarantine()
     try:
         yield device

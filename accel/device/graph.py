@@ -103,6 +103,10 @@ class Graph(Recorder):
         return super()._record(op)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Have the device capture the recorded ops, unless the body has raised. Nothing runs.
+
+        If either fails, the graph cannot be replayed, and the refs of its results are freed.
+        """
         self._end_recording()
         core, recorded, generation = self._core, self._ops, self._ops.generation
         self._program: Program | None = None  # stays so if the block or the capture fails
@@ -199,9 +203,9 @@ class Graph(Recorder):
         return GraphFunction(self._sender, program, tuple(inputs), tuple(results))
 
     async def aclose(self) -> None:
-        """Release the graph, after the replays that were sent. Its refs stay. Idempotent.
+        """Release the graph, once the replays that were sent have ended. Its refs stay valid.
 
-        Inside the block it does nothing.
+        Returns at once, and is idempotent. Inside the block it does nothing.
         """
         if self._state == "ended":
             self._program = None

@@ -71,8 +71,8 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
 def check_not_importing() -> None:
     """Raise if a module opens a device while accel imports it for a model, library or server.
 
-    Such a module is a program without a main guard. Its child would import it, and start a child
-    that imports it, and so on.
+    Such a module is a program without a main guard: the child of its device would import it, and
+    start a child that imports it, and so on.
 
     Raises
     ------

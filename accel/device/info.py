@@ -149,8 +149,9 @@ class DeviceHealth:
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
     """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox.
 
-    Without a context only durable memory is used, and nothing is in flight. Nor is anything after
-    a fault: no op ends in that context. ``queued`` counts the callers that wait for READY too.
+    Without a context only durable memory is used. Without one, and after a fault, nothing is in
+    flight: no op ends there. ``queued`` also counts submissions in hand that wait for READY or for
+    room on the device.
     """
     context = host.context
     used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()
@@ -188,7 +189,10 @@ def info_as_json(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo 
 
 
 def _spare_info(pid: int | None) -> SpareInfo | None:
-    """Return the pid and the memory of a spare child, as the kernel reports it now, if any."""
+    """Return the pid of a spare child and its memory, as the kernel reports it now.
+
+    ``None`` if there is no spare; the memory is 0 if the process has ended.
+    """
     if pid is None:
         return None
     try:

@@ -97,7 +97,10 @@ class MemoryExchange:
         await self._sender.run(ops.Advise(ref, advice, undo), timeout)
 
     async def _sharing(self) -> Sharing:
-        """Return what shares memory with other libraries in the present context."""
+        """Wait until the device is ready, and return what shares its context's memory.
+
+        On a process host that is :class:`~accel.remote.context.NoSharing`, which raises.
+        """
         self._sender.guard()
         await self._sender.wait_ready(None)
         sharing: Sharing = self._host.context.sharing

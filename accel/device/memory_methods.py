@@ -66,7 +66,7 @@ class MemoryMethods(MemoryExchange):
     async def _to_contiguous(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
         """Return a host array in C order and native byte order, and what is left of the timeout.
 
-        It is a copy where that takes one; a large array is copied on a worker thread. Raises
+        Another layout is copied, a large array on a worker thread. Raises
         :class:`DeadlineExceededError` if that takes longer than the timeout.
         """
         if isinstance(array, AccelRef):
@@ -141,8 +141,8 @@ class MemoryMethods(MemoryExchange):
         dtype
             Of its elements.
         durable
-            Let the buffer outlive a fault. It is answered once this process holds the memory's
-            descriptor. The ref then stays valid over rebuilds, as does its token, and ops on it
+            Let the buffer outlive a fault. The ``await`` ends once this process holds a descriptor
+            of the memory. The ref then stays valid over rebuilds, as does its token, and ops on it
             that are sent while the device is REBUILDING wait and run. A buffer that was being
             written when the context faulted is *torn*: using what is in it raises
             :class:`~accel.StaleRefError` with the reason ``"torn"`` until all of it was written
@@ -226,9 +226,8 @@ class MemoryMethods(MemoryExchange):
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
         """Return whether a sealed buffer still holds what its checksum was made of.
 
-        One that does not is torn from now on.
-
-        Of a buffer that is not sealed the answer is ``True``.
+        One that does not is torn from now on. ``True`` for a buffer that is not sealed: there is
+        nothing to compare.
 
         Parameters
         ----------
@@ -245,7 +244,7 @@ class MemoryMethods(MemoryExchange):
     def _base_for_checksum(self, ref: AccelRef) -> AccelRef:
         """Return the ref of the whole durable buffer; raise if it cannot have a checksum.
 
-        It sends nothing: an op is checked as if it was to be sent, and dropped.
+        Only checks an op, as if it was to be sent, and sends nothing.
         """
         if not operand("ref", ref).durable:
             raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")

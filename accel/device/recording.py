@@ -42,7 +42,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     core, sender
         The state of the device, and what sends ops to it.
     timeout
-        Seconds of waiting: at the begin of the block for a rebuild, and for what its end does.
+        Seconds of waiting: at the beginning of the block for a rebuild, and for what its end does.
     families
         Families that are not built in, by their names: they are attributes while the block records.
     """
@@ -141,6 +141,10 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         raise error
 
     async def __aenter__(self) -> Self:
+        """Begin to record, in the generation of this moment; before that, wait for a rebuild.
+
+        The time that the wait takes is subtracted from the timeout of the block's end.
+        """
         if self._state != "new":
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
         self._sender.guard()
@@ -168,9 +172,11 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
                 delattr(self, name)
 
     async def _release_ops(self, *, is_device_done: bool) -> None:
-        """Release the recorded ops, and allow their refs outside the block, in loop iterations.
+        """Release the recorded ops, and allow their refs outside the block.
 
-        Called after the block was sent, so that blocks are sent in the order in which they end.
+        Many ops are released over several loop iterations; if this is cancelled, all refs are
+        allowed at once. Called after the block was sent, so that blocks are sent in the order in
+        which they end.
 
         Parameters
         ----------

@@ -265,9 +265,17 @@ class System(ActorSystem):
     async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
         """Spawn the actor of a device, and return the device once its first context is ready.
 
-        ``host_kind`` says where contexts are made: ``"inline"`` in this process, ``"process"`` in
-        children, ``"auto"`` in this process until a fault, and in children after that. A quarantine
-        shares the ``forkserver`` of its device. The device's refs get to know the device too.
+        Also sets ``core.refs.device``.
+
+        Parameters
+        ----------
+        core
+            State of the device that outlives its contexts.
+        host_kind
+            Where contexts are made: ``"inline"`` in this process, ``"process"`` in children,
+            ``"auto"`` in this process until a fault, and in children after that.
+        forkserver
+            For a quarantine: the forkserver of its device, which it shares.
         """
         self._opened += 1
         slot, standby = forkserver or ForkserverSlot(), core.options.standby
@@ -307,7 +315,8 @@ class System(ActorSystem):
     async def _open_quarantine(self, core: DeviceCore, forkserver: ForkserverSlot) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own.
 
-        :attr:`devices` does not show it; the system keeps it, and closes it if its user has not.
+        Called at the beginning of a ``device.quarantine()`` block. :attr:`devices` does not show
+        the device; the system keeps it, and closes it if its user has not.
         """
         name = f"{core.name} quarantine"  # in its errors and its lines of the log
         quarantine = DeviceCore(self, core.backend, core.description, core.options, self._shared, name=name, probes=self.probes)
@@ -339,9 +348,10 @@ class System(ActorSystem):
         return "process" if is_process_poisoned or has_other_inline else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
-        """Close all devices and quarantines at the same time, and cancel closes that do not end.
+        """Close all devices and quarantines at the same time.
 
-        See :meth:`ActorSystem._close_resources`.
+        If one raises, or this is cancelled, the closes that have not ended are cancelled. See
+        :meth:`ActorSystem._close_resources`.
         """
         timeout = max(0.0, deadline - self.loop.time())
         # Not the whole time: what has not ended then must be released within the deadline too.

@@ -64,15 +64,15 @@ class TelemetryMethods:
         Raises
         ------
         InvalidArgumentError
-            The path is none, or cannot be written; ``limit`` is no count.
+            ``path`` is no path, or cannot be written; ``limit`` is no count.
         ClosedError
             This is not the device's loop.
 
         Notes
         -----
-        The device time of all work is measured meanwhile, which costs some 10 us an op on CUDA. Of
-        what was not measured, the span on the device begins when it was sent. Devices of one name
-        are in one timeline.
+        The device time of all work is measured meanwhile, which costs some 10 us an op on CUDA. For
+        work whose time was not measured, the span on the device begins when it was sent. Devices of
+        one name are in one timeline.
         """
         core = self._core
         core.check_home()
@@ -102,7 +102,7 @@ def _write(file: Path, timeline: Timeline) -> None:
 def monitor_of(core: DeviceCore) -> HardwareMonitor | None:
     """Return a monitor of a device's hardware; ``None`` if its backend cannot read that.
 
-    It starts no thread before it is first asked.
+    It starts its thread when it is first asked, and is closed with the device.
     """
     backend, uuid = core.backend, core.description.uuid
     if not isinstance(backend, ReadsHardware):

@@ -166,7 +166,10 @@ class Channel:
     # -- writing: _is_full says that the socket is full, and the loop calls _flush once it is not
 
     def flush(self) -> None:
-        """Write at once what was sent, as far as the socket takes it; before a process ends."""
+        """Write at once what was sent, as far as the socket takes it.
+
+        For what must leave before the process ends, or before the loop is blocked.
+        """
         if not self._is_closed:
             self._flush()
 
@@ -278,7 +281,7 @@ class Channel:
         except ProtocolError as error:
             self._lose(error)
         except BaseException as error:
-            self._lose_to_callback(message.kind, error)
+            self._on_callback_error(message.kind, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -287,8 +290,11 @@ class Channel:
 
     # -- the end
 
-    def _lose_to_callback(self, kind: int, error: BaseException) -> None:
-        """Give the connection up, because ``on_message`` raised something unexpected."""
+    def _on_callback_error(self, kind: int, error: BaseException) -> None:
+        """Lose the connection, because ``on_message`` raised something unexpected.
+
+        The error goes to the loop's exception handler, and as the cause of the loss to ``on_lost``.
+        """
         text = f"handling a message of kind {kind} from the other process failed"
         self._loop.call_exception_handler({"message": text, "exception": error})
         loss = HostDiedError(f"{text}: {type(error).__name__}: {error}", remedy="This is an error in accel: report it with its cause.")
@@ -296,7 +302,7 @@ class Channel:
         self._lose(loss)
 
     def _lose(self, error: AccelError | None) -> None:
-        """Close this end, and report the loss once."""
+        """Close this end, and report the loss; do nothing if it is closed already."""
         if not self._is_closed:
             self._release()
             self._on_lost(error)

@@ -152,7 +152,7 @@ class ChildProcess:
         except OutOfMemoryError as error:  # no more threads
             raise start_error(error) from error
         cancelled = await _wait_uncancelled(future, _START_TIMEOUT)
-        if future.cancel() or future.running():
+        if future.cancel() or future.running():  # it has not begun, or not ended, within the time
             future.add_done_callback(_destroy_late)
             raise cancelled or start_error(TimeoutError(errno.ETIMEDOUT, f"its program has not begun within {_START_TIMEOUT:g} s"))
         if cancelled is not None:
@@ -163,7 +163,10 @@ class ChildProcess:
 
     @classmethod
     async def from_spawned(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
-        """Return the child for a process that was started or forked; destroy that if this fails."""
+        """Return the child for a process that was started or forked, and watch for its end.
+
+        If this fails, the process is destroyed.
+        """
         try:
             return cls(spawned, on_exit)
         except BaseException:
@@ -271,7 +274,7 @@ class ChildProcess:
             os.close(stderr)
 
     def _on_ended(self) -> None:
-        """Get the exit status: the loop calls this when the pidfd shows that the process ended."""
+        """Get the exit status, or wait for it: the loop calls this when the process has ended."""
         if self._spawned.pidfd < 0:  # in a fork, whose loop shares the selector of its parent's
             return
         self._loop.remove_reader(self._spawned.pidfd)
@@ -302,7 +305,7 @@ class ChildProcess:
             self._set_exit(*((code, None) if code >= 0 else (None, -code)))
 
     def _set_exit(self, code: int | None, signal: int | None) -> None:
-        """Read the last output, close what the process had, set :attr:`exit`, and report it."""
+        """Read the last output, close the descriptors, set :attr:`exit`, and report it, once."""
         for _ in range(_MAX_READS):
             if not self._read_output():
                 break
@@ -314,7 +317,7 @@ class ChildProcess:
     def _reap(self) -> tuple[int | None, int | None]:
         """Collect the process without waiting, and return its exit code and its signal.
 
-        The one that does not apply is ``None``; both are if the status is unknown.
+        One of them is ``None``, as a process ends by the other; both are if the status is unknown.
         """
         try:
             info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED | os.WNOHANG)
@@ -356,7 +359,8 @@ class ChildProcess:
 async def _wait_uncancelled(future: concurrent.futures.Future[Any], seconds: float | None = None) -> asyncio.CancelledError | None:
     """Wait for ``future``, ``seconds`` at most, also if this task is cancelled meanwhile.
 
-    Return that cancellation, for the caller to raise once it has cleaned up; else ``None``.
+    Return that cancellation, for the caller to raise once it has cleaned up; ``None`` if there was
+    none. A future that has not ended in time is cancelled; a call of it that has begun goes on.
     """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
@@ -375,7 +379,10 @@ async def _wait_uncancelled(future: concurrent.futures.Future[Any], seconds: flo
 
 
 def _destroy_late(future: concurrent.futures.Future[Spawned]) -> None:
-    """Destroy a process whose start timed out, once its program begins after all."""
+    """Destroy a process whose start timed out, once its program begins after all.
+
+    The future's callback: it runs on the spawner's thread, and may block.
+    """
     if not future.cancelled() and future.exception() is None:
         future.result().destroy()
 

@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 1000
 """The most of a child's output that an error shows."""
 _CRASH = "Fatal Python error: "
 _CURRENT = "Current thread "
-"""The begin of ``faulthandler``'s report of a crash, and of the thread that crashed."""
+"""What ``faulthandler``'s report of a crash begins with, and the part on the crashed thread."""
 _MEANINGS = {
     1: "it raised",
     _child.USAGE: "its command line or its socket is wrong",
@@ -36,7 +36,7 @@ class ExitStatus:
     signal
         The number of the signal that ended it; ``None`` if none did, or if it is unknown.
     stderr
-        The last KiB of its output to stdout and stderr.
+        The last 32 KiB of its output to stdout and stderr.
     """
 
     code: int | None

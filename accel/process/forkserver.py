@@ -127,12 +127,15 @@ class Forkserver:
         self._sock.sendall(data)
 
     def _run_prepare(self, payload: bytes) -> dict[str, str]:
-        """Do the imports of a PREPARE message, make the heap cheap to fork, and return the answer."""
+        """Do the imports of a PREPARE message, make the heap cheap to fork, and return the answer.
+
+        What an import raises is in the answer: the child that needs the module raises it too.
+        """
         failed = ""
         gc.disable()  # objects made by imports live on; collections would only traverse them
         try:
             self._reason = self._prepare(payload)
-        except BaseException as error:  # an import raises anything; a child that needs it fails too
+        except BaseException as error:  # an import raises anything
             failed = repr(error)
         gc.enable()
         sys.stdout.flush()  # or each fork would write the buffer again
@@ -141,14 +144,13 @@ class Forkserver:
         return {"refused": self._refusal(), "failed": failed}
 
     def _refusal(self) -> str:
-        """Return why this process must not be forked, or ``""``.
+        """Return why this process must not be forked, or ``""``. A reason stays for good.
 
-        Another thread may hold a lock, which would never be released in a child. While there are
-        other threads, this forks once to end those that end before a fork. A reason stays for good.
+        Another thread may hold a lock, which would never be released in a child.
         """
         if not self._reason and _other_threads():
             # OpenBLAS ends its threads before a fork, and starts them again at the next product. So
-            # fork once, and look whether threads are left.
+            # fork once, a child that ends at once, and look whether threads are left.
             pid = os.fork()
             if not pid:
                 os._exit(0)
@@ -158,9 +160,9 @@ class Forkserver:
         return self._reason
 
     def _fork(self, payload: bytes, descriptors: list[int]) -> ForkedTarget | None:
-        """Fork a child, send the answer, and close ``descriptors``; return ``None``.
+        """Fork a child, answer the parent, and return ``None``; in the child, return what it runs.
 
-        In the child, return what it runs.
+        The child's socket and output are closed here; its lifeline is kept until it is reaped.
         """
         sock, output, lifeline = descriptors
         answer, pid = {"refused": self._refusal()}, -1  # -1: not forked

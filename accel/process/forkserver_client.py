@@ -116,7 +116,10 @@ class ForkserverClient:
         return str(answer.get("failed", ""))
 
     async def fork(self, target: str, *, uvloop: bool, on_exit: Callable[[ExitStatus], None]) -> ChildProcess | None:
-        """Fork a child and return it; ``None`` if the forkserver cannot.
+        """Fork a child and return it.
+
+        ``None`` if the forkserver is not ready, has ended, refuses, or runs out of memory: the
+        caller then starts a new process.
 
         Parameters
         ----------
@@ -177,7 +180,10 @@ class ForkserverClient:
         return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, lifeline=lifeline)
 
     async def aclose(self) -> None:
-        """End the forkserver: at once if it imports, else after its children, for 1 s at most."""
+        """End the forkserver: at once if it imports, else once its children have ended.
+
+        After a second it is killed; children that it has forked live on.
+        """
         grace = 0.0 if self._is_importing else 1.0
         self._channel.close()
         self._fail_pending(ClosedError("the forkserver is closed"))
@@ -222,7 +228,7 @@ class ForkserverClient:
         self._fail_pending(error or HostDiedError("the forkserver has closed its connection"))
 
     def _fail_pending(self, error: AccelError) -> None:
-        """Fail all pending requests, which are answered no more."""
+        """Fail all pending requests: no more answers come."""
         while self._pending:
             future = self._pending.popleft()
             if not future.done():

@@ -94,7 +94,7 @@ class Incoming:
         return len(data)
 
     def close(self) -> None:
-        """Drop what was not delivered, and close its descriptors."""
+        """Drop what was not delivered, and close its descriptors. Idempotent."""
         self._close_fds([*(fd for message in self.messages for fd in message.descriptors), *self._descriptors])
         self.messages.clear()
         self._descriptors.clear()
@@ -114,7 +114,10 @@ class Incoming:
         del partial[:start]
 
     def _take_descriptors(self, kind: int, count: int) -> list[int]:
-        """Remove the descriptors of a complete message from those that came, and return them."""
+        """Remove the descriptors of a complete message from those that came, and return them.
+
+        Raises :class:`ProtocolError` if fewer came than the message announces.
+        """
         if count > len(self._descriptors):
             raise ProtocolError(
                 f"a message of kind {kind} announces {count} descriptors, and {len(self._descriptors)} came",

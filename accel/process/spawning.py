@@ -74,12 +74,15 @@ class Spawned:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def set_returncode(self, code: int) -> None:
-        """Record the exit status, after which nothing waits for the process any variables."""
+        """Record the exit status of a started process, for which :attr:`popen` then never waits."""
         if self.popen is not None:
             self.popen.returncode = code
 
     def close(self) -> None:
-        """Close all descriptors but the socket's; a forked process ends then. Idempotent."""
+        """Close all descriptors but the socket's; a forked process that runs is killed by that.
+
+        Idempotent.
+        """
         if self.lifeline is not None:
             self.lifeline.close()
         for fd in (self.pidfd, self.stderr):

@@ -68,7 +68,7 @@ def _restore_path(python_path: str | None) -> None:
 
     The parent passes its sys.path in it, which processes that this one starts must not inherit.
     """
-    sys.path[:] = dict.fromkeys(sys.path)
+    sys.path[:] = dict.fromkeys(sys.path)  # each folder once
     os.environ.pop("PYTHONPATH", None)
     if python_path is not None:
         os.environ["PYTHONPATH"] = python_path
@@ -102,7 +102,10 @@ async def _run_target(function: Callable[[socket.socket], Coroutine[Any, Any, No
 
 
 def _run(options: argparse.Namespace | ForkedTarget, sock: socket.socket) -> int:
-    """Import the target, run it on a loop of its own, and return the process's exit code."""
+    """Import the target, run it on a loop of its own, and return the process's exit code.
+
+    What it raises is printed to stderr, which the parent reads.
+    """
     try:
         function = _import_function(options.target)
     except Exception:

@@ -185,16 +185,17 @@ class Buffers:
     def _undo_allocation(self, refs: Iterable[AccelRef]) -> None:
         """Free what :meth:`allocate` has allocated for some of the buffers, because it failed.
 
-        They are freed as dropped refs are, which passes over those that have no block yet; so refs
-        that were dropped before are freed too.
+        They are freed as dropped refs are: those without a block are passed over, and all refs that
+        were dropped before are freed too.
         """
         self._refs.dropped.extend([ref.buffer for ref in refs])
         self.apply_frees()
 
     async def ensure_room(self, specs: Iterable[Spec], lane: Timeline) -> None:
-        """Make room so that the caller's next :meth:`allocate` of ``specs`` succeeds: add slabs if need be.
+        """Make room so that the caller's next :meth:`allocate` of ``specs`` succeeds.
 
-        The caller allocates before its next ``await``, else the room may be gone.
+        Adds slabs if need be, frees dropped refs, and may have other lanes give up memory. The
+        caller allocates before its next ``await``, else the room may be gone.
 
         Raises
         ------
@@ -233,7 +234,7 @@ class Buffers:
     def release_workspaces(self, lane: Timeline) -> bool:
         """Free the workspaces of a lane, in which nothing runs; return whether it had any.
 
-        The caller takes them from the stream at once after that.
+        Right after that the caller has the stream forget them: ``stream.release_workspaces()``.
         """
         blocks = self._workspaces.pop(lane, [])
         for block in blocks:
@@ -242,7 +243,7 @@ class Buffers:
         return bool(blocks)
 
     async def _allocate_or_reclaim(self, nbytes: int, lane: Timeline) -> Block:
-        """Allocate a block; as a last resort, have other lanes give up memory that they only hold.
+        """Allocate a block; if that fails, have other lanes give up the memory that they only hold.
 
         Raises :class:`OutOfMemoryError` once there is nothing left to reclaim.
         """
@@ -304,7 +305,7 @@ class Buffers:
             self._release_ended()
 
     def close_idle_slabs(self) -> None:
-        """Close, off the loop, all slabs that are wholly free and idle.
+        """Close, off the loop, all slabs that are wholly free and idle. Returns at once.
 
         Called when a library of the vendor has found no device memory, which these slabs hold.
         """
@@ -342,8 +343,8 @@ class Buffers:
     def close(self, *, abandon: bool) -> None:
         """Release all resources, and close what was being closed; the caller closes the slabs.
 
-        The streams have ended, unless ``abandon``: then the resources are left as they are. May
-        block.
+        Called last, at the end of the context. The streams have ended, unless ``abandon``: then the
+        resources are left as they are. May block.
         """
         in_blocks = [block for block in self.blocks.values() if isinstance(block, HeldResource)]
         held, self._freed_in_use = [*self._closing_resources.left, *self._freed_in_use, *in_blocks], []

@@ -252,7 +252,8 @@ class DurableBook:
         OutOfMemoryError, DriverError
             If the descriptor cannot be duplicated; nothing is added then.
         """
-        self._check_open()
+        if self._is_closed:
+            raise ClosedError(f"device {self._refs.name} is closed", device=self._refs.name)
         try:
             fd = os.dup(slab.fd)
         except OSError as error:
@@ -265,7 +266,10 @@ class DurableBook:
         return number
 
     def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
-        """Add a slab that a child made, and own its descriptor; ``False`` if the book is closed.
+        """Add a slab that a child made, and own its descriptor from now on.
+
+        If the book is closed, return ``False``: the caller closes the descriptor, as it does if
+        this raises.
 
         Raises
         ------
@@ -317,7 +321,7 @@ class DurableBook:
         return slab
 
     def on_slab_mapped(self, number: int, unmapped: threading.Event) -> None:
-        """Note that a new context of this process has mapped a slab; its end sets ``unmapped``."""
+        """Note that a context of this process has mapped a slab; its end sets ``unmapped``."""
         self._slabs[number].unmapped = unmapped
 
     def add_buffer(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
@@ -395,11 +399,11 @@ class DurableBook:
                 self._tear(entry, why)
 
     def is_torn(self, ref: AccelRef) -> bool:
-        """Return whether a buffer is torn, whatever its generation."""
+        """Return whether a buffer is torn; unlike :meth:`torn_error`, without the reason."""
         return ref.buffer in self._torn
 
     def _tear(self, entry: DurableBuffer, why: str) -> None:
-        """Mark a buffer as torn, and remove its seal. One whose ref was dropped stays as it is."""
+        """Mark a buffer as torn, and remove its seal; do nothing for one whose ref was dropped."""
         ref = entry.ref()
         if ref is not None:
             entry.torn = why
@@ -488,7 +492,7 @@ class DurableBook:
         """Return the slabs that a new context must map before its generation begins.
 
         Before that, remove the buffers of dropped refs, and wait until the context before has
-        unmapped the slabs: nothing of it can write there then.
+        unmapped the slabs: it can write there no more.
 
         Raises
         ------
@@ -508,7 +512,7 @@ class DurableBook:
         return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs of those ``buffers`` that are durable and have one, each with them."""
+        """Return the slabs that the durable ones of ``buffers`` are in, each with these only."""
         blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -547,7 +551,8 @@ class DurableBook:
     def close(self) -> None:
         """Forget all buffers, and close all descriptors: the device is closed. Idempotent.
 
-        Contexts that still end may call it then: it does nothing, and refuses new slabs.
+        A context that has not ended yet may still call the book: new slabs are refused, all other
+        calls do nothing.
         """
         self._is_closed = True
         self.buffers.clear()
@@ -557,11 +562,6 @@ class DurableBook:
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
         self._disposal.close_fds([slab.fd for slab in slabs.values()])
-
-    def _check_open(self) -> None:
-        """Raise if the device is closed."""
-        if self._is_closed:
-            raise ClosedError(f"device {self._refs.name} is closed", device=self._refs.name)
 
 
 def _memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:

@@ -98,8 +98,8 @@ class DurableSlabs:
     def add_buffer(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
         """Tell the keeper of a new buffer, and before that of its slab, if that is new too.
 
-        The op that makes the buffer ends after that. A slab that was told stays the keeper's, also
-        if the buffer is then refused.
+        The op that makes the buffer ends after that. If the keeper refuses the buffer, it keeps the
+        slab all the same.
 
         Raises
         ------
@@ -137,10 +137,10 @@ class DurableSlabs:
         buffers.free_hooks[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
-        """Free the block of a durable buffer: its hook in :attr:`Buffers.free_hooks`.
+        """Free the block of a durable buffer, as its hook in :attr:`Buffers.free_hooks`.
 
-        A slab without durable buffers is not kept any more. It is closed if nothing else is in it,
-        else :meth:`trim` is called again when work has ended.
+        After the last durable buffer of a slab the keeper releases the slab. It is closed if
+        nothing else is in it, else :meth:`trim` is called again when work has ended.
         """
         self.buffers.discard(buffer)
         slab = block.slab
@@ -178,7 +178,8 @@ class DurableSlabs:
     def bind(self, buffers: Buffers, slab_info: KeptSlab) -> HeldSlab:
         """Add a mapped slab of an earlier context to the allocator, with its durable buffers.
 
-        They are at the same offsets; the rest of the slab is free. The slab is returned.
+        They are at the same offsets; the rest of the slab is free. Returns the slab, which was in
+        :attr:`mapped_ahead`.
 
         Raises
         ------

@@ -27,21 +27,21 @@ class OomRetry:
     Attributes
     ----------
     deadline : float
-        ``time.monotonic()`` after which a request is not repeated.
+        ``time.monotonic()`` after which a request is not repeated; 0 until one is set: never is.
     """
 
     def __init__(self) -> None:
         self.deadline = 0.0
 
     def retry_on_oom(self, make: Callable[..., T], *arguments: object) -> T:
-        """Return what ``make`` returns.
+        """Return what ``make`` returns; call it again while it runs out of memory.
 
-        Repeat the call while it runs out of memory before the deadline. May block.
+        Blocks meanwhile, and is called on worker threads.
 
         Raises
         ------
         OutOfMemoryError
-            If it does so after the deadline.
+            If ``make`` still raises that after the deadline.
         """
         while True:
             try:

@@ -131,10 +131,10 @@ class PinnedMemory:
             return np.empty(shape, dtype.numpy)
         piece = self._take_free(nbytes)
         if piece is None:
-            piece = await self._wait_room(nbytes, timeout, check_open)
+            piece = await self._wait_piece(nbytes, timeout, check_open)
         return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
 
-    async def _wait_room(self, nbytes: int, timeout: float | None, check_open: Callable[[], None]) -> Block:
+    async def _wait_piece(self, nbytes: int, timeout: float | None, check_open: Callable[[], None]) -> Block:
         """Wait for a piece of ``nbytes`` after the calls before, for ``timeout`` seconds at most.
 
         Raises :class:`DeadlineExceededError` after that, and what :meth:`_grow_or_wait` raises.
@@ -169,12 +169,12 @@ class PinnedMemory:
         return self._take_free(nbytes) if nbytes <= self.max_chunk else None
 
     async def wait_chunk(self, nbytes: int, check_open: Callable[[], None]) -> Block:
-        """Wait for a piece for an array that moves, or for its next chunk.
+        """Wait for a piece for an array that moves, or for its next chunk. The caller frees it.
 
         Calls are served in order, together with those of :meth:`array`.
 
-        It has at most ``nbytes``, and at most :attr:`max_chunk`. Where there is less room it has less:
-        so a transfer that holds nothing makes progress beside all others.
+        The piece has at most ``nbytes``, and at most :attr:`max_chunk`. Where there is less room it
+        has less: so a transfer that holds nothing makes progress beside all others.
 
         Raises
         ------
@@ -193,9 +193,10 @@ class PinnedMemory:
     async def _grow_or_wait(self, max_nbytes: int, min_nbytes: int, check_open: Callable[[], None]) -> Block:
         """Return a piece of free memory, or of a new block, or else wait until one is freed.
 
-        It has ``max_nbytes`` bytes if it takes no waiting, else a half, a quarter, and so on, but at
-        least ``min_nbytes``. Only the call whose turn it is runs this: meanwhile the arena wakes it
-        when a piece is freed. Raises what ``check_open`` raises, and :class:`OutOfMemoryError`.
+        It has the first size of ``max_nbytes``, a half, a quarter, and so on, down to
+        ``min_nbytes``, for which there is room. Only the call whose turn it is runs this: meanwhile
+        the arena wakes it when a piece is freed. Raises what ``check_open`` raises, and
+        :class:`OutOfMemoryError`.
         """
         arena, sizes, may_grow = self.arena, _halves(max_nbytes, min_nbytes), True
         try:
@@ -263,7 +264,10 @@ class PinnedMemory:
         return PinnedInfo(statistics.used, statistics.reserved, statistics.limit, self._waiting)
 
     async def aclose(self) -> None:
-        """Close the arena: memory that no array uses now, the rest when its arrays are dropped."""
+        """Close the arena: memory that no array uses now, the rest when its arrays are dropped.
+
+        Also if this is cancelled; the rest is then closed on the loop, which may block.
+        """
         self.arena.on_block_closed = None  # its listeners have ended
         try:
             await self._closing.wait_closed()

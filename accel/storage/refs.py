@@ -91,7 +91,7 @@ class Refs:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Make all refs invalid in a forked child, where the loop may run again.
+        """Make all refs invalid in a forked child, whose copy of the loop may go on.
 
         See :class:`accel.fork.Inherited`.
         """
@@ -153,7 +153,7 @@ class Refs:
                 )
 
     def register_token(self, ref: AccelRef) -> None:
-        """Note the ref of a token, so that :meth:`resolve` finds it as long as it lives."""
+        """Remember the ref of a token, so that :meth:`resolve` finds it while the ref lives."""
         self._tokens[ref.buffer] = ref
 
     def resolve(self, token: AccelToken) -> AccelRef:
