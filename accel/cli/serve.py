@@ -354,7 +354,8 @@ async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place
     # Entered here and not by the server, so that what goes wrong is raised.
     async with app.router.lifespan_context(app):
         served = with_access_log(app) if logs else app
-        await serve_asgi(served, place.bound, place.stop, serves, head_timeout=head_timeout, lifespan="off")
+        ends = app.state.accel_page.close
+        await serve_asgi(served, place.bound, place.stop, serves, head_timeout=head_timeout, lifespan="off", stopping=ends)
     return 0
 
 

@@ -28,6 +28,7 @@ async def serve_asgi(
     *,
     head_timeout: float,
     lifespan: Literal["auto", "off"],
+    stopping: Callable[[], None] | None = None,
 ) -> bool:
     """Serve an ASGI application until ``stop`` is set, then answer what is in flight.
 
@@ -41,6 +42,8 @@ async def serve_asgi(
         Seconds in which the head of a request must arrive.
     lifespan
         Whether the application is started and ended too, if it wants that.
+    stopping
+        Called when no more requests are taken: it ends what would be waited for.
 
     Returns
     -------
@@ -78,6 +81,8 @@ async def serve_asgi(
         waiting = group.create_task(stop.wait(), name="accel-serve-stop")
         await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
+        if stopping is not None:
+            stopping()
         waiting.cancel()
     return bool(server.started)
 

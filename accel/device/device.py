@@ -30,6 +30,7 @@ from accel.libraries.kernel_library import KernelLibrary, kernels_of
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 from accel.residents import Residents
 from accel.solvers import DeviceSparse
+from accel.telemetry import fault_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -430,7 +431,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         stall = context.stall_reason() if ready and context is not None else ""
         cause = None if ready else lifecycle.cause
         not_ready = f"{lifecycle.state.value}: {cause}" if cause else lifecycle.state.value
-        error = "" if cause is None else type(cause).__name__ + ("" if cause.code is None else f" {cause.code}")
+        error = "" if cause is None else f"{type(cause).__name__} {fault_code(cause)}".rstrip()
         return DeviceHealth(
             is_live=not lifecycle.is_final,
             is_ready=ready and not stall,

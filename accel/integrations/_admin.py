@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from accel.errors import InvalidArgumentError
 from accel.integrations._answers import Answer
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["Admin"]
 
 _SHORTEST: Final = 16
-_FORWARDED: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-"""Headers with which a proxy says that the client is another one than its peer."""
+_FORWARDED: Final = ("forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "x-envoy-", "true-client-ip", "cf-")
+"""What the names of headers begin with by which proxies say that the client is another one than their peer."""
+
+_HOST: Final = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d+)?", re.ASCII | re.IGNORECASE)
+"""An address of version 6, or another one or a name; and a port."""
 
 _NOT_HERE: Final = Answer(
     403,
@@ -26,6 +29,7 @@ _NOT_HERE: Final = Answer(
         "detail": "This is answered at a loopback address only, such as http://localhost, or to a token: admin_token= of install, --admin-token of accel serve."
     },
 )
+_OTHER_SITE: Final = Answer(403, {"detail": "This is not answered to pages of other sites."})
 _NO_TOKEN: Final = Answer(
     401,
     {"detail": "This needs the admin token: as a bearer token, or as the password of any user."},
@@ -35,6 +39,8 @@ _NO_TOKEN: Final = Answer(
 
 class Admin:
     """Decides which requests for the page, the metrics and profiles are answered.
+
+    A browser's requests for a page of another site are not, whatever they present: that browser may be on this machine, or know the token.
 
     Parameters
     ----------
@@ -68,6 +74,8 @@ class Admin:
         headers
             The request's, by names in any case.
         """
+        if _is_of_other_site(headers):
+            return _OTHER_SITE
         if self._token is None:
             return None if _is_local(peer, headers) else _NOT_HERE
         return None if hmac.compare_digest(_presented(headers.get("authorization", "")), self._token) else _NO_TOKEN
@@ -87,12 +95,21 @@ def _presented(authorization: str) -> bytes:
         return b""
 
 
-def _is_local(peer: str | None, headers: Mapping[str, str]) -> bool:
-    try:
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    except ValueError:
+def _is_of_other_site(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends it for a page of another site, and not because its user follows a link."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site in ("same-origin", "none"):
         return False
-    return _is_loopback(peer or "") and (host == "localhost" or _is_loopback(host)) and not any(name in headers for name in _FORWARDED)
+    if origin is not None:  # which browsers send with each POST, and wherever the page of the other site would read the answer
+        return origin.partition("://")[2] != headers.get("host")
+    return site is not None and headers.get("sec-fetch-mode") != "navigate"
+
+
+def _is_local(peer: str | None, headers: Mapping[str, str]) -> bool:
+    named = _HOST.fullmatch(headers.get("host", ""))
+    host = "" if named is None else named[1] or named[2].lower()
+    is_here = _is_loopback(peer or "") and (host == "localhost" or _is_loopback(host))
+    return is_here and not any(name.lower().startswith(_FORWARDED) for name in headers)
 
 
 def _is_loopback(address: str) -> bool:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from accel import __version__
 from accel.integrations._answers import Answer, unopened_answer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accel.patterns import DynamicBatcher
     from accel.telemetry import ServedRequest, Service
 
-__all__ = ["EVENTS", "PROFILE", "STREAM_HEADERS", "TRACE_HEADERS", "Page"]
+__all__ = ["EVENTS", "PATIENCE", "PROFILE", "STREAM_HEADERS", "TRACE_HEADERS", "Page"]
 
 EVENTS: Final = "/events"
 """Path of the stream, below the page's."""
@@ -45,6 +45,9 @@ TRACE_HEADERS: Final[Mapping[str, str]] = {
     "Content-Disposition": 'attachment; filename="trace.json"',
     "Content-Type": "application/json",
 }
+
+PATIENCE: Final = 15.0
+"""Seconds after which a stream ends whose viewer does not read it, such as a computer that sleeps."""
 
 _FULL: Final = Answer(503, {"detail": "There are as many viewers as may be."}, {"Cache-Control": "no-store", "Retry-After": "10"})
 
@@ -133,7 +136,7 @@ class Page:
     def __init__(self, names: Callable[[], Iterable[tuple[str, DynamicBatcher[Any, Any]]]]) -> None:
         self._names = names
         self._system: System | None = None
-        self._viewers = 0
+        self._streams: WeakSet[Any] = WeakSet()  # one that never begins drops out
         self._is_profiling = False
         self._began = time.monotonic()
         self._closing = asyncio.Event()
@@ -159,34 +162,33 @@ class Page:
         """End the streams."""
         self._closing.set()
 
-    def refusal(self) -> Answer | None:
-        """Return the answer to a viewer that gets no stream, else ``None``."""
-        if self._system is None:
-            return _UNOPENED
-        return _FULL if self._viewers >= _VIEWERS else None
-
-    async def stream(self, last_id: str) -> AsyncGenerator[bytes]:
-        """Yield the messages of a stream.
+    def stream(self, last_id: str) -> AsyncGenerator[bytes] | Answer:
+        """Return what yields the messages of a stream, or the answer to a viewer that gets none.
 
         Parameters
         ----------
         last_id
             Of the last message that the viewer has: the header ``Last-Event-ID``.
         """
+        if self._system is None:
+            return _UNOPENED
+        if sum(stream.ag_frame is not None for stream in self._streams) >= _VIEWERS:  # of one that has ended it is None
+            return _FULL
+        stream = self._messages(last_id)
+        self._streams.add(stream)
+        return stream
+
+    async def _messages(self, last_id: str) -> AsyncGenerator[bytes]:
         run, _, number = last_id.partition(".")
         seen = int(number) if run == self._id and number.isascii() and number.isdecimal() and len(number) < 16 else 0
-        self._viewers += 1
-        try:
-            yield b"retry: 250\n\n"
-            for _ in range(_MESSAGES):
-                events = [event for event in self._recent.events if event["number"] > seen]
-                message = json.dumps({**self._account(), "all": not seen, "events": events}, separators=(",", ":"))
-                seen = events[-1]["number"] if events else seen
-                yield f"id: {self._id}.{seen}\ndata: {message}\n\n".encode()
-                if await self._closed_within(_PERIOD):
-                    return
-        finally:
-            self._viewers -= 1
+        yield b"retry: 250\n\n"
+        for _ in range(_MESSAGES):
+            events = [event for event in self._recent.events if event["number"] > seen]
+            message = json.dumps({**self._account(), "all": not seen, "events": events}, separators=(",", ":"))
+            seen = events[-1]["number"] if events else seen
+            yield f"id: {self._id}.{seen}\ndata: {message}\n\n".encode()
+            if await self._closed_within(_PERIOD):
+                return
 
     async def profile(self, seconds: str | None, device: str | None) -> bytes | Answer:
         """Return a timeline of a device over some seconds from now, in Chrome's format, or the answer to a request that gets none.

@@ -26,7 +26,7 @@ from accel.integrations._answers import Answer, error_answer, health_answer, rea
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_unused, open_system
-from accel.integrations._page import EVENTS, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
+from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
 try:
@@ -165,7 +165,8 @@ def install(
         answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=`` of ``device=``.
     admin_token
         What a client must present for metrics, page and profiles: as a bearer token, or as the password of any user. ``None``: they are answered to this
-        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
+        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token. Pages of other
+        sites are refused either way.
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
@@ -314,15 +315,20 @@ def _add_page(app: web.Application, path: str, admin: Admin) -> None:
         return web.Response(body=page.html, content_type="text/html", charset="utf-8", headers=page.headers)
 
     async def events(request: web.Request) -> web.StreamResponse:
-        refusal = page.refusal()
-        if refusal is not None:
-            return _response(refusal)
+        found = page.stream(request.headers.get("Last-Event-ID", ""))
+        if isinstance(found, Answer):
+            return _response(found)
         response = web.StreamResponse(headers=STREAM_HEADERS)
-        await response.prepare(request)
-        async with contextlib.aclosing(page.stream(request.headers.get("Last-Event-ID", ""))) as stream:
-            with contextlib.suppress(ConnectionError):  # the viewer has left
+        try:
+            async with asyncio.timeout(PATIENCE), contextlib.aclosing(found) as stream:
+                await response.prepare(request)
                 async for message in stream:
                     await response.write(message)
+        except ConnectionError:
+            pass  # the viewer has left
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
         return response
 
     async def profile(request: web.Request) -> web.StreamResponse:

@@ -17,6 +17,7 @@ Needs FastAPI: ``pip install '.[web]'``, in a checkout.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
 from accel.integrations._opening import OnLost, check_unused, open_system
-from accel.integrations._page import EVENTS, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
+from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
 try:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from prometheus_client import CollectorRegistry
+    from starlette.types import Receive, Scope, Send
 
 __all__ = [
     "AccelState",
@@ -218,7 +220,8 @@ def install(
         answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=`` of ``device=``.
     admin_token
         What a client must present for metrics, page and profiles: as a bearer token, or as the password of any user. ``None``: they are answered to this
-        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token.
+        machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token. Pages of other
+        sites are refused either way.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
     body_timeout
@@ -282,18 +285,31 @@ def _add_page(app: FastAPI, path: str, admin: Admin) -> None:
         return Response(page.html, media_type="text/html", headers=page.headers)
 
     async def events(request: Request) -> Response:
-        refusal = page.refusal()
-        if refusal is not None:
-            return _response(refusal)
-        return StreamingResponse(page.stream(request.headers.get("last-event-id", "")), headers=STREAM_HEADERS)
+        if request.method == "HEAD":  # Starlette's routes have it
+            return Response(headers=STREAM_HEADERS)
+        stream = page.stream(request.headers.get("last-event-id", ""))
+        return _response(stream) if isinstance(stream, Answer) else _Stream(stream, headers=STREAM_HEADERS)
 
     async def profile(request: Request) -> Response:
-        found = await page.profile(request.query_params.get("seconds"), request.query_params.get("device"))
+        async for _ in request.stream():  # a body says nothing
+            pass
+        async with cancel_on_disconnect(request):
+            found = await page.profile(request.query_params.get("seconds"), request.query_params.get("device"))
         return Response(found, headers=TRACE_HEADERS) if isinstance(found, bytes) else _response(found)
 
     below = path.rstrip("/")
     for at, route, method in ((path, shown, "GET"), (below + EVENTS, events, "GET"), (below + PROFILE, profile, "POST")):
         app.add_route(at, _guarded(admin, route), [method], include_in_schema=False)
+
+
+class _Stream(StreamingResponse):
+    """The page's stream, which ends for a viewer that does not read it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream: Any = self.body_iterator
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE), contextlib.aclosing(stream):
+                await super().__call__(scope, receive, send)
 
 
 def _guarded(admin: Admin, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

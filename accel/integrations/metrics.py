@@ -168,7 +168,7 @@ _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histog
 _BOUNDS = {spec.name: spec.bounds for spec in METRICS}
 
 _MOST_KINDS = 1000
-"""Kinds of ops that are told apart; later ones count as ``other``."""
+"""Kinds of ops, and of faults, that are told apart; later ones count as ``other``."""
 
 _LAG_PERIOD = 0.5
 """Seconds between two readings of the loop's lag."""
@@ -295,8 +295,10 @@ class Metrics(Probe):
         Raises
         ------
         InvalidArgumentError
-            It is no batcher.
+            It is no batcher, or the name is no text that UTF-8 has.
         """
+        if not isinstance(name, str) or name != name.encode(errors="replace").decode():
+            raise InvalidArgumentError(f"name is {name!r}", remedy="Give a text: a lone surrogate is part of none.")
         if not callable(getattr(service, "statistics", None)):
             raise InvalidArgumentError(f"service is {service!r}", remedy="Give a ModelService, or a DynamicBatcher.")
         if name in self._shown:
@@ -318,7 +320,10 @@ class Metrics(Probe):
         accept
             The request's header: the format may be OpenMetrics.
         """
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept if accept.isascii() else "")
+        except (TypeError, ValueError):  # of a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(_Rendered(self.registry, self._other, self._constant)), content_type
 
     # -- what is counted as it happens
@@ -346,13 +351,9 @@ class Metrics(Probe):
 
     def op_ended(self, work: DeviceWork) -> None:
         """See :meth:`accel.Probe.op_ended`."""
-        ops, device = self._ops, work.device
         for library, kind in work.ops:
             # Each set of weights of a model is a library of its own.
-            key = device, "model" if library.startswith("model-") else library, kind
-            if key not in ops and len(ops) >= _MOST_KINDS:
-                key = device, "other", "other"
-            ops[key] = ops.get(key, 0) + 1
+            _count(self._ops, (work.device, "model" if library.startswith("model-") else library, kind))
 
     def state_changed(self, device: str, state: str, generation: int) -> None:
         """See :meth:`accel.Probe.state_changed`."""
@@ -364,8 +365,7 @@ class Metrics(Probe):
 
     def fault(self, device: str, generation: int, error: AccelError) -> None:
         """See :meth:`accel.Probe.fault`."""
-        key = device, fault_code(error), error.scope.name.lower()
-        self._faults[key] = self._faults.get(key, 0) + 1
+        _count(self._faults, (device, fault_code(error), error.scope.name.lower()))
 
     # -- what is read at the scrape
 
@@ -389,6 +389,12 @@ class Metrics(Probe):
             _read_device(add, device)
             _read_hardware(add, device)
         yield from [family for family in families.values() if family.samples]
+
+
+def _count(counts: dict[tuple[str, str, str], int], key: tuple[str, str, str]) -> None:
+    if key not in counts and len(counts) >= _MOST_KINDS:
+        key = key[0], "other", "other"
+    counts[key] = counts.get(key, 0) + 1
 
 
 def _read_service(add: Callable[[str, tuple[str, ...], float], None], labels: tuple[str, str], batcher: DynamicBatcher[Any, Any]) -> None:

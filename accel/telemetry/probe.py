@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
@@ -325,9 +326,14 @@ class DeviceWork:
 
 
 def fault_code(error: AccelError) -> str:
-    """Return the driver's code of a fault, or how the process ended: ``"SIGKILL"``, ``"exit code 1"``, ``"hung"``; else nothing."""
-    if error.code is not None or not isinstance(error, HostDiedError):
-        return "" if error.code is None else str(error.code)
+    """Return the driver's code of a fault, or how the process ended: ``"SIGKILL"``, ``"exit code 1"``, ``"hung"``; else nothing.
+
+    A code that is neither a number nor a name, but a text, is ``"other"``: it may say what only the log may.
+    """
+    if error.code is not None:
+        return code if re.fullmatch(r"[\w-]{1,64}", code := str(error.code), re.ASCII) else "other"
+    if not isinstance(error, HostDiedError):
+        return ""
     if error.hung:
         return "hung"
     if error.signal is None:

@@ -32,17 +32,60 @@ def test_this_machine_is_answered(peer: str, host: str) -> None:
         ("127.0.0.1", {"host": "accel.example"}),  # a page of another site, whose name resolves to this machine
         ("127.0.0.1", {"host": "127.0.0.1.example"}),
         ("127.0.0.1", {"host": "[::1"}),
+        ("127.0.0.1", {"host": "localhost@accel.example"}),
+        ("127.0.0.1", {"host": "accel.example@localhost"}),
+        ("127.0.0.1", {"host": "localhost/accel.example"}),
+        ("127.0.0.1", {"host": "localhost, accel.example"}),
+        ("127.0.0.1", {"host": "localhost:80:80"}),
+        ("127.0.0.1", {"host": "0.0.0.0:8000"}),
+        ("127.0.0.1", {"host": "2130706433"}),
+        ("127.0.0.1", {"host": "[::ffff:10.0.0.7]"}),
+        ("127.0.0.1", {"host": "[::ffff:127.0.0.1%25eth0]"}),
+        ("::ffff:127.0.0.1.example", HERE),
         ("127.0.0.1", HERE | {"x-forwarded-for": "127.0.0.1"}),
         ("127.0.0.1", HERE | {"forwarded": "for=10.0.0.7"}),
         ("127.0.0.1", HERE | {"via": "1.1 proxy"}),
         ("127.0.0.1", HERE | {"x-real-ip": "10.0.0.7"}),
         ("127.0.0.1", HERE | {"x-forwarded-host": "accel.example"}),
+        ("127.0.0.6", HERE | {"x-forwarded-proto": "http"}),  # Envoy, of which a client chooses the host
+        ("127.0.0.6", HERE | {"X-Envoy-Attempt-Count": "1"}),
+        ("127.0.0.1", HERE | {"X-Forwarded": "for=10.0.0.7"}),
+        ("127.0.0.1", HERE | {"CF-Connecting-IP": "10.0.0.7"}),
+        ("127.0.0.1", HERE | {"True-Client-IP": "10.0.0.7"}),
+        ("127.0.0.1", HERE | {"X-Client-IP": "10.0.0.7"}),
     ],
 )
 def test_others_are_refused_without_a_token(peer: str | None, headers: dict[str, str]) -> None:
     refusal = Admin(None).refusal(peer, headers)
     assert refusal is not None
     assert refusal.status == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_answered"),
+    [
+        ({}, True),  # no browser
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, True),  # typed
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True),  # a link
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, True),  # the page's own stream
+        ({"sec-fetch-site": "same-origin", "origin": "https://accel.example"}, True),  # behind a proxy that changes the host
+        ({"origin": "http://localhost:8000"}, True),  # a browser that does not say the site
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False),  # an image
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, False),  # another port of this machine
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "origin": "https://site.example"}, False),  # a form
+        ({"origin": "https://site.example"}, False),
+        ({"origin": "http://localhost:3000"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": ""}, False),
+    ],
+)
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_pages_of_other_sites_are_refused_whatever_a_browser_presents(
+    token: str | None, headers: dict[str, str], is_answered: bool
+) -> None:
+    refusal = Admin(token).refusal("127.0.0.1", HERE | {"authorization": f"Bearer {TOKEN}"} | headers)
+    assert (refusal is None) == is_answered
+    assert refusal is None or refusal.status == 403
 
 
 @pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN}", basic(f":{TOKEN}"), basic(f"operator:{TOKEN}")])

@@ -276,6 +276,27 @@ def test_kinds_of_ops_are_bounded() -> None:
     assert {(s.labels["library"], s.labels["kind"]): s.value for s in samples}["model", "forward"] == 5000
 
 
+def test_codes_of_faults_are_bounded_and_no_texts() -> None:
+    metrics = Metrics(lambda: None)
+    for n in range(1500):
+        metrics.fault("cpu:0", 1, accel.DriverError("x", code=n, scope=accel.FaultScope.CONTEXT))
+    samples = Scrape(metrics.render()[0]).families["accel_device_faults"].samples
+    assert (len(samples), sum(sample.value for sample in samples)) == (1001, 1500)
+
+
+async def test_a_name_of_any_text_is_one_label_and_what_is_none_is_refused() -> None:
+    metrics, name = Metrics(lambda: None), 'a"b\\n\n# HELP accel_ops x\naccel_ops{x="\u2028é'
+    async with DynamicBatcher(Handler()) as batcher:
+        metrics.add(name, batcher)
+        for wrong in ("\ud800", 7, None):
+            with pytest.raises(accel.InvalidArgumentError, match="name is"):
+                metrics.add(wrong, batcher)  # type: ignore[arg-type]
+        scrape = Scrape(metrics.render()[0])
+        parse_openmetrics(metrics.render("application/openmetrics-text")[0].decode())  # type: ignore[no-untyped-call]
+    assert scrape("accel_queue_items", device="", model=name) == 0
+    assert "accel_ops" not in scrape.families
+
+
 def work(library: str, kind: str) -> DeviceWork:
     made = DeviceWork(kind, ((library, kind),), None, is_timed=False)
     made.device = "cpu:0"

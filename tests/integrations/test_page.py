@@ -5,15 +5,10 @@ import contextlib
 import gc
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import httpx
-import numpy as np
 import pytest
-import uvicorn
 from aiohttp import web
 from fastapi import FastAPI
 
@@ -21,96 +16,20 @@ import accel
 from accel.integrations import _page
 from accel.integrations import aiohttp as with_aiohttp
 from accel.integrations import fastapi as with_fastapi
+from accel.integrations._answers import Answer
 from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
+from tests.page_support import SERVERS, TOKEN, Serve, messages
 
-TOKEN = "a-token-of-16-or-more"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SECRET = "/srv/secret/weights.bin at 0xdeadbeef"
 
 
-class Doubler:
-    """A model."""
-
-    def open(self, weights: Any, description: Any, stream: Any) -> None:
-        pass
-
-    def run(self, inputs: Any) -> Any:
-        return {"y": 2 * np.asarray(inputs["x"])}
-
-
-async def load(device: accel.Device) -> accel.Model:
-    inputs = {"x": accel.TensorSpec(("batch", 3), "float32")}
-    return await device.load_model("tests.integrations.test_page:Doubler", inputs=inputs, buckets={"batch": (1, 4)})
-
-
-@contextlib.asynccontextmanager
-async def on_fastapi(faults: FaultPlan, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    @contextlib.asynccontextmanager
-    async def setup(device: accel.Device) -> AsyncIterator[None]:
-        async with accel.serve(await load(device), overload="reject") as service:
-            with_fastapi.add_model(app, "/double", service)
-            yield
-
-    app = FastAPI(lifespan=with_fastapi.lifespan(setup, device="cpu", faults=faults))
-    with_fastapi.install(app, page="/accel", **options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not serving.done()
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:  # it outlives the server
-        try:
-            yield session
-        finally:
-            server.should_exit = True
-            await serving
-
-
-@contextlib.asynccontextmanager
-async def on_aiohttp(faults: FaultPlan, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    key: web.AppKey[accel.ModelService] = web.AppKey("service")
-
-    async def opened(app: web.Application) -> AsyncIterator[None]:
-        async with accel.serve(await load(app[with_aiohttp.DEVICE]), overload="reject") as app[key]:
-            yield
-
-    app = web.Application()
-    with_aiohttp.install(app, "cpu", page="/accel", faults=faults, **options)
-    app.cleanup_ctx.append(opened)
-    with_aiohttp.add_model(app, "/double", key)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
-        try:
-            yield session
-        finally:
-            await runner.cleanup()
-
-
-Serve = Callable[..., AbstractAsyncContextManager[aiohttp.ClientSession]]
-
-
-@pytest.fixture(params=[on_fastapi, on_aiohttp], ids=["fastapi", "aiohttp"])
+@pytest.fixture(params=["fastapi", "aiohttp"])
 def serve(request: pytest.FixtureRequest) -> Serve:
-    found: Serve = request.param
-    return found
-
-
-async def messages(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return id and data of the next messages of a stream."""
-    found, number = [], ""
-    async for line in answer.content:
-        if line.startswith(b"id: "):
-            number = line[4:].strip().decode()
-        if line.startswith(b"data: "):
-            found.append((number, json.loads(line[6:])))
-            if len(found) == count:
-                break
-    return found
+    return SERVERS[request.param]
 
 
 async def test_the_page_is_one_file_for_this_machine(serve: Serve) -> None:
@@ -159,18 +78,19 @@ async def test_a_stream_tells_of_devices_services_actors_and_faults(serve: Serve
         assert (events[0]["code"], events[0]["scope"], events[2]["generation"]) == ("700", "context", 2)
         assert 0 < events[2]["seconds"] < 10
         assert said[-1]["services"][0]["answered"] == 2
-        for unsaid in ("secret", "deadbeef", "31337", "test_page", ".py"):
+        for unsaid in ("secret", "deadbeef", "31337", "page_support", ".py"):
             assert unsaid not in later
 
 
 @pytest.mark.parametrize("last", ["", "nonsense", "0.1", "x." + "9" * 5000, ".", "²"])
 async def test_a_viewer_from_elsewhere_gets_all_events(last: str) -> None:
     page = _page.Page(lambda: ())
-    assert page.refusal() is not None
+    assert isinstance(page.stream(last), Answer)
     async with accel.System() as system:
         page.open(system)
         await system.open_device("cpu")
         stream = page.stream(last)
+        assert not isinstance(stream, Answer)
         assert await anext(stream) == b"retry: 250\n\n"
         message = (await anext(stream)).decode().partition("data: ")[2]
         await stream.aclose()
@@ -183,6 +103,7 @@ async def test_batchers_that_no_route_names_are_shown_while_they_live() -> None:
 
     async def shown() -> list[dict[str, Any]]:
         stream = page.stream("")
+        assert not isinstance(stream, Answer)
         await anext(stream)
         message = (await anext(stream)).decode().partition("data: ")[2]
         await stream.aclose()

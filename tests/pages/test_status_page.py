@@ -96,6 +96,27 @@ async def use_the_keyboard(browser: Browser) -> None:
     await browser.until("document.getElementById('link').textContent === 'live'")
 
 
+async def texts_are_texts(browser: Browser) -> None:
+    """Put what would be HTML into every text of a message: names of devices, services, actors, states, codes and ops."""
+    elements = "return document.querySelectorAll('*').length"
+    await browser.run("source.close(); at('pause').click()")
+    before = await browser.run(elements)
+    await browser.run("""
+        const mark = `"'></b><img src=x onerror="window.attacked = true"><script>window.attacked = true</` + "script>";
+        const taint = value => typeof value === "string" ? value + mark : Array.isArray(value) ? value.map(taint)
+          : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([key, part]) => [key, taint(part)])) : value;
+        const fault = { kind: "fault", device: "cpu:0", generation: 1, error: mark, scope: mark, code: mark, op: mark, time: data.time, number: 99 };
+        const events = data.events.map(taint);
+        receive({ ...taint(data), events: [...events, { ...fault, device: `cpu:0${mark}` }] });
+        showAll();
+    """)
+    assert "<img src=x" in await browser.text("#cards")
+    assert "<img src=x" in await browser.text("#log")
+    assert await browser.run("return document.querySelectorAll('img, main script').length") == 0
+    assert await browser.run("return window.attacked ?? null") is None
+    assert await browser.run(elements) < before + 60, "the fault has a line and marks"
+
+
 @pytest.mark.page
 @pytest.mark.timeout(240)
 async def test_accel_serve_shows_its_page_in_light_and_dark(tmp_path: Path) -> None:
@@ -117,5 +138,6 @@ async def test_accel_serve_shows_its_page_in_light_and_dark(tmp_path: Path) -> N
             await browser.emulate("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
             grounds[scheme] = await browser.run("return getComputedStyle(document.body).backgroundColor")
         assert grounds == {"light": "rgb(244, 246, 249)", "dark": "rgb(16, 20, 26)"}
+        await texts_are_texts(browser)
         program.process.send_signal(signal.SIGTERM)
         assert await program.ended() == 0, program.output
