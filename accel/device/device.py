@@ -14,7 +14,7 @@ from accel.device.compiler import Compiler
 from accel.device.families import BuiltInFamilies
 from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
-from accel.device.info import DeviceHealth, DeviceInfo, snapshot
+from accel.device.info import DeviceHealth, DeviceInfo, health, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_methods import MemoryMethods
 from accel.device.model_methods import ModelMethods
@@ -30,7 +30,6 @@ from accel.libraries.kernel_library import KernelLibrary, kernels_of
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 from accel.residents import Residents
 from accel.solvers import DeviceSparse
-from accel.telemetry import fault_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -426,21 +425,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             In a process forked from this one.
         """
         self._core.refs.check_process()
-        lifecycle, context = self._core.lifecycle, self._host.context
-        ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
-        stall = context.stall_reason() if ready and context is not None else ""
-        cause = None if ready else lifecycle.cause
-        not_ready = f"{lifecycle.state.value}: {cause}" if cause else lifecycle.state.value
-        error = "" if cause is None else f"{type(cause).__name__} {fault_code(cause)}".rstrip()
-        return DeviceHealth(
-            is_live=not lifecycle.is_final,
-            is_ready=ready and not stall,
-            state=lifecycle.state,
-            generation=lifecycle.generation,
-            reason=stall if ready else not_ready,
-            is_stalled=bool(stall),
-            error=error,
-        )
+        return health(self._core, self._host.context, {} if self._hardware is None else self._hardware.xid_errors)
 
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.

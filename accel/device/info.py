@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from accel.engine.lifecycle import DeviceState
 from accel.storage.pinned import PinnedInfo
+from accel.telemetry import fault_code
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accel.actors.mailbox import MailboxStatistics
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.telemetry.hardware import HardwareInfo
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "info_as_json", "snapshot"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "health", "info_as_json", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ class DeviceHealth:
     state, generation
         The device's state and the number of its context.
     reason
-        Why the device does not serve; empty while it does.
+        Why the device does not serve, with the Xid errors that the driver of its hardware has told
+        of; empty while it does.
     is_stalled
         Whether an op does not end, or a child does not answer, although the state is READY.
     error
@@ -171,6 +175,27 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         standby=host.children.standby,
         spare=_spare_info(host.children.spare_pid),
         device_seconds=core.workload.device_seconds,
+    )
+
+
+def health(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> DeviceHealth:
+    """Return whether the device serves; ``xid_errors`` are those of its hardware, by number."""
+    lifecycle = core.lifecycle
+    is_ready = lifecycle.state is DeviceState.READY and not core.is_closing
+    stall = context.stall_reason() if is_ready and context is not None else ""
+    cause = None if is_ready else lifecycle.cause
+    not_ready = f"{lifecycle.state.value}: {cause}" if cause else lifecycle.state.value
+    reason = stall if is_ready else not_ready
+    if reason and xid_errors:
+        reason += f" (the driver has told of Xid {', '.join(map(str, xid_errors))})"
+    return DeviceHealth(
+        is_live=not lifecycle.is_final,
+        is_ready=is_ready and not stall,
+        state=lifecycle.state,
+        generation=lifecycle.generation,
+        reason=reason,
+        is_stalled=bool(stall),
+        error="" if cause is None else f"{type(cause).__name__} {fault_code(cause)}".rstrip(),
     )
 
 

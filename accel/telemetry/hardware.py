@@ -130,6 +130,11 @@ class HardwareMonitor:
         info, read_at = self._read
         return dataclasses.replace(info, age=self._clock() - read_at)
 
+    @property
+    def xid_errors(self) -> Mapping[int, int]:
+        """Those of the values that were read last. Starts no thread."""
+        return {} if self._read is None else self._read[0].xid_errors
+
     def close(self) -> None:
         """Let the thread end as soon as its call has returned. Idempotent."""
         self._stopping.set()

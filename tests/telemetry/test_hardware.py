@@ -172,6 +172,8 @@ async def test_a_device_of_a_backend_that_reads_its_hardware(hardware: Hardware,
         text = metrics.render()[0].decode()
         assert "accel_hardware_age_seconds" in text
         assert "accel_hardware_power_watts" not in text, "stale values are no values"
+        assert device.health().reason == "", "it serves"
+    assert device.health().reason == "closed (the driver has told of Xid 79)"
     await until(lambda: not any("accel-hardware" in each.name for each in threading.enumerate()), "the thread's end")
 
 

@@ -293,6 +293,8 @@ async def test_what_is_no_probe_is_refused() -> None:
         (accel.HostDiedError("x", exit_code=3), "exit code 3"),
         (accel.HostDiedError("x", signal=9, hung=True), "hung"),
         (accel.HostDiedError("x", code="EMFILE"), "EMFILE"),
+        (accel.LibraryError("x", code="no file /srv/weights.bin"), "other"),
+        (accel.LibraryError("x", code="x" * 65), "other"),
         (accel.HostDiedError("x"), ""),
     ],
 )
