@@ -30,7 +30,7 @@ MAX_FUNCTION_LINES = 60
 
 VOCABULARY = (
     *("errors", "dtype", "ref", "views", "dlpack", "exchange", "hints", "shortage", "sparse_ref"),
-    *("backend", "family", "registry", "enums", "values", "fork", "_log", "_startup", "_child", "_version", "telemetry"),
+    *("backend", "family", "registry", "enums", "values", "rendezvous", "fork", "_log", "_startup", "_child", "_version", "telemetry"),
 )
 # A higher number may import a lower one, for typing too. Rooms of one layer may import each other in one direction only.
 LAYERS = {

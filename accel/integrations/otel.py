@@ -91,7 +91,11 @@ class _Traces(Probe):
 
     def request_begun(self, request: ServedRequest) -> None:
         if trace.get_current_span().is_recording():
-            said = {**self._of(request.service), "accel.request.number": request.number, "accel.request.items": request.size}
+            said = {
+                **self._of(request.service, request.service.device),
+                "accel.request.number": request.number,
+                "accel.request.items": request.size,
+            }
             span = self._requests[request] = self._tracer.start_span("accel.request", attributes=said)
             span.add_event("queued")
 
@@ -113,14 +117,14 @@ class _Traces(Probe):
         if not traced:
             return
         counts = {"items": batch.items, "requests": len(batch.requests), "traced": len(traced)}
-        said = self._of(batch.service) | {f"accel.batch.{name}": count for name, count in counts.items()}
+        said = self._of(batch.service, batch.device) | {f"accel.batch.{name}": count for name, count in counts.items()}
         links = [Link(span.get_span_context()) for _, span in traced[:_MOST_LINKS]]
         batch_span = self._batches[batch] = self._tracer.start_span(
             "accel.batch", Context(), attributes=said, links=links, start_time=_nanoseconds(batch.launched_at)
         )
-        generation = {"accel.generation": said["accel.generation"]}
+        place = {name: said[name] for name in ("accel.device", "accel.generation")}
         for request, span in traced:
-            span.add_event("retried" if request.launches > 1 else "launched", generation)
+            span.add_event("retried" if request.launches > 1 else "launched", place)
             span.add_link(batch_span.get_span_context())
 
     def batch_ended(self, batch: ServedBatch) -> None:
@@ -132,7 +136,9 @@ class _Traces(Probe):
                 span.set_attribute("accel.batch.device_seconds", seconds)
             if batch_span.is_recording():
                 context, began_at = trace.set_span_in_context(batch_span, Context()), ended_at - round(seconds * 1e9)
-                self._tracer.start_span("accel.device", context, attributes=self._of(batch.service), start_time=began_at).end(ended_at)
+                self._tracer.start_span("accel.device", context, attributes=self._of(batch.service, batch.device), start_time=began_at).end(
+                    ended_at
+                )
         if batch.error:
             batch_span.set_attribute("error.type", batch.error)
             batch_span.set_status(StatusCode.ERROR)
@@ -144,7 +150,7 @@ class _Traces(Probe):
     def fault(self, device: str, generation: int, error: AccelError) -> None:
         said = {**_of_error(error), "accel.device": device, "accel.generation": generation, "accel.fault.scope": error.scope.name}
         for batch, batch_span in self._batches.items():
-            if batch.service.device == device:
+            if batch.device == device:
                 for span in (batch_span, *[span for _, span in self._traced(batch)]):
                     span.add_event("fault", said)
 
@@ -153,12 +159,12 @@ class _Traces(Probe):
         spans = self._requests
         return [(request, spans[request]) for request in batch.requests if request in spans] if spans else []
 
-    def _of(self, service: Service) -> dict[str, str | int]:
+    def _of(self, service: Service, device: str) -> dict[str, str | int]:
         """Return the attributes that all spans have."""
         return {
             "accel.service": service.name,
-            "accel.device": service.device,
-            "accel.generation": self._generations.get(service.device, 0),
+            "accel.device": device,
+            "accel.generation": self._generations.get(device, 0),
         }
 
 

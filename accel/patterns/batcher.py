@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from accel.device import Device
     from accel.patterns.recovering import Recovering
     from accel.patterns.taker import Taker
+    from accel.rendezvous import Key
 
 __all__ = ["DynamicBatcher"]
 
@@ -224,7 +225,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
     # -- requests
 
-    async def submit(self, item: T, *, timeout: float | None = None, idempotent: bool | None = None) -> R:
+    async def submit(self, item: T, *, timeout: float | None = None, idempotent: bool | None = None, key: Key | None = None) -> R:
         """Have one item handled in some batch, and return its result.
 
         Parameters
@@ -236,6 +237,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             that has expired is not launched.
         idempotent
             Whether this item may be retried after a rebuild; ``None``: the batcher's own setting.
+        key
+            Items with one key go to one device, for as long as it is there: a text, bytes, or an int. It is chosen by a hash, which moves one of ``n`` keys
+            when one of ``n`` devices goes. ``None``: to the device that is expected to end it first.
 
         Raises
         ------
@@ -261,10 +265,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._not_open()
         if self._convert is not None:
             item = self._convert(item)
-        poison, key = self._poison, None
+        poison, fingerprint = self._poison, None
         if poison.errors or poison.lines:
-            key = poison.key(item)
-            if (poisoned := poison.recall_by(key, item)) is not None:
+            fingerprint = poison.key(item)
+            if (poisoned := poison.recall_by(fingerprint, item)) is not None:
                 self._counters.refused += 1
                 raise poisoned
         size = 1 if self._size is None else self._measure(self._size(item))
@@ -278,10 +282,12 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         request.number = self._counters.submitted + 1
-        line = poison.lines.get(key) if key is not None and is_idempotent else None
-        if not (self._queue.offer(request) if line is None else line.isolation.join(request, key)):
+        if key is not None:
+            request.routing_key, request.home = key, self._takers.home(key)
+        line = poison.lines.get(fingerprint) if fingerprint is not None and is_idempotent else None
+        if not (self._queue.offer(request) if line is None else line.isolation.join(request, fingerprint)):
             raise self._full()
-        self._counters.submitted, request.key = request.number, key
+        self._counters.submitted, request.key = request.number, fingerprint
         probes = self.service.probes
         error: BaseException | None = None
         if probes.request_begun:
@@ -402,6 +408,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if not any(other is not taker and not other.is_draining for other in self._takers.all):
             raise InvalidArgumentError(f"{device!r} is the only one that takes batches", remedy="Add another first, or close the service.")
         taker.is_draining = True
+        if self._root is not None:
+            self._launch()  # others take its keyed items
         if taker.isolation is not None:
             taker.isolation.close()
         try:
@@ -496,12 +504,12 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             is_careful = taker is not None and taker.isolation is not None and root.loop.time() < taker.isolation.besieged_until
             most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
             if taker is None or taker.in_flight >= at_once:
-                if self._takers.has_several:  # this one ends first although it is busy; if it is late, another will
+                if len(self._takers.all) > 1:  # this one ends first although it is busy; if it is late, another will
                     self._launch_at(root.loop.time() + (taker.seconds if taker is not None and taker.seconds else _AGAIN))
                 break
             if taker.in_flight and queue.queued < most and self._state == "open" and self._waits():
                 break
-            batch = queue.take(most)
+            batch = queue.take(most, taker)
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
@@ -512,7 +520,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                     taker.fail(batch, self._interrupted())
         if self._state == "closing" and not (queue.queued or self._in_flight or any(each.suspects for each in self._takers.isolations)):
             root.finish()
-        self._takers.tell_idle()
+        if len(self._takers.all) > 1:
+            self._takers.tell_idle()
 
     def _waits(self) -> bool:
         assert self._loop is not None, "a batch needs a loop"

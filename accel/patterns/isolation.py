@@ -377,7 +377,7 @@ class Isolation:
         is_repeat = bool(self._repeats) and all(group.arrival > self._bound for group in self._groups)
         group = _Group([self._repeats[0]], self._arrived) if is_repeat else self._next_group()
         tried = self._left(group)
-        with trial_of(tried, self._counters) if tried else contextlib.nullcontext():
+        with trial_of(tried, self._counters, str(getattr(self._device, "name", ""))) if tried else contextlib.nullcontext():
             await self._try(group, tried, is_repeat=is_repeat)
 
     async def _try(self, group: _Group, tried: list[Request], *, is_repeat: bool) -> None:

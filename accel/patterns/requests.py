@@ -214,7 +214,7 @@ class Request:
     fault: Exception | None = None
     tenant: str = ""
     deadline: float = math.inf
-    routing_key: Hashable = None
+    routing_key: Any = None
     home: Any = None
 
 
@@ -357,7 +357,16 @@ class RequestQueue:
             self._admit()
         return taken
 
-    def rehome(self, taker: Any, choose: Callable[[Hashable], Any]) -> None:
+    def has(self, taker: Any) -> bool:
+        """Return whether there is a request that this taker may take."""
+        return bool(self._common.requests) or self.has_own(taker)
+
+    def has_own(self, taker: Any) -> bool:
+        """Return whether there is a request that this taker alone may take."""
+        lane = self._lanes.get(taker)
+        return lane is not None and bool(lane.requests)
+
+    def rehome(self, taker: Any, choose: Callable[[Any], Any]) -> None:
         """Give the requests of a taker that has gone to others: each to ``choose(routing_key)``, or to all."""
         lane = self._lanes.pop(taker, None)
         requests = [] if lane is None else list(lane.requests.values())
@@ -414,11 +423,11 @@ def end(batch: ServedBatch) -> None:
 
 
 @contextlib.contextmanager
-def trial_of(requests: list[Request], counters: Counters) -> Iterator[None]:
+def trial_of(requests: list[Request], counters: Counters, device: str) -> Iterator[None]:
     """Tell probes of a trial in quarantine, which the block makes and whose results it gives, and charge its device time."""
     for request in requests:
         request.launches += 1
-    batch = ServedBatch(requests[0].service, requests, sum([request.size for request in requests]))
+    batch = ServedBatch(requests[0].service, requests, sum([request.size for request in requests]), device)
     waiting = [request for request in requests if not request.future.done()]
     launch(batch)
     try:

@@ -52,6 +52,8 @@ class Taker:
 
     Attributes
     ----------
+    name : str
+        Of its device; empty without one.
     in_flight : int
         Batches that it runs.
     is_draining : bool
@@ -77,6 +79,7 @@ class Taker:
         "is_awaited",
         "is_draining",
         "isolation",
+        "name",
         "seconds",
         "seconds_per_item",
     )
@@ -91,6 +94,7 @@ class Taker:
     ) -> None:
         self.handler = handler
         self.device = device
+        self.name = str(getattr(device, "name", ""))
         self.counters = counters
         self.isolation = isolation
         self._hand_over = hand_over
@@ -107,11 +111,6 @@ class Taker:
         self._idled = asyncio.Event()
 
     @property
-    def name(self) -> str:
-        """The name of its device; empty without one."""
-        return str(getattr(self.device, "name", ""))
-
-    @property
     def state(self) -> DeviceState:
         """The state of its device; READY without one."""
         return getattr(self.device, "state", DeviceState.READY)
@@ -120,6 +119,11 @@ class Taker:
     def is_away(self) -> bool:
         """Whether its device is not ready, and will be."""
         return self.is_awaited or getattr(self.device, "state", None) in _COMING
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its device is lost or closed."""
+        return self.state in (DeviceState.LOST, DeviceState.CLOSED)
 
     @property
     def is_stalled(self) -> bool:
@@ -210,7 +214,7 @@ class Taker:
         counters.batches += 1
         counters.items += items
         began, deaths = perf_counter(), 0 if attribution is None else attribution.deaths
-        served = ServedBatch(wanted[0].service, wanted, items)
+        served = ServedBatch(wanted[0].service, wanted, items, self.name)
         ended_before = self._ended_at
         results = await self._called(served, wanted)
         if isinstance(results, Exception):

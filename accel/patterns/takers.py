@@ -14,6 +14,7 @@ from accel.patterns.quarantine import QuarantineHandler
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import Counters
 from accel.patterns.taker import Taker
+from accel.rendezvous import rendezvous
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from accel.patterns.recovering import Recovering
     from accel.patterns.requests import Request, RequestQueue
     from accel.patterns.root import RootTask
+    from accel.rendezvous import Key
 
 __all__ = ["Takers"]
 
@@ -72,11 +74,6 @@ class Takers:
         return self.all[0]
 
     @property
-    def has_several(self) -> bool:
-        """Whether there is a choice."""
-        return len(self.all) > 1
-
-    @property
     def isolations(self) -> list[Isolation]:
         """Those of the takers that have one."""
         return [taker.isolation for taker in self.all if taker.isolation is not None]
@@ -123,14 +120,28 @@ class Takers:
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
             return None if taker.is_away and self._await(self.all, root) else taker
-        takers = [taker for taker in self.all if not taker.is_draining]
+        self._rehome()
+        takers = [taker for taker in self.all if not taker.is_draining and self._queue.has(taker)]
         ready = [taker for taker in takers if taker.state is DeviceState.READY and not taker.is_awaited]
+        away = [taker for taker in takers if taker.is_away and (not ready or self._queue.has_own(taker))]
+        is_awaited = bool(away) and self._await(away, root)
         if not ready:
-            coming = [taker for taker in takers if taker.is_away]
-            return None if not takers or (coming and self._await(coming, root)) else takers[0]
+            return None if is_awaited or not takers else takers[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
         in_order = sorted(ready, key=lambda taker: (taker.expected_end(now, usual), taker.in_flight))
         return next((taker for taker in in_order if not taker.is_stalled), None)
+
+    def home(self, key: Key) -> Taker | None:
+        """Return the taker of all items with this key: another one only if it is lost, closed or drained. ``None``: any."""
+        there = {taker.name: taker for taker in self.all if not (taker.is_draining or taker.is_gone)}
+        name = rendezvous(key, there)
+        return None if name is None else there[name]
+
+    def _rehome(self) -> None:
+        """Give the keyed items of takers that are gone to others."""
+        for taker in self.all:
+            if (taker.is_draining or taker.is_gone) and self._queue.has_own(taker):
+                self._queue.rehome(taker, self.home)
 
     def _await(self, takers: list[Taker], root: RootTask) -> bool:
         """Have items gather until a device is ready, instead of being launched one by one to wait there; return whether they do."""

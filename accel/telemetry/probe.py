@@ -194,7 +194,7 @@ class Service:
     name : str
         Its handler or model, as the log has it. Several may have one name.
     device : str
-        Name of its device; empty without one.
+        Name of its device, with several of the first; empty without one.
     probes : Probes
         Those of the device's system; without a device its own.
     statistics : callable
@@ -245,6 +245,8 @@ class ServedBatch:
     ----------
     service : Service
     requests : sequence of ServedRequest
+    device : str
+        Name of the device that has it; of a trial in quarantine, of the one whose suspects they are.
     answered : sequence of ServedRequest
         Those whose callers have got results from it.
     items : int
@@ -257,10 +259,11 @@ class ServedBatch:
         Name of the class of what the handler raised; empty where it returned.
     """
 
-    __slots__ = ("answered", "device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
+    __slots__ = ("answered", "device", "device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
 
-    def __init__(self, service: Service, requests: Sequence[ServedRequest], items: int) -> None:
+    def __init__(self, service: Service, requests: Sequence[ServedRequest], items: int, device: str = "") -> None:
         self.service = service
+        self.device = device or service.device
         self.requests = requests
         self.answered: Sequence[ServedRequest] = ()
         self.items = items

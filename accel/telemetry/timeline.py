@@ -61,7 +61,7 @@ class Timeline(Probe):
 
     def batch_ended(self, batch: ServedBatch) -> None:
         """See :class:`Probe`."""
-        if batch.service.device == self._device:
+        if batch.device == self._device:
             said = {"items": batch.items, "requests": [request.number for request in batch.requests], "error": batch.error}
             self._keep((batch.launched_at, batch.ended_at, "batches", batch.service.name, said))
 

@@ -183,8 +183,8 @@ async def test_a_fault_a_retry_and_a_quarantine_are_events(quarantine: bool, tra
     assert "error.type" in found
     assert said(request)["accel.generation"] == 1
     launches = [dict(event.attributes or {}) for event in request.events if event.name in ("launched", "retried")]
-    assert launches[0] == {"accel.generation": 1}
-    assert quarantine or launches[1:] == [{"accel.generation": 2}]
+    assert launches[0] == {"accel.device": "cpu:0", "accel.generation": 1}
+    assert quarantine or launches[1:] == [{"accel.device": "cpu:0", "accel.generation": 2}]
     assert request.status.is_unset
     batch = traced.named("accel.batch")[0]
     assert "fault" in events(batch)

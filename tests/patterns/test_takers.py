@@ -275,3 +275,46 @@ async def test_a_replica_that_is_killed_under_load_costs_no_request_and_no_pause
             await bounded(service.drain(models[1]))
             assert service.models == (models[0],)
             await bounded(service.submit(rng.standard_normal(5, np.float32)))
+
+
+async def test_items_of_one_key_go_to_one_device_for_as_long_as_it_is_there() -> None:
+    devices = [Device(name) for name in "abc"]
+    async with served_by(devices, max_items=4) as batcher:
+        homes = []
+        for key in range(60):
+            before = [len(device.batches) for device in devices]
+            for _ in range(3):
+                await batcher.submit(key, key=f"user-{key}")
+            took = [len(device.batches) - count for device, count in zip(devices, before, strict=True)]
+            assert sorted(took) == [0, 0, 3]
+            homes.append(took.index(3))
+        assert set(homes) == {0, 1, 2}
+        await batcher.drain(devices[0])
+        devices[1].state = accel.DeviceState.REBUILDING
+        asked = [asyncio.ensure_future(batcher.submit(key, key=f"user-{key}")) for key in range(60)]
+        await turns()
+        await asyncio.wait([task for task, home in zip(asked, homes, strict=True) if home == 2])
+        waiting = [key for key, task in enumerate(asked) if not task.done()]
+        assert {key for key, home in enumerate(homes) if home == 1} <= set(waiting)
+        assert all(homes[key] != 2 for key in waiting)
+        devices[1].become(accel.DeviceState.LOST)
+        assert await bounded(asyncio.gather(*asked)) == [2 * key for key in range(60)]
+        with pytest.raises(accel.InvalidArgumentError, match="key is"):
+            await batcher.submit(1, key=[1])  # type: ignore[arg-type]
+    assert settled(batcher.statistics())
+
+
+async def test_keyed_items_of_a_device_that_is_drained_go_to_others_while_it_is_busy() -> None:
+    devices = [Device("a"), Device("b")]
+    devices[0].gate.clear()
+    async with served_by(devices, max_items=1, max_in_flight=1) as batcher:
+        keys = [key for key in range(20) if batcher._takers.home(key) is batcher._takers.first]
+        asked = [asyncio.ensure_future(batcher.submit(key, key=key)) for key in keys]
+        await turns()
+        assert len(devices[0].batches) == 1
+        drain = asyncio.ensure_future(batcher.drain(devices[0]))
+        await bounded(asyncio.gather(*asked[1:]))
+        assert not drain.done()
+        devices[0].gate.set()
+        await bounded(drain)
+        assert await asked[0] == 2 * keys[0]
