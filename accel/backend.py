@@ -33,6 +33,7 @@ __all__ = [
     "ImportsSlabs",
     "Injection",
     "Kernel",
+    "KnowsPeers",
     "KnowsShortages",
     "ObservesWork",
     "PreloadsLibraries",
@@ -518,6 +519,14 @@ class LaunchesEmptyKernels(Protocol):
 
     def raw_launch(self, index: int) -> AbstractContextManager[Callable[[], object]]:
         """Lend a call that launches the same kernel by the driver alone, and blocks until it has ended."""
+
+
+@runtime_checkable
+class KnowsPeers(Protocol):
+    """What an :class:`AccelBackend` has besides if one of its devices may reach the memory of another without the host."""
+
+    def can_access_peer(self, index: int, other: int) -> bool:
+        """Return whether device ``index`` can reach the memory of device ``other``. May block."""
 
 
 @runtime_checkable

@@ -101,7 +101,7 @@ class NotEntered:
     if not TYPE_CHECKING:
 
         def __enter__(self) -> NoReturn:
-            raise TypeError(f"{self!r} is not entered: its system closes it, or `await device.aclose()`")
+            raise TypeError(f"{self!r} is not entered: its system closes it, or `await {type(self).__name__.lower()}.aclose()`")
 
         async def __aenter__(self) -> NoReturn:
             self.__enter__()

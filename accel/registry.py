@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from accel.errors import BackendUnavailableError, InvalidArgumentError
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelBackend, DeviceDescription
 
-__all__ = ["ENTRY_POINT_GROUP", "backend_names", "find_device", "load_backend"]
+__all__ = ["ENTRY_POINT_GROUP", "backend_names", "find_device", "find_specs", "load_backend"]
 
 ENTRY_POINT_GROUP = "accel.backends"
 
@@ -93,6 +94,38 @@ def find_device(spec: str = "auto") -> tuple[AccelBackend, DeviceDescription]:
     raise InvalidArgumentError(
         f"{spec!r} names no device", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID that `python -m accel devices` lists."
     )
+
+
+def find_specs(specs: str | Iterable[str], count: int | None = None) -> list[str]:
+    """Return what :func:`find_device` takes, for each device of a pool; see :meth:`accel.System.open_pool`. May block.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no such backend or device, or fewer than ``count``.
+    InvalidArgumentError
+        If ``specs`` names no device, or is a list with a ``count``.
+    """
+    if not isinstance(specs, str):
+        found = list(specs) if isinstance(specs, Iterable) else []
+        if not found or count is not None:
+            raise InvalidArgumentError(
+                f"specs is {specs!r:.80}" + ("" if count is None else f", and count is {count}"),
+                remedy="Give a backend's name, for all of its devices, or for count= of them; or a list of devices.",
+            )
+        return found
+    backend, description = find_device(specs)
+    is_backend = specs in ("auto", backend.name)
+    found = [device.spec for device in backend.devices()] if is_backend else [description.spec]
+    if count is None:
+        return found
+    if len(found) == 1:
+        return found * count
+    if count > len(found):
+        raise BackendUnavailableError(
+            f"{count} devices were asked for, and {specs!r} names {len(found)}", remedy="Ask for fewer, or name each in a list."
+        )
+    return found[:count]
 
 
 def _at(devices: Sequence[DeviceDescription], index: int, spec: str) -> DeviceDescription:

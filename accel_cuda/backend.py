@@ -77,6 +77,11 @@ class CudaBackend:
         """
         return hardware_reader(uuid)
 
+    def can_access_peer(self, index: int, other: int) -> bool:
+        """Return whether GPU ``index`` can reach the memory of GPU ``other``; see :class:`accel.backend.KnowsPeers`."""
+        driver = load_driver()
+        return bool(driver.call("cuDeviceCanAccessPeer", driver.call("cuDeviceGet", index), driver.call("cuDeviceGet", other)))
+
     def devices(self) -> Sequence[DeviceDescription]:
         """List the GPUs that this process may use. May block: it loads the driver.
 

@@ -7,6 +7,7 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
+from accel.device.pool import Link, Pool, PoolHealth
 from accel.device.system import System, open_device
 from accel.engine.hosts import InlineHost, ProcessHost
 from accel.engine.lifecycle import DeviceState
@@ -31,9 +32,12 @@ __all__ = [
     "InlineHost",
     "KernelLibrary",
     "Launches",
+    "Link",
     "MemoryInfo",
     "Operand",
     "PinnedInfo",
+    "Pool",
+    "PoolHealth",
     "ProcessHost",
     "SpareInfo",
     "System",

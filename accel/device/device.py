@@ -355,7 +355,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
 
     @property
     def name(self) -> str:
-        """Backend and index, such as ``"cpu:0"``."""
+        """Backend and index, such as ``"cpu:0"``, with a number if that name was taken: ``"cpu:0#2"``."""
         return self._core.name
 
     @property
@@ -427,6 +427,19 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._core.refs.check_process()
         return health(self._core, self._host.context, {} if self._hardware is None else self._hardware.xid_errors)
 
+    async def wait_idle(self) -> None:
+        """Wait until nothing is awaited or in flight, or the device is lost or closed.
+
+        Something may be sent meanwhile, or right after it. Cancelling ends the wait alone.
+
+        Raises
+        ------
+        ClosedError
+            This is not the device's loop.
+        """
+        self._core.check_home()
+        await self._host.wait_idle()
+
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.
 
@@ -496,7 +509,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
                 await self._residents.aclose()
-                await self._wait_drained()
+                await self._host.wait_idle()
         except TimeoutError:
             self._log_work_left()
         finally:
@@ -532,19 +545,6 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         if not (loop.is_running() or loop.is_closed()):
             with contextlib.suppress(Exception):  # its children end with this process in any case
                 loop.run_until_complete(self.aclose())
-
-    async def _wait_drained(self) -> None:
-        """Wait, while closing, until no caller waits and nothing is in flight.
-
-        Ops in flight in a context that has faulted do not count: they never end.
-        """
-        # `workload.wait_changed` returns whenever an op, or a caller's wait, has ended.
-        core, host = self._core, self._host
-        while not core.lifecycle.is_final:
-            context = host.context
-            if not core.workload.pending and (context is None or context.fault is not None or not context.in_flight):
-                return
-            await core.workload.wait_changed()
 
     def _log_work_left(self) -> None:
         """Warn that work in flight had not ended within the timeout of :meth:`aclose`."""

@@ -39,5 +39,6 @@ SYSTEM_HINTS = {
         ("run", "submit"),
         "Use system.portal.run(coroutine_function) from other threads, or await system.run_blocking(function) for one that blocks.",
     ),
+    **dict.fromkeys(("open_devices", "pool"), "Use await system.open_pool('cuda')."),
     "actor_of": "Use await system.spawn(Actor).",
 }

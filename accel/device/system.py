@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import itertools
 import time
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
@@ -14,6 +15,7 @@ from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
 from accel.device.info import info_as_json
+from accel.device.pool import Pool, all_or_nothing
 from accel.device.quarantine import set_quarantine_options
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
@@ -26,7 +28,7 @@ from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
 from accel.process.forkserver_client import ForkserverSlot
-from accel.registry import find_device
+from accel.registry import find_device, find_specs
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
 from accel.remote.forkserver import ForkserverActor
@@ -35,6 +37,7 @@ from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
 from accel.telemetry import Probes
+from accel.values import check_count
 
 if TYPE_CHECKING:
     import random
@@ -93,7 +96,7 @@ class System(ActorSystem):
         self.probes = Probes()
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
-        self._opening: list[DeviceCore] = []  # those whose first context is being made in this process
+        self._opening: dict[DeviceCore, str] = {}  # without a first context yet -> where it is made
         self._opened = 0  # devices so far, which numbers their actors
         # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
@@ -154,7 +157,8 @@ class System(ActorSystem):
     ) -> Device:
         """Open a device and return once its first context is ready.
 
-        Each call makes a device of its own.
+        Each call makes a device of its own. Its name is ``"cpu:0"``, for example; while another open
+        device of the system has that name, it is ``"cpu:0#2"``.
 
         Parameters
         ----------
@@ -245,22 +249,58 @@ class System(ActorSystem):
         try:
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
-            core = DeviceCore(self, backend, description, options, self._shared, probes=self.probes)
+            name = self._free_name(description.spec)
+            core = DeviceCore(self, backend, description, options, self._shared, name=name, probes=self.probes)
             # 3. The host and the first context. Others that are opened meanwhile see this one.
-            host_kind = self._choose_host(host_kind, core)
-            if host_kind != "process":
-                self._opening.append(core)
+            self._opening[core] = host_kind = self._choose_host(host_kind, core)
             try:
                 device = await self._start_device(core, host_kind)
             finally:
-                if host_kind != "process":
-                    self._opening.remove(core)
+                del self._opening[core]
         except Exception as error:
             if not isinstance(error, AccelError):
                 raise_shortage(error, f"device {spec!r} cannot be opened")
             raise
         self._devices = [*self.devices, device]  # without those that were closed meanwhile
         return device
+
+    async def open_pool(self, specs: str | Iterable[str] = "auto", *, count: int | None = None, **options: Any) -> Pool:
+        """Open several devices at the same time, and return them as a pool.
+
+        Parameters
+        ----------
+        specs
+            ``"cuda"``: all GPUs that are visible; ``"auto"``: all devices of the best backend; or a
+            list of what :meth:`open_device` takes, in which a device may be named twice.
+        count
+            How many: the first ones of those that ``specs`` names. Where it names a single piece of
+            hardware, as ``"cpu"`` and ``"cuda:1"`` do, so many devices share it, each with a context
+            and memory of its own. ``None``: one for each piece.
+        **options
+            Of :meth:`open_device`, for all of them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an option is wrong, or ``specs`` names nothing.
+        BackendUnavailableError
+            If there are fewer devices than ``count``.
+        AccelError
+            As :meth:`open_device`; then none is open.
+
+        Notes
+        -----
+        Cancelling closes what was opened.
+        """
+        self._check_open("opens no more devices")
+        if count is not None:
+            check_count("count", count)
+        found = await self.run_blocking(find_specs, specs, count)
+        opening = [self.open_device(spec, **options) for spec in found]
+        opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))
+        # Which of several on one piece of hardware got which name is decided by threads.
+        places = sorted(zip(found, opened, strict=True), key=lambda pair: (found.index(pair[0]), len(pair[1].name), pair[1].name))
+        return Pool(self, [device for _, device in places], options)
 
     async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
         """Spawn the actor of a device, and return the device once its first context is ready.
@@ -327,6 +367,12 @@ class System(ActorSystem):
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
 
+    def _free_name(self, spec: str) -> str:
+        """Return the name of a new device: ``"cpu:0"``, or ``"cpu:0#2"`` where another has that."""
+        taken = {device.name for device in self.devices} | {core.name for core in self._opening}
+        numbered = (f"{spec}#{number}" for number in itertools.count(2))
+        return next(name for name in itertools.chain([spec], numbered) if name not in taken)
+
     def _choose_host(self, host_kind: str, core: DeviceCore) -> str:
         """Return where the contexts of a new device are made: what :meth:`_start_device` takes.
 
@@ -343,7 +389,7 @@ class System(ActorSystem):
         has_other_inline = False
         if getattr(core.backend, "shares_fate", False):
             inline = [(info.backend, info.index) for info in (device.info() for device in self.devices) if info.host == "inline"]
-            inline += [(other.description.backend, other.description.index) for other in self._opening]
+            inline += [(other.description.backend, other.description.index) for other, kind in self._opening.items() if kind != "process"]
             has_other_inline = any(backend == description.backend and index != description.index for backend, index in inline)
         return "process" if is_process_poisoned or has_other_inline else "auto"
 

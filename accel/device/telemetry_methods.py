@@ -44,6 +44,11 @@ class TelemetryMethods:
         self._core.refs.check_process()
         return None if self._hardware is None else self._hardware.latest()
 
+    @property
+    def pending(self) -> int:
+        """Calls that are awaited now: ops, batches and replays, and those that wait for a rebuild."""
+        return self._core.workload.pending
+
     @contextlib.asynccontextmanager
     async def profile(self, path: str | os.PathLike[str], *, limit: int = 100_000) -> AsyncIterator[None]:
         """Write a timeline of the device's work in the block: ``async with device.profile("trace.json")``.

@@ -60,9 +60,9 @@ class Captures:
 
 
 def captures_of(core: DeviceCore) -> Captures:
-    """Return the captures of a device: one object for all devices of this name in a system.
+    """Return the captures of a device: one object for all devices of its hardware in a system.
 
     Several opened devices, and several generations, may be one context of the driver.
     """
-    captures: Captures = core.shared.setdefault((Captures, core.name), Captures())
+    captures: Captures = core.shared.setdefault((Captures, core.description.spec), Captures())
     return captures

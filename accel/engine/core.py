@@ -126,6 +126,7 @@ class DeviceCore:
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.oom_retry = OomRetry()
         self.workload = Workload()
+        self.lifecycle.listeners.append(self.workload.wake)
         self.registrations: dict[str, Registration] = {}
         self.registration_listeners: list[Callable[[], object]] = []
         self.families: dict[str, OpFamily] = {}

@@ -232,6 +232,19 @@ class Host:
             await core.lifecycle.wait_changed()
         return False
 
+    async def wait_idle(self) -> None:
+        """Wait until no caller waits and nothing is in flight, or the device is lost or closed.
+
+        Ops in flight in a context that has faulted do not count: they never end.
+        """
+        # `workload.wait_changed` returns whenever an op, or a caller's wait, has ended.
+        core = self._core
+        while not core.lifecycle.is_final:
+            context = self.context
+            if not core.workload.pending and (context is None or context.fault is not None or not context.in_flight):
+                return
+            await core.workload.wait_changed()
+
     # -- reopening
 
     def reopen(self) -> asyncio.Future[AccelError | None]:

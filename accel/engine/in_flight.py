@@ -160,7 +160,7 @@ class ContextBase(ABC):
             submission.on_drained()
         if submission.observed is not None and not submission.outstanding and submission.is_settled:
             submission.end_observed(self.core.probes)
-        if self.core.is_closing:
+        if self.core.workload.changed is not None:
             self.core.workload.wake()
         if self._waiters:
             self.wake()
@@ -245,6 +245,7 @@ class ContextBase(ABC):
         # handled, would keep submissions alive, and with them their operands.
         self.fault = error.with_traceback(None)
         error.__context__ = None
+        error.device = self.core.name  # a backend does not know which of several on its hardware it is
         if self.core.probes.fault:
             self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
         self.core.durable.on_fault(self.unfinished_writes())

@@ -216,7 +216,7 @@ class Sender:
             if submission.timer is not None:
                 submission.timer.cancel()
             core.workload.pending -= 1
-            if core.is_closing:
+            if core.workload.changed is not None:
                 core.workload.wake()
             if (work := submission.observed) is not None and not (work.ended_at or submission.outstanding):
                 submission.end_observed(core.probes)

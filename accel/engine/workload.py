@@ -21,21 +21,28 @@ class Workload:
         Ops that have ended.
     device_seconds : float
         Device time that was measured.
+    changed : Future or None
+        What :meth:`wait_changed` waits for; ``None`` while nothing waits.
     """
 
-    __slots__ = ("_idle", "device_seconds", "in_hand", "pending", "retired")
+    __slots__ = ("changed", "device_seconds", "in_hand", "pending", "retired")
 
     def __init__(self) -> None:
         self.pending = self.in_hand = self.retired = 0
         self.device_seconds = 0.0
-        self._idle: asyncio.Future[None] | None = None
+        self.changed: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
         """Wake :meth:`wait_changed`, because something has ended."""
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        changed, self.changed = self.changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
 
     async def wait_changed(self) -> None:
-        """Wait until an op or a caller has ended; called by one task, while the device closes."""
-        self._idle = asyncio.get_running_loop().create_future()
-        await self._idle
+        """Wait until an op or a caller has ended, or the device's state has changed.
+
+        Any number of tasks may wait; cancelling one does not disturb the others.
+        """
+        if self.changed is None:
+            self.changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self.changed)

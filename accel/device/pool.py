@@ -1,0 +1,514 @@
+"""Several devices as one: which of them gets work, what happens when one is lost, and how they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+
+from accel._log import get_logger
+from accel.backend import KnowsPeers
+from accel.device.device import Device
+from accel.device.info import DeviceHealth
+from accel.engine.lifecycle import DeviceState
+from accel.engine.sender import Sender
+from accel.errors import (
+    AccelError,
+    ClosedError,
+    ContextPoisonedError,
+    DeadlineExceededError,
+    DeviceLostError,
+    InvalidArgumentError,
+    StaleRefError,
+)
+from accel.hints import NotEntered
+from accel.registry import load_backend
+from accel.values import check_choice, check_count, check_flag
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+
+    from accel.models import Model
+
+__all__ = ["Key", "Link", "Pool", "PoolHealth", "all_or_nothing", "rendezvous"]
+
+logger = get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Key: TypeAlias = str | bytes | int
+"""What work is for, such as a user or a session."""
+
+_MOST_FAULTS = 2
+"""Devices that may fault in one work: more of them are not given to what most likely faults all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHealth:
+    """Whether a pool serves. It is read from the states of its devices; nothing is sent.
+
+    Parameters
+    ----------
+    is_live
+        Whether enough devices serve, or will without intervention.
+    is_ready
+        Whether enough devices serve now.
+    ready
+        How many do.
+    devices
+        Name -> health, of all devices; those that are being drained do not count as ready.
+    """
+
+    is_live: bool
+    is_ready: bool
+    ready: int
+    devices: Mapping[str, DeviceHealth]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How arrays get from one device of a pool to another.
+
+    Parameters
+    ----------
+    source, target
+        The names of the devices.
+    way
+        ``"host"``: ``target.put(await source.get(ref))``. This release has no other.
+    peer
+        Whether the hardware of ``target`` can reach the memory of the source's; ``None`` where the
+        backend does not tell, or both are on one piece of hardware.
+    """
+
+    source: str
+    target: str
+    way: Literal["host"]
+    peer: bool | None
+
+
+class DeviceSystem(Protocol):
+    """What a pool needs of an :class:`accel.System`."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """See :attr:`accel.System.devices`."""
+
+    @property
+    def open_device(self) -> Callable[..., Awaitable[Device]]:
+        """See :meth:`accel.System.open_device`."""
+
+    async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """See :meth:`accel.System.run_blocking`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A device of a pool. ``with member`` counts a work of :meth:`Pool.run` that is on it."""
+
+    device: Device
+    runs: int = 0
+    chosen: int = 0  # the number of the choice that took it last
+    is_draining: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def __enter__(self) -> None:
+        self.runs += 1
+        self.idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.runs -= 1
+        if not self.runs:
+            self.idle.set()
+
+
+class Pool(Sequence[Device], NotEntered):
+    """Several opened devices; made by :meth:`accel.System.open_pool`.
+
+    A sequence of devices, also by name: ``pool[0]`` and ``pool["cuda:1"]``. Its system closes the
+    devices, or :meth:`aclose`. It brings no lost device back: see :meth:`accel.Device.reopen`.
+    """
+
+    def __init__(self, system: DeviceSystem, devices: Iterable[Device], options: Mapping[str, Any]) -> None:
+        self._system = system
+        self._members = [_Member(device) for device in devices]
+        self._options = options
+        self._choices = 0
+
+    def __repr__(self) -> str:
+        return f"<Pool {', '.join(f'{device.name} {device.state.value}' for device in self) or 'of no devices'}>"
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self[:])
+
+    @overload
+    def __getitem__(self, place: int | str) -> Device: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Device, ...]: ...
+    def __getitem__(self, place: int | str | slice) -> Device | tuple[Device, ...]:
+        """Return a device, by its place or its name; or those of a slice."""
+        if isinstance(place, str):
+            return self._member(place).device
+        if isinstance(place, slice):
+            return tuple(member.device for member in self._members[place])
+        return self._members[place].device
+
+    # -- work
+
+    def pick(self, key: Key | None = None) -> Device:
+        """Return a device that serves now. Never waits.
+
+        Parameters
+        ----------
+        key
+            What the work is for. Work of one key gets the same device as long as that serves, in
+            every process: when one of n devices goes, one of n keys gets another one. ``None``: the
+            device with the fewest calls that are awaited, in turn where these are equal.
+
+        Raises
+        ------
+        DeviceLostError
+            All devices are lost, or none is left.
+        ContextPoisonedError
+            None serves now; it says in which states they are. One will, without intervention.
+        ClosedError
+            All devices are closed.
+        """
+        member = self._choose(key, self._ready())
+        if member is None:
+            raise self._no_device_error()
+        return member.device
+
+    async def run(
+        self,
+        work: Callable[[Device], Awaitable[T]],
+        *,
+        key: Key | None = None,
+        idempotent: bool = False,
+        timeout: float | None = None,
+    ) -> T:
+        """Run work on a device, and on the next one if it is lost. Return what it returns.
+
+        Parameters
+        ----------
+        work
+            ``async def work(device)``. Arrays that it needs it puts on the device itself: refs
+            belong to one device.
+        key
+            As for :meth:`pick`.
+        idempotent
+            Whether the work may be done twice. Then it is run on the next device too if this one
+            faulted meanwhile, but not once two devices did, because it most likely faults them all.
+        timeout
+            Seconds for all attempts together, after which the work is cancelled.
+
+        Raises
+        ------
+        DeadlineExceededError
+            The timeout ran out.
+        DeviceLostError, ClosedError
+            As :meth:`pick`.
+        Exception
+            What the last attempt raised. There is one attempt on a device at most.
+
+        Notes
+        -----
+        Where no device serves now, it takes one that is being rebuilt; ops wait for that.
+        """
+        check_flag("idempotent", idempotent)
+        Sender.check_timeout(timeout)
+        if timeout is not None and timeout <= 0:
+            raise DeadlineExceededError("the work had no time to run")
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self._run(work, key, idempotent)
+        except TimeoutError as error:
+            if isinstance(error, AccelError) or not limit.expired():  # the work's own
+                raise
+            raise DeadlineExceededError(f"the work did not end in {timeout} s") from error
+
+    async def _run(self, work: Callable[[Device], Awaitable[T]], key: Key | None, idempotent: bool) -> T:
+        tried: set[_Member] = set()
+        faults = 0
+        following = self._next(key, tried)
+        if following is None:
+            raise self._no_device_error()
+        while True:
+            member, device = following, following.device
+            tried.add(member)
+            generation = device.generation
+            try:
+                with member:
+                    return await work(device)
+            except AccelError as error:
+                is_lost = isinstance(error, DeviceLostError)
+                if not is_lost:
+                    # A ref of before a fault within the work is a consequence of the fault.
+                    is_stale = isinstance(error, StaleRefError) and (
+                        device.generation != generation or device.state is not DeviceState.READY
+                    )
+                    faults += 1
+                    if not (idempotent and (error.is_fault or is_stale) and faults < _MOST_FAULTS):
+                        raise
+                following = self._next(key, tried)
+                if following is None:
+                    raise
+                logger.warning("pool_work_moved", device=device.name, generation=generation, to=following.device.name, error=error)
+
+    async def load_model(self, target: Any, *, on_progress: Callable[[str, int, int], object] | None = None, **options: Any) -> list[Model]:
+        """Load a model on all devices at the same time, and return the models in the devices' order.
+
+        Parameters
+        ----------
+        target, **options
+            As for :meth:`accel.Device.load_model`.
+        on_progress
+            As there; called with the sums over all devices.
+
+        Raises
+        ------
+        DeviceLostError
+            There is no device.
+        AccelError
+            What the first load that failed raised. The model is on no device then.
+        """
+        members = self._taking()
+        if not members:
+            raise self._no_device_error()
+        told: dict[tuple[str, str], tuple[int, int]] = {}
+        loads = []
+        for device in [member.device for member in members]:
+            progress = _summed(on_progress, told, device.name) if callable(on_progress) else on_progress
+            loads.append(device.load_model(target, on_progress=progress, **options))
+        return await all_or_nothing(loads, lambda model: model.aclose())
+
+    # -- devices that come and go
+
+    async def add(self, device: Device | str) -> Device:
+        """Let another device take work, and return it.
+
+        Parameters
+        ----------
+        device
+            One of the pool's system, which may have been drained here before; or what
+            :meth:`accel.System.open_device` takes, to open one with the pool's options.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is a device of another system, or in the pool.
+        AccelError
+            As :meth:`accel.System.open_device`.
+        """
+        if isinstance(device, str):
+            device = await self._system.open_device(device, **self._options)
+        elif not isinstance(device, Device) or device not in self._system.devices:
+            raise InvalidArgumentError(f"{device!r:.80} is no open device of the pool's system", remedy="Open it there, or give its name.")
+        elif device in self:
+            raise InvalidArgumentError(f"{device.name} is in the pool", remedy="Each device is there once.", device=device.name)
+        self._members.append(_Member(device))
+        logger.info("pool_device_added", device=device.name, generation=device.generation, devices=len(self))
+        return device
+
+    async def drain(self, device: Device | str | int, *, timeout: float | None = None) -> Device:
+        """Give no more work to a device, wait until it is idle, and let it leave the pool.
+
+        It stays open, and :meth:`add` takes it back.
+
+        Parameters
+        ----------
+        device
+            The device, its name or its place.
+        timeout
+            Seconds of waiting; ``None`` waits as long as it takes.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not in the pool, or is being drained.
+        DeadlineExceededError
+            It is not idle in time. It takes work as before, and so it does if this is cancelled.
+
+        Notes
+        -----
+        Idle is a device when what :meth:`run` has given to it has ended, and nothing is awaited or
+        in flight on it. Who has it from :meth:`pick` may still use it; a service that has a model
+        on it is told by a drain of its own.
+        """
+        member = self._member(device)
+        Sender.check_timeout(timeout)
+        if member.is_draining:
+            raise InvalidArgumentError(f"{member.device.name} is being drained", remedy="Wait for that.", device=member.device.name)
+        member.is_draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await member.idle.wait()
+                await member.device.wait_idle()
+        except TimeoutError as error:
+            raise DeadlineExceededError(f"{member.device.name} was not idle in {timeout} s", device=member.device.name) from error
+        else:
+            self._members.remove(member)
+        finally:
+            member.is_draining = False
+        logger.info("pool_device_drained", device=member.device.name, generation=member.device.generation, devices=len(self))
+        return member.device
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close all devices at the same time; see :meth:`accel.Device.aclose`."""
+        await asyncio.gather(*(device.aclose(timeout=timeout) for device in self))
+
+    # -- state
+
+    def health(self, ready: Literal["any", "all"] | int = "any") -> PoolHealth:
+        """Return whether enough devices serve. Never waits, and sends nothing to them.
+
+        Parameters
+        ----------
+        ready
+            How many are enough: one of them, ``"all"`` that are not being drained, or a number.
+
+        Raises
+        ------
+        InvalidArgumentError
+            ``ready`` is none of these.
+        """
+        taking = {member.device for member in self._taking()}
+        devices = {device.name: device.health() for device in self}
+        if isinstance(ready, str):
+            check_choice("ready", ready, "any", "all")
+            needed = len(taking) if ready == "all" else 1
+        else:
+            needed = check_count("ready", ready, remedy="Use 'any', 'all' or a number of devices.")
+        found = [devices[device.name] for device in taking]
+        serving = sum(health.is_ready for health in found)
+        live = sum(health.is_live for health in found)
+        return PoolHealth(live >= max(needed, 1), serving >= max(needed, 1), serving, devices)
+
+    async def links(self) -> tuple[Link, ...]:
+        """Return how arrays get from each device to each other one."""
+        infos = [device.info() for device in self]
+        return await self._system.run_blocking(_links, [(info.name, info.backend, info.index) for info in infos])
+
+    # -- the choice
+
+    def _taking(self) -> list[_Member]:
+        """Return the members that take work, if they serve."""
+        return [member for member in self._members if not member.is_draining]
+
+    def _ready(self) -> list[_Member]:
+        return [member for member in self._taking() if member.device.health().is_ready]
+
+    def _next(self, key: Key | None, tried: set[_Member]) -> _Member | None:
+        """Return the next member for a work: one that serves, else one that will."""
+        left = [member for member in self._ready() if member not in tried]
+        left = left or [member for member in self._taking() if member not in tried and member.device.health().is_live]
+        return self._choose(key, left)
+
+    def _choose(self, key: Key | None, members: Sequence[_Member]) -> _Member | None:
+        """Return the member that gets work of this key, if there is one."""
+        if key is not None:
+            named = {member.device.name: member for member in members}
+            order = rendezvous(key, named)
+            return named[order[0]] if order else None
+        chosen = min(members, key=lambda member: (member.device.pending + member.runs, member.chosen), default=None)
+        if chosen is not None:
+            self._choices += 1
+            chosen.chosen = self._choices
+        return chosen
+
+    def _member(self, device: Device | str | int) -> _Member:
+        if isinstance(device, int):
+            return self._members[device]
+        for member in self._members:
+            if device in (member.device, member.device.name):
+                return member
+        names = ", ".join(known.name for known in self)
+        raise InvalidArgumentError(f"{device!r:.80} is not in the pool", remedy=f"It has {names or 'no devices'}.")
+
+    def _no_device_error(self) -> AccelError:
+        """Return an error that says why no device takes work."""
+        states = [member.device.state for member in self._members]
+        if states and all(state is DeviceState.CLOSED for state in states):
+            return ClosedError("all devices of the pool are closed")
+        said = [f"{member.device.name} {'draining' if member.is_draining else member.device.health().reason}" for member in self._members]
+        what = f"no device of the pool serves: {', '.join(said) or 'there is none'}"
+        if any(member.device.health().is_live for member in self._members):
+            return ContextPoisonedError(what, executed="no", remedy="Send it again once one is ready.")
+        return DeviceLostError(what, remedy="Call `await device.reopen()` on one, or `await pool.add(...)` another.")
+
+
+def rendezvous(key: Key, names: Iterable[str]) -> list[str]:
+    """Return names in the order in which they get what belongs to a key, the same in every process.
+
+    When one of n names goes, one of n keys gets another first name, and the others keep theirs.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The key is no text, bytes or int.
+    """
+    if isinstance(key, bool) or not isinstance(key, (str, bytes, int)):
+        raise InvalidArgumentError(f"key is {key!r:.80}", remedy="Give text, bytes or an int.")
+    data = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
+    return sorted(names, key=lambda name: blake2b(name.encode() + b"\0" + data, digest_size=8).digest(), reverse=True)
+
+
+async def all_or_nothing(calls: Iterable[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> list[T]:
+    """Await calls at the same time. If one raises, or this is cancelled, undo those that succeeded.
+
+    The error is the first one, when all others have ended and are undone.
+    """
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await _end(tasks, undo)
+        raise
+    finally:
+        del tasks  # the error's traceback keeps this frame, and theirs what they had loaded
+
+
+async def _end(tasks: Sequence[asyncio.Task[T]], undo: Callable[[T], Awaitable[object]]) -> None:
+    """Cancel tasks, and undo those that succeeded."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await asyncio.gather(*(undo(task.result()) for task in tasks if not task.cancelled() and task.exception() is None))
+
+
+def _summed(
+    on_progress: Callable[[str, int, int], object], told: dict[tuple[str, str], tuple[int, int]], device: str
+) -> Callable[[str, int, int], object]:
+    """Return the ``on_progress`` of one device, which tells the sums of what all have ``told``."""
+
+    def progress(stage: str, done: int, total: int) -> object:
+        told[stage, device] = done, total
+        done, total = map(sum, zip(*(counts for (of, _), counts in told.items() if of == stage), strict=True))
+        return on_progress(stage, done, total)
+
+    return progress
+
+
+def _links(devices: Sequence[tuple[str, str, int]]) -> tuple[Link, ...]:
+    """Return the links between devices, given the name, backend and index of each. May block."""
+    backends = {backend: load_backend(backend) for _, backend, _ in devices}
+
+    def is_peer(backend: str, index: int, other: str, other_index: int) -> bool | None:
+        found = backends[backend]
+        if backend != other or index == other_index or not isinstance(found, KnowsPeers):
+            return None
+        return found.can_access_peer(index, other_index)
+
+    return tuple(
+        Link(source, target, "host", is_peer(backend, index, other, other_index))
+        for source, other, other_index in devices
+        for target, backend, index in devices
+        if source != target
+    )
