@@ -59,7 +59,7 @@ QUICK = tuple(
         "ops/test_view",
         "ops/test_vocabulary",
         "patterns/test_batcher",
-        "patterns/test_isolation.py",
+        "patterns/test_quarantine.py",
         "remote/test_error_codec",
         "remote/test_op_codec",
         "storage/test_buffers",

@@ -39,7 +39,7 @@ __all__ = ["ROOMS", "main"]
 ROOT = Path(__file__).resolve().parents[1]
 
 _BATCHER = ("tests/patterns/test_batcher*.py",)
-_SEARCH = ("tests/patterns/test_isolation.py", "tests/patterns/test_poison_memory.py", "tests/patterns/test_isolation_properties.py")
+_SEARCH = ("tests/patterns/test_quarantine.py", "tests/patterns/test_poison_memory.py", "tests/patterns/test_quarantine_properties.py")
 _DISPATCHER = (
     "tests/engine/test_lane.py",
     "tests/engine/test_order.py",
@@ -100,7 +100,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "patterns": {
-        "accel/patterns/[!ipqs]*.py": (*_BATCHER, "tests/patterns/test_isolation.py"),
+        "accel/patterns/[!ipqs]*.py": (*_BATCHER, "tests/patterns/test_quarantine.py"),
         "accel/patterns/serving.py": ("tests/models/test_model.py",),
         "accel/patterns/[ipq]*.py": _SEARCH,
     },

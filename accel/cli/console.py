@@ -174,7 +174,7 @@ class LoadingProgress:
 
     @property
     def _title(self) -> str:
-        return f"loading {self._what}" if self._stage == "weights" else f"warming {self._what} up"
+        return f"loading {self._what}" if self._stage == "weights" else f"warming up {self._what}"
 
     def _begin(self, stage: str, total: int) -> None:
         if self._bar is not None:

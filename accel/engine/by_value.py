@@ -41,7 +41,8 @@ def by_value(value: object) -> bytes:
     except ImportError:
         raise UnsupportedError(
             "what is in __main__ is not found in another process",
-            remedy="Define it in a module that can be imported, or send it by value: pip install '.[notebook]', in a checkout.",
+            remedy="Define it in a module that can be imported, load a model of a script by its name, 'script:Model', behind a main guard, "
+            "or send it by value: pip install '.[notebook]', in a checkout.",
         ) from None
     data: Any = cloudpickle.dumps(value)
     return bytes(data)

@@ -12,7 +12,7 @@ from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
 from accel.libraries.kernel_library import Operand
 from accel.ops.base import FamilyOp, Plan, Spec, operand
-from accel.ops.user_plans import with_dtypes
+from accel.ops.user_plans import are_specs, with_dtypes
 from accel.ref import AccelRef
 from accel.values import check_flag
 
@@ -77,7 +77,14 @@ class FunctionOp(FamilyOp[Any]):
             raise InvalidArgumentError(
                 f"{self.kind} writes {self.results} result(s), and makes= gives {len(creates)}", remedy="Give one Spec for each."
             )
-        return with_dtypes(Plan(reads, (), creates))
+        plan = with_dtypes(Plan(reads, (), creates))
+        if not are_specs(plan.creates):
+            raise InvalidArgumentError(
+                f"makes= of {self.kind} gives {plan.creates!r:.200}",
+                op=self.kind,
+                remedy="Give a Spec for each result: Spec(shape, dtype), whose shape is a tuple of integers.",
+            )
+        return plan
 
     @classmethod
     def on(cls, backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

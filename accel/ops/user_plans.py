@@ -9,7 +9,7 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Spec, Status
 from accel.ref import AccelRef
 
-__all__ = ["check_plan", "with_dtypes"]
+__all__ = ["are_specs", "check_plan", "with_dtypes"]
 
 
 def check_plan(op: KernelOp, plan: object) -> Plan:
@@ -26,10 +26,10 @@ def check_plan(op: KernelOp, plan: object) -> Plan:
         wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
     elif not _are_refs(plan.reads + plan.writes):
         wrong = "names reads and writes that are not refs"
-    elif not (_are_specs(plan.creates) or _are_specs((plan := with_dtypes(plan)).creates)):
+    elif not (are_specs(plan.creates) or are_specs((plan := with_dtypes(plan)).creates)):
         wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
     elif plan.status is not None and not (
-        isinstance(plan.status, Status) and _are_specs((plan.status.spec,)) and callable(plan.status.check)
+        isinstance(plan.status, Status) and are_specs((plan.status.spec,)) and callable(plan.status.check)
     ):
         wrong = f"names a status that is no Status of a Spec and a function: {plan.status!r:.200}"
     else:
@@ -56,7 +56,8 @@ def _are_refs(refs: tuple[object, ...]) -> bool:
     return True
 
 
-def _are_specs(specs: tuple[object, ...]) -> bool:
+def are_specs(specs: tuple[object, ...]) -> bool:
+    """Return whether each is a :class:`Spec` of a shape and a :class:`DType`."""
     for spec in specs:
         if not (isinstance(spec, Spec) and isinstance(spec.shape, tuple) and isinstance(spec.dtype, DType)):
             return False

@@ -259,7 +259,7 @@ async def test_what_a_function_of_the_device_returns_is_served(
             assert set((await answer.json())["paths"]) == {f"/{target}", f"/{target}/list"}
     told = capsys.readouterr().err
     assert ("loading model: 0.0 of 0.0 MiB" in told) is (target == "model")
-    assert ("warming model up: 2 of 2 buckets" in told) is (target == "model")
+    assert ("warming up model: 2 of 2 buckets" in told) is (target == "model")
 
 
 async def test_the_model_of_a_file_is_served(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,9 +464,9 @@ def test_the_loading_of_weights_is_shown(out: type[io.StringIO]) -> None:
     assert ("200.0 of 200.0 MiB" if out is io.StringIO else "200.0/200.0 MiB") in text
     if out is io.StringIO:
         assert text.count("\n") == 11 + 4, "a line a tenth, and one for each bucket"
-        assert "warming embed up: 2 of 3 buckets" in text
+        assert "warming up embed: 2 of 3 buckets" in text
     else:
-        assert "warming embed up" in text
+        assert "warming up embed" in text
         assert "3/3" in text
 
 

@@ -100,4 +100,5 @@ def test_without_cloudpickle_it_is_refused_in_a_line_that_says_what_to_install(t
     for line, name in zip(lines, ("op=scaled", "library 'own'", "library 'model"), strict=True):
         assert name in line
         assert "what is in __main__ is not found in another process" in line
+        assert "'script:Model', behind a main guard" in line
         assert "pip install '.[notebook]'" in line

@@ -71,7 +71,7 @@ async def test_queued_ops_with_live_operands_run_in_the_next_generation() -> Non
         assert device.generation == 2
 
 
-async def test_new_ops_wait_while_rebuilding_unless_they_use_refs_that_are_gone() -> None:
+async def test_new_ops_wait_while_rebuilding() -> None:
     plan = FaultPlan().poison_at(2)
     async with opened(plan) as device:
         a = await device.zeros(3)
@@ -80,14 +80,8 @@ async def test_new_ops_wait_while_rebuilding_unless_they_use_refs_that_are_gone(
         assert not device.health().is_ready
         assert device.health().is_live
         assert "fault plan" in device.health().reason
-        assert a.is_stale
-        for call in (device.get(a), device.elementwise.unary("neg", a), device.free(a), device.put(np.zeros(3, "f4"), out=a)):
-            error = await failure(call, accel.StaleRefError)
-            assert error.reason == "generation"
-        assert device.state is accel.DeviceState.REBUILDING, "stale refs fail at once"
         np.testing.assert_array_equal(await device.get(await device.full(2, 1.0)), np.ones(2))
         assert device.generation == 2
-        assert (await failure(device.get(a), accel.StaleRefError)).generation == 2
 
 
 async def test_many_tasks_go_on_through_a_fault() -> None:

@@ -1,4 +1,4 @@
-"""Model and program in one file without a main guard: what imports the file for the model says what to write, and runs the program no second time."""
+"""Model and program in one file: with a main guard it works; without, what imports the file for the model says what to write, and runs the program once."""
 
 from __future__ import annotations
 
@@ -37,18 +37,28 @@ async def main():
     async with accel.System() as system:
         device = await system.open_device("cpu", **json.loads(os.environ["HOSTING"]))
         try:
-            await device.load_model("program:Twice", weights={}, inputs={"x": accel.TensorSpec(("batch", 4), "float32")}, buckets={"batch": (1,)})
+            model = await device.load_model("program:Twice", weights={}, inputs={"x": accel.TensorSpec(("batch", 4), "float32")}, buckets={"batch": (1,)})
+            print((await model.numpy(np.full((1, 4), 3, "f4")))["y"].tolist())
         except accel.AccelError as error:
             print(type(error).__name__, error)
 
 """
 
 
+def run(text: str, hosting: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOSTING": json.dumps(hosting)}
+    return subprocess.run([sys.executable, "program.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_program_with_a_guard_loads_a_model_of_its_own_by_name(tmp_path: Path) -> None:
+    done = run(f"{PROGRAM}{GUARD}\n    asyncio.run(main())\n", {"host": "process"}, tmp_path)
+    assert (done.stdout, done.returncode) == ("[[6.0, 6.0, 6.0, 6.0]]\n", 0), done
+
+
 @pytest.mark.parametrize("hosting", [{"host": "process"}, {"host": "auto", "standby": "model"}], ids=["process", "inline"])
 def test_program_that_a_model_is_imported_from_is_not_run_again(hosting: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM + "asyncio.run(main())\n")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOSTING": json.dumps(hosting)}
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = run(PROGRAM + "asyncio.run(main())\n", hosting, tmp_path)
     assert done.stdout.startswith("UnsupportedError a device is opened while accel imports module program"), done
     assert str(tmp_path / "program.py") in done.stdout
     assert GUARD in done.stdout

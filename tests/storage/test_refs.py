@@ -67,7 +67,19 @@ async def test_token_of_a_freed_ref_or_of_another_device_is_refused(device: acce
             pickle.dumps(ref)
 
 
-async def test_token_is_stale_after_a_rebuild() -> None:
+async def test_a_ref_of_an_old_generation_is_refused_at_once() -> None:
+    async with opened(FaultPlan().poison_at(2)) as device:
+        a = await device.zeros(3)
+        await failure(device.elementwise.unary("neg", a), accel.ContextPoisonedError)
+        assert a.is_stale
+        for call in (device.get(a), device.elementwise.unary("neg", a), device.free(a), device.put(np.zeros(3, "f4"), out=a)):
+            assert (await failure(call, accel.StaleRefError)).reason == "generation"
+        assert device.state is accel.DeviceState.REBUILDING, "it does not wait for the next generation"
+        await generation(device, 2)
+        assert (await failure(device.get(a), accel.StaleRefError)).generation == 2
+
+
+async def test_a_token_of_an_old_generation_is_refused() -> None:
     async with opened(FaultPlan().poison_at(2)) as device:
         ref = await device.zeros(2)
         token = ref.token()

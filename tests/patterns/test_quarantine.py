@@ -1,6 +1,6 @@
 """Quarantine, on devices without processes: which item is blamed, what becomes of the others, and what is remembered.
 
-Real deaths are in ``test_isolation_deaths.py``; any mixture of items is in ``test_isolation_properties.py``.
+Real deaths are in ``test_quarantine_deaths.py``; any mixture of items is in ``test_quarantine_properties.py``.
 """
 
 from __future__ import annotations
