@@ -102,6 +102,11 @@ METRICS = (
     MetricSpec("accel_batches_in_flight", "gauge", _SERVICE, "Batches that run."),
     MetricSpec("accel_batch_items", "histogram", _SERVICE, "Items in a batch.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
     MetricSpec("accel_batch_device_seconds", "counter", _SERVICE, "Device time of batches."),
+    MetricSpec("accel_replica_batches", "counter", _SERVICE, "Batches that a device has taken from the queue of a service."),
+    MetricSpec("accel_replica_items", "counter", _SERVICE, "Items in them."),
+    MetricSpec("accel_replica_device_seconds", "counter", _SERVICE, "Device time of them."),
+    MetricSpec("accel_replica_batches_in_flight", "gauge", _SERVICE, "Batches that a device runs for a service."),
+    MetricSpec("accel_replica_draining", "gauge", _SERVICE, "1 while a device takes no more batches, because it is drained."),
     MetricSpec("accel_model_version", "gauge", _SERVICE, "Number of the weights that serve, from 1."),
     MetricSpec(
         "accel_model_forwards",
@@ -384,10 +389,11 @@ class Metrics(Probe):
             add("accel_ops", key, count)
         for key, count in sorted(self._faults.items()):
             add("accel_device_faults", key, count)
-        device = self._device()
-        if device is not None:
-            _read_device(add, device)
-            _read_hardware(add, device)
+        replicas = [device for shown in self._shown.values() for device in getattr(shown.batcher, "devices", ())]
+        for device in dict.fromkeys((self._device(), *replicas)):
+            if device is not None:
+                _read_device(add, device)
+                _read_hardware(add, device)
         yield from [family for family in families.values() if family.samples]
 
 
@@ -403,15 +409,21 @@ def _read_service(add: Callable[[str, tuple[str, ...], float], None], labels: tu
         add("accel_requests", (*labels, outcome), getattr(statistics, outcome))
     for name, field in _READ.items():
         add(name, labels, getattr(statistics, field))
-    model = getattr(batcher, "model", None)
-    if model is None:
-        return
-    add("accel_model_graph_replays", labels, model.replays)
-    with contextlib.suppress(ClosedError):  # the model, and its weights with it
-        add("accel_model_version", labels, model.version)
-    for lengths, count in model.forwards.items():
-        bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
-        add("accel_model_forwards", (*labels, bucket), count)
+    for replica in statistics.replicas:
+        own = replica.device or labels[0], labels[1]
+        add("accel_replica_batches", own, replica.batches)
+        add("accel_replica_items", own, replica.items)
+        add("accel_replica_device_seconds", own, replica.device_seconds)
+        add("accel_replica_batches_in_flight", own, replica.in_flight)
+        add("accel_replica_draining", own, replica.is_draining)
+    for model in getattr(batcher, "models", ()):
+        own = model.device.name, labels[1]
+        add("accel_model_graph_replays", own, model.replays)
+        with contextlib.suppress(ClosedError):  # the model, and its weights with it
+            add("accel_model_version", own, model.version)
+        for lengths, count in model.forwards.items():
+            bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
+            add("accel_model_forwards", (*own, bucket), count)
 
 
 def _read_device(add: Callable[[str, tuple[str, ...], float], None], device: Device) -> None:

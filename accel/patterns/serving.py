@@ -122,6 +122,11 @@ class ModelService(DynamicBatcher[Any, Any]):
         """The models that answer, one a device."""
         return tuple([replica.model for replica in self._replicas])
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that take batches."""
+        return tuple([replica.model.device for replica in self._replicas])
+
     async def add(self, model: Model) -> None:
         """Have a model on another device answer too.
 

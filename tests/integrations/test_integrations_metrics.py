@@ -397,3 +397,20 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install '.[metrics]'" in done.stdout
+
+
+async def test_each_device_of_a_service_has_rows_of_its_own(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        devices = [await system.open_device("cpu") for _ in range(2)]
+        inputs = {"x": accel.TensorSpec(("batch", 5), "float32")}
+        models = [await device.load_model("tests.model_support:Affine", weights=affine(rng), inputs=inputs) for device in devices]
+        metrics = Metrics(lambda: devices[0])
+        async with accel.serve(models, max_items=1) as service:
+            metrics.add("m", service)
+            await asyncio.gather(*[service.submit(rng.standard_normal(5, np.float32)) for _ in range(20)])
+            scrape, replicas = Scrape(metrics.render()[0]), service.statistics().replicas
+        assert sum(replica.batches for replica in replicas) == 20
+        for replica in replicas:
+            assert scrape("accel_replica_batches_total", device=replica.device, model="m") == replica.batches > 0
+            assert scrape("accel_model_version", device=replica.device, model="m") == 1
+            assert scrape("accel_device_ready", device=replica.device) == 1
