@@ -70,17 +70,17 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
     _not_data: ClassVar[str] = "In a FastAPI handler write `device: DeviceDependency`, from accel.integrations.fastapi."
 
     def __init__(self, core: DeviceCore, sender: Sender, host: Host, actor: Any, open_quarantine: Callable[[], Awaitable[Device]]) -> None:
-        self._core = core
-        self._sender = sender
-        self._host = host
+        self._core = core  # the state over all generations
+        self._sender = sender  # checks ops, and sends them to the actor
+        self._host = host  # has the present context
         self._actor = actor
         self._open_quarantine = open_quarantine
         self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse, "device")
         self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}  # namespace -> its ops
-        self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # name -> not built in
+        self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # by name, those not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
-        self._hardware = monitor_of(core)
+        self._hardware = monitor_of(core)  # None if the backend cannot read it
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None  # of the first aclose(), done at its end
@@ -221,7 +221,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             await context.open(name)
         except BaseException:
             context = self._host.context
-            # Not if the library was opened before the cancellation, or unregistered meanwhile.
+            # Forget it, unless it was opened before the cancellation, or unregistered meanwhile.
             if core.registrations.get(name) is registration and (context is None or name not in context.registered):
                 core.withdraw_registration(name)
             raise

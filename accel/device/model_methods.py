@@ -150,9 +150,10 @@ class ModelMethods:
         Notes
         -----
         All callers during a load wait for that load; cancelling one of them, or all, does not end
-        it. It begins once the device is READY. A load that a rebuild came between begins anew, but
-        if an op of its own was on the device at the fault. Nothing is loaded before the first call.
-        Refs are looked for in mappings, lists, tuples, sets and dataclasses.
+        it. It begins once the device is READY. A load that is interrupted by a rebuild begins anew,
+        unless one of its ops was on the device at the fault: its error is raised then. Nothing is
+        loaded before the first call. Refs are looked for in mappings, lists, tuples, sets and
+        dataclasses.
         """
         result: T = await self._residents.get(name, loader, durable=durable)
         return result

@@ -24,16 +24,16 @@ no context comes up."""
 def set_quarantine_options(core: DeviceCore) -> None:
     """Set the options of a quarantine: no planned faults, waiting for room, and its own budget.
 
-    Faults are expected there. So a fault spends no budget, and only a context that fails to come up
-    several times in a row ends it.
+    Faults are expected there. So the budget has room for any number of them, and only contexts that
+    fail to come up several times in a row end the quarantine. Replaces ``core.options``.
     """
     failures, seen_generation = 0, 0
 
     def decide(error: BaseException) -> Directive:
         """Restart, unless the hardware is lost or several contexts in a row failed to come up.
 
-        The supervisor calls it once for each fault, which is counted here; a generation that has
-        begun sets the count back.
+        The supervisor calls it once for each fault or failed start. Each is counted here, and the
+        count starts again once a generation has begun.
         """
         nonlocal failures, seen_generation
         if isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE:

@@ -59,7 +59,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._timeout = timeout
         self._families = families
         self._ops = OpList(core, sender.check, 0)
-        self._state = "new"
+        self._state = "new"  # then "recording" inside the block, and "ended" for good
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
         """See :meth:`BuiltInFamilies.family`."""

@@ -95,7 +95,7 @@ class System(ActorSystem):
         super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
         self.probes = Probes()
         self._devices: list[Device] = []
-        self._quarantines: list[Device] = []
+        self._quarantines: list[Device] = []  # those that may not be closed yet
         self._opening: dict[DeviceCore, str] = {}  # without a first context yet -> where it is made
         self._opened = 0  # devices so far, which numbers their actors
         # Shared by the devices of this system, such as the completion poller.

@@ -77,12 +77,12 @@ class ChildProcess:
         self.pid = spawned.pid
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
-        self._killed_at: float | None = None
-        self._status_timeout: asyncio.TimerHandle | None = None
-        self._spawned = spawned
+        self._killed_at: float | None = None  # the loop's time of the first kill()
+        self._status_timeout: asyncio.TimerHandle | None = None  # ends the wait for a fork's status
+        self._spawned = spawned  # its descriptors are closed by this object
         self._output = b""
         self._on_exit = on_exit
-        self._ended = asyncio.Event()
+        self._ended = asyncio.Event()  # set after on_exit was called
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(spawned.stderr, self._read_output)
         try:

@@ -250,7 +250,7 @@ class ForkserverSlot:
     def __init__(self) -> None:
         self.client: ForkserverClient | None = None
         self.listeners: list[Callable[[], object]] = []
-        self._settled = asyncio.Event()
+        self._settled = asyncio.Event()  # cleared while a forkserver starts or imports
         self._settled.set()
 
     @property

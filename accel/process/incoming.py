@@ -57,8 +57,8 @@ class Incoming:
         self._sock = sock
         self._max_message = max_message
         self._close_fds = close_fds
-        self._partial = bytearray()
-        self._descriptors: deque[int] = deque()
+        self._partial = bytearray()  # of a message whose end has not come
+        self._descriptors: deque[int] = deque()  # that came, and are in no message yet
 
     def read(self, size: int) -> int:
         """Read once, up to ``size`` bytes, and add what is complete to :attr:`messages`.

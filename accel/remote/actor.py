@@ -74,7 +74,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         self._core = core
         self._owner = owner
         self._children = children
-        self._context: RemoteContext | None = None
+        self._context: RemoteContext | None = None  # of this generation, with its child
         self._link: Link | None = None
         # Of the attempt in progress: done when the child is ready, has refused, or has ended.
         self._ready_future: _ReadyFuture | None = None

@@ -64,7 +64,10 @@ class _ReportedSubmission:
         self.release_operands()
 
     def reject(self, error: AccelError) -> None:
-        """Report the failure, or leave that to :meth:`on_drained` while ops are in a stream."""
+        """Report the failure; while ops are in a stream, leave that to :meth:`on_drained`.
+
+        A fault is not left: no op ends after it.
+        """
         if not self.future.done():
             self.future.cancel()
             self._failed = error  # type: ignore[misc]  # as above
@@ -153,9 +156,9 @@ class Answers:
         self._has_faulted = has_faulted
         self._is_idle = is_idle
         self._on_broken = on_broken
-        self._succeeded: list[int] = []
-        self._times: list[bytes] = []
-        self._sent_memory = (0, 0)
+        self._succeeded: list[int] = []  # numbers for the next DONE message
+        self._times: list[bytes] = []  # entries of the next TIMES message
+        self._sent_memory = (0, 0)  # what the last MEMORY message said
 
     def begin_generation(self) -> None:
         """Send the pending answers, and forget which memory was reported: a generation begins.

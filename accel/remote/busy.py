@@ -31,7 +31,7 @@ class Busy:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._count = 0
+        self._count = 0  # sections that have not ended
 
     def __enter__(self) -> None:
         self._count += 1

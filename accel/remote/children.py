@@ -71,7 +71,7 @@ class Children:
 
     @property
     def is_spare_ready(self) -> bool | None:
-        """Whether a spare is ready; ``None`` while none is, but one may become so."""
+        """Whether a spare is ready: ``None`` while one may become so, ``False`` if none will."""
         states = {spare.state for spare in self.spares}
         if "ready" in states:
             return True

@@ -19,7 +19,7 @@ __all__ = ["layout_of", "packed_layout"]
 
 
 def packed_layout(device: AccelDevice, name: str, data: bytes) -> bytes:
-    """Compile a pickled kernel, and return its layout for :func:`layout_of`. May block.
+    """Compile and load a pickled kernel, and return its layout for :func:`layout_of`. May block.
 
     Raises
     ------

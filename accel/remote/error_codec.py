@@ -110,9 +110,9 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def _truncate(text: str, limit: int) -> str:
-    """Return a text of at most ``limit`` characters. One that was cut once is not cut again."""
+    """Return a text of at most ``limit`` characters, with a note of how many were cut."""
     if len(text) <= limit:
-        return str(text)
+        return str(text)  # of a subclass, too
     end = f"\n... ({len(text) - limit} more characters)"
     return text[: limit - len(end)] + end
 

@@ -41,8 +41,8 @@ class HelperProcessActor(Actor[None, None]):
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
-        self._retry_timer: asyncio.TimerHandle | None = None
-        self._request_check: Callable[[], None] = lambda: None
+        self._retry_timer: asyncio.TimerHandle | None = None  # during the pause after a failure
+        self._request_check: Callable[[], None] = lambda: None  # set by started()
 
     @abstractmethod
     async def _ensure_process(self) -> None:

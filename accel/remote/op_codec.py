@@ -54,7 +54,7 @@ class OpWriter:
 
     def __init__(self, announce: Callable[[int, object], None]) -> None:
         self._announce = announce
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}  # of announced objects, by what identifies them
         # Members of enumerations, by id(): not all can be hashed.
         self._numbered_members: dict[int, tuple[int, object]] = {}
         # Class -> its number, and the function that returns the values of an op's fields.
@@ -160,8 +160,8 @@ class OpReader:
         self._ref_of = ref_of
         self._array_of = array_of
         self._programs = programs
-        self._named: dict[int, Any] = {}
-        self._fields: dict[int, tuple[str, ...]] = {}
+        self._named: dict[int, Any] = {}  # announced objects, by number
+        self._fields: dict[int, tuple[str, ...]] = {}  # number of a class -> names of its fields
 
     def define(self, number: int, value: object) -> None:
         """Store an object that ops name by a number.

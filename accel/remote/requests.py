@@ -305,9 +305,10 @@ class RequestContext(ContextBase):
         self.on_dispatched(submission, count, count)
 
     def take_fault_action(self, kind: str) -> bytes | str | None:
-        """Count an op in the fault plan, and return the child's part of its action, or ``None``.
+        """Count an op in the fault plan, and return what the child is to do to it.
 
-        If the plan kills the child here, it is killed at once.
+        ``None``: nothing, or there is no plan. If the plan kills the child here, it is killed at
+        once.
         """
         return None if self._faults is None else begin_action(self._faults.take(kind), self._link, self.core.loop)
 

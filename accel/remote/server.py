@@ -101,12 +101,12 @@ class Server:
         self._config = config
         self._system = system
         self._refs: dict[int, AccelRef] = {}  # of live buffers, by the parent's numbers
-        self._programs: dict[int, Program] = {}
-        self._compiling: set[asyncio.Task[None]] = set()
+        self._programs: dict[int, Program] = {}  # graphs, by the buffers that stand for them
+        self._compiling: set[asyncio.Task[None]] = set()  # keeps the tasks alive
         self._injected_faults = InjectedFaults()
         self._durable_reporter = DurableReporter(channel)
-        self._hangs_released = threading.Event()
-        self._has_begun = False
+        self._hangs_released = threading.Event()  # ends injected hangs
+        self._has_begun = False  # whether BEGIN has come
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
         self._op_reader = OpReader(self._ref, self._blocks.array, self._programs)

@@ -200,7 +200,7 @@ class StandbyActor(HelperProcessActor):
     async def stopped(self, context: ActorContext) -> None:
         """Remove the place, and end the spare."""
         self._children.spares.remove(self)
-        self._core.lifecycle.wake()
+        self._core.lifecycle.wake()  # what waits for a spare to be ready
         await super().stopped(context)
 
     async def _end_process(self) -> None:

@@ -114,9 +114,9 @@ class ArrayTransfers:
         """Choose the ops of the next message of a batch; return the index after the last of them.
 
         Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that the
-        caller can free it if this raises. The array of a put is copied there. The first op may move
-        its array in chunks here, or its caller may go: then this returns ``start``, no message is
-        left to send, and the next call goes on behind an op that has moved.
+        caller can free it if this raises. The array of a put is copied there. If the array of the
+        first op moves in chunks here, or the caller goes, this returns ``start``: there is no
+        message to send. ``submission.dispatched`` then counts an op that has moved.
         """
         copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
@@ -179,7 +179,7 @@ class ArrayTransfers:
         """
         context, core = self._context, self._context.core
         waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
-        core.workload.in_hand += 0 if is_begun else 1  # it counts as waiting until the transfer begins
+        core.workload.in_hand += 0 if is_begun else 1  # a transfer counts as queued until it begins
         # Wait for room, for the end of the context, or for the caller to give up.
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._context_over]

@@ -101,7 +101,7 @@ class Watchdog:
         """
         self.is_heard = False
         self._step = _Step(seconds, then, self._clock.seconds)
-        self._period = min(self._period, seconds / 4)
+        self._period = min(self._period, seconds / 4)  # also for the ticks after the step
 
     def end_step(self) -> None:
         """End the step: the child must answer pings from here on."""

@@ -307,7 +307,7 @@ class Buffers:
     def close_idle_slabs(self) -> None:
         """Close, off the loop, all slabs that are wholly free and idle. Returns at once.
 
-        Called when a library of the vendor has found no device memory, which these slabs hold.
+        Called when a library of the vendor has run out of device memory: it can have theirs.
         """
         self.apply_frees()
         self._closing_slabs.add(self.allocator.trim(everything=True))

@@ -220,8 +220,8 @@ class DurableBook:
         self.buffers: dict[int, DurableBuffer] = {}
         self.sealed: dict[int, Seal] = {}
         self.most_slabs = _default_most_slabs()
-        self._torn: set[int] = set()
-        self._slabs: dict[int, _Slab] = {}
+        self._torn: set[int] = set()  # numbers of the torn buffers
+        self._slabs: dict[int, _Slab] = {}  # by number
         self._numbers = itertools.count(1)
         self._is_closed = False
         close_after_fork(self)

@@ -82,9 +82,10 @@ class DurableSlabs:
         self._system = system
         self._keeper = keeper
         self._device = device
-        self._numbers: dict[SlabMemory, int] = {}
-        self._buffer_counts: dict[SlabMemory, int] = {}  # how many buffers are in each
-        self._ahead_places: dict[int, tuple[int, int]] = {}  # of buffers there: slab's number, offset
+        self._numbers: dict[SlabMemory, int] = {}  # the keeper's, of the slabs that it keeps
+        self._buffer_counts: dict[SlabMemory, int] = {}  # durable buffers in each of these slabs
+        # Buffer -> (number of its slab, offset), of the slabs that are mapped ahead.
+        self._ahead_places: dict[int, tuple[int, int]] = {}
         self._closing: Closing[SlabMemory] = Closing(system)
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()

@@ -34,7 +34,7 @@ class OomRetry:
         self.deadline = 0.0
 
     def retry_on_oom(self, make: Callable[..., T], *arguments: object) -> T:
-        """Return what ``make`` returns; call it again while it runs out of memory.
+        """Return what ``make`` returns; until the deadline, repeat it while memory runs out.
 
         Blocks meanwhile, and is called on worker threads.
 

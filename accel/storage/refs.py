@@ -87,6 +87,7 @@ class Refs:
         self.device: Any = None
         self.sharing: Any = None
         self._home = home
+        # Buffer -> the ref that tokens of it were made from.
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
         close_after_fork(self)
 
