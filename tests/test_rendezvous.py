@@ -17,7 +17,7 @@ def test_names_get_even_shares_and_only_the_keys_of_a_name_that_goes_move() -> N
 
 
 def test_the_choice_is_the_same_in_every_process_and_in_any_order() -> None:
-    assert [rendezvous(key, NAMES) for key in ("user-17", b"\x00\xff", -1)] == ["cuda:2", "cuda:2", "cuda:3"]
+    assert [rendezvous(key, NAMES) for key in ("user-17", b"user-17", 17, "\ud800")] == ["cuda:2", "cuda:2", "cuda:1", "cuda:3"]
     assert rendezvous("user-17", reversed(NAMES)) == rendezvous("user-17", NAMES)
     assert rendezvous("user-17", []) is None
 

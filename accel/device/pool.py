@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from accel._log import get_logger
 from accel.backend import KnowsPeers
@@ -25,21 +24,21 @@ from accel.errors import (
 )
 from accel.hints import NotEntered
 from accel.registry import load_backend
+from accel.rendezvous import rendezvous
 from accel.values import check_choice, check_count, check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from accel.models import Model
+    from accel.rendezvous import Key
 
-__all__ = ["Key", "Link", "Pool", "PoolHealth", "all_or_nothing", "rendezvous"]
+__all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing"]
 
 logger = get_logger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Key: TypeAlias = str | bytes | int
-"""What work is for, such as a user or a session."""
 
 _MOST_FAULTS = 2
 """Devices that may fault in one work: more of them are not given to what most likely faults all."""
@@ -415,8 +414,8 @@ class Pool(Sequence[Device], NotEntered):
         """Return the member that gets work of this key, if there is one."""
         if key is not None:
             named = {member.device.name: member for member in members}
-            order = rendezvous(key, named)
-            return named[order[0]] if order else None
+            name = rendezvous(key, named)
+            return None if name is None else named[name]
         chosen = min(members, key=lambda member: (member.device.pending + member.runs, member.chosen), default=None)
         if chosen is not None:
             self._choices += 1
@@ -442,22 +441,6 @@ class Pool(Sequence[Device], NotEntered):
         if any(member.device.health().is_live for member in self._members):
             return ContextPoisonedError(what, executed="no", remedy="Send it again once one is ready.")
         return DeviceLostError(what, remedy="Call `await device.reopen()` on one, or `await pool.add(...)` another.")
-
-
-def rendezvous(key: Key, names: Iterable[str]) -> list[str]:
-    """Return names in the order in which they get what belongs to a key, the same in every process.
-
-    When one of n names goes, one of n keys gets another first name, and the others keep theirs.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The key is no text, bytes or int.
-    """
-    if isinstance(key, bool) or not isinstance(key, (str, bytes, int)):
-        raise InvalidArgumentError(f"key is {key!r:.80}", remedy="Give text, bytes or an int.")
-    data = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
-    return sorted(names, key=lambda name: blake2b(name.encode() + b"\0" + data, digest_size=8).digest(), reverse=True)
 
 
 async def all_or_nothing(calls: Iterable[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> list[T]:

@@ -13,7 +13,6 @@ import pytest
 
 import accel
 from accel.backend import KnowsPeers
-from accel.device.pool import rendezvous
 from accel.testing import FaultPlan
 from tests.child_support import children, no_child_left, until_so
 from tests.device_support import child_pid, failure, generation, task, turns, until, used
@@ -161,21 +160,6 @@ async def test_cancelling_while_a_pool_opens_leaves_no_child() -> None:
 
 
 # -- the choice
-
-
-def test_a_key_has_the_same_device_in_every_process() -> None:
-    names = [f"cuda:{index}" for index in range(4)]
-    assert [rendezvous(key, names)[0] for key in ("user-17", b"user-17", 17, "\ud800")] == ["cuda:2", "cuda:2", "cuda:1", "cuda:3"]
-
-
-def test_one_key_of_n_moves_when_a_device_goes() -> None:
-    names = [f"cuda:{index}" for index in range(4)]
-    before = {key: rendezvous(key, names)[0] for key in range(2000)}
-    after = {key: rendezvous(key, names[:3])[0] for key in range(2000)}
-    moved = [key for key in before if before[key] != after[key]]
-    assert {before[key] for key in moved} == {"cuda:3"}
-    assert 400 < len(moved) < 600
-    assert all(350 < [*after.values()].count(name) - [*before.values()].count(name) + 500 < 900 for name in names[:3])
 
 
 async def test_a_key_is_text_bytes_or_an_int(pool: accel.Pool) -> None:
