@@ -61,7 +61,7 @@ class Attribution:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._in_flight.discard(self)
-        if self._deaths:
+        if self._deaths:  # else there is nothing to charge
             self.release()
 
     def hold(self) -> None:
@@ -89,7 +89,9 @@ class Attribution:
 
 
 def attribute(in_flight: set[Attribution], charge: Callable[[], None]) -> bool:
-    """Attribute a context's death to work in flight that is examined; return whether there is any.
+    """Attribute a context's death to work in flight that will be examined.
+
+    Return whether there is any; if not, the caller charges the death at once.
 
     Parameters
     ----------

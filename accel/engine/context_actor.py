@@ -66,7 +66,11 @@ class ContextActor(Actor[Never, None]):
         self._context: Context | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Make the context, open the libraries of ``libraries=``, and begin the generation."""
+        """Make the context, open the libraries of ``libraries=``, and begin the generation.
+
+        If this raises, what was made is closed. The first start then fails ``open_device``; for a
+        later one the supervisor decides about another attempt.
+        """
         core = self._core
         began = time.perf_counter()
         # 1. The backend's part, on a worker thread: what was opened is closed if this is cancelled.
@@ -181,7 +185,10 @@ def _open(core: DeviceCore, kept_slabs: Iterable[KeptSlab]) -> _Opened:
 
 
 def _bind_durable(context: Context, kept_slabs: Iterable[KeptSlab]) -> None:
-    """Make buffers of the durable memory that was mapped: refs to it are valid in this context."""
+    """Make buffers of the durable memory that was mapped: refs to it are valid in this context.
+
+    The book is given the event that is set once the context has unmapped a slab again.
+    """
     book = context.core.durable
     book.is_offered = context.durables.is_offered
     for slab in kept_slabs:

@@ -112,7 +112,7 @@ class DeviceCore:
         self.backend = backend
         self.description = description
         self.options = options
-        self.shared = shared
+        self.shared = shared  # between the devices of the system
         self.name = name or description.spec
         self.is_closing = False
         self.home = Home(f"device {self.name}")
@@ -213,8 +213,8 @@ class DeviceCore:
     def on_context_lost(self, error: AccelError, decide_rebuild: Callable[[AccelError], bool]) -> None:
         """Make ordinary refs stale, and enter REBUILDING or LOST; called at a context's fault.
 
-        ``decide_rebuild`` returns whether another context follows. It may enter a final state
-        itself, which stays.
+        ``decide_rebuild`` is called once, and returns whether another context follows. If it enters
+        a final state itself, that stays.
         """
         self.refs.live_generation = 0
         self._had_process_fault |= error.scope >= FaultScope.PROCESS

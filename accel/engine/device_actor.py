@@ -87,7 +87,7 @@ class DeviceActor(Actor[Submission, None]):
         return sent
 
     def refused(self, message: Submission) -> None:
-        """Reject a submission that was queued when the actor stopped."""
+        """Reject a submission that will not be dispatched, because the actor stops."""
         message.free_results_from(0)
         message.reject(self._core.lifecycle.final_error())
 
@@ -137,7 +137,10 @@ class DeviceActor(Actor[Submission, None]):
             self._reject(message, error)
 
     def _reject(self, submission: Submission, raised: BaseException) -> None:
-        """End a submission with the error that was raised while it was dispatched."""
+        """End a submission with the error that was raised while it was dispatched.
+
+        Ops of a batch before the one that failed still run.
+        """
         core = self._core
         error = op_error(raised, f"sending {submission.name}", core.loop)
         # A clone: this error's traceback holds the submission, whose future would hold the error.
@@ -182,7 +185,7 @@ class DeviceActor(Actor[Submission, None]):
     def _check_after_rebuild(self, submission: Submission) -> None:
         """Check a submission's operands again: the context was rebuilt while it was queued.
 
-        One whose operands are all durable then belongs to the present generation.
+        If all are durable, the submission is moved to the present generation.
 
         Raises
         ------

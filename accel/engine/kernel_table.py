@@ -80,7 +80,8 @@ class KernelTable:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
             self.parts[name] = family.part(backend) or BackendPart({})
             self.may_block = self._may_block
-        # The kernel for this backend, else the generic one of the library or family.
+        # The kernel for this backend, else the generic one of the library or family. A library that
+        # is being unregistered has none any more.
         is_leaving = name in self.leaving
         part = None if is_leaving else self.parts.get(name)
         specific = self._device.kernels(name) if part is None else part.kernels
@@ -113,8 +114,8 @@ class KernelTable:
     def _may_block(self, lane: Any, op: Any) -> bool:
         """Return whether an op may block, where there are kernels that are not the backend's.
 
-        Of their own ops their part says it. The backend is not asked: it may have ops of the same
-        kind with other fields.
+        For an op of theirs, their part says it. The backend is not asked: it may have ops of the
+        same kind with other fields. A replay that calls such kernels may block if they do.
         """
         part = self.parts.get(op.library)
         if part is not None:
@@ -124,7 +125,10 @@ class KernelTable:
         return self._device.may_block(lane, op)
 
     def is_capturable(self, op: KernelOp) -> bool:
-        """Return whether what the op enqueues may be repeated by a graph."""
+        """Return whether what the op enqueues may be repeated by a graph.
+
+        A registered library, and a family's part for this backend, say so themselves; all else may.
+        """
         registered, family = self.registered.get(op.library), op.family if isinstance(op, FamilyOp) else None
         if registered is not None:
             return registered.instance.capturable

@@ -51,10 +51,14 @@ class Libraries:
         self._closing_tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, library: str) -> None:
-        """Open a library, off the loop, if it is not open.
+        """Open a library, off the loop, if it is not open; calls for one library share an attempt.
+
+        Cancelling a call does not cancel the attempt.
 
         Raises
         ------
+        AccelError
+            Why it could not be opened. The next call tries again.
         ContextPoisonedError
             Also where the fault surfaces here: the caller gets the same error as all waiters.
         """
@@ -85,7 +89,7 @@ class Libraries:
                 raise error.clone() from error.__cause__
             context.report_fault(error)
         finally:
-            opening = None
+            opening = None  # it keeps its error, and the error's traceback keeps this frame
         context.check_alive()
 
     async def _open(self, library: str) -> None:
@@ -99,7 +103,7 @@ class Libraries:
     def unregister(self, submission: Unregistration) -> None:
         """Refuse further ops of a registered library, and have it closed by a task.
 
-        The task ends the submission.
+        Called at the dispatch of the submission, which the task ends.
 
         Raises
         ------

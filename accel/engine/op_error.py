@@ -28,11 +28,12 @@ def op_error(
 
     Any thread may call it; never raises.
 
-    An :class:`~accel.AccelError` is returned as it is. A shortage of the operating system becomes a
-    retryable error. Anything else becomes the cause of a :class:`~accel.LibraryError`: a
-    ``CancelledError`` or a ``GeneratorExit`` too, because a kernel is called and never awaited.
-    ``KeyboardInterrupt`` and ``SystemExit`` are also raised from the loop, some iterations later,
-    when the op has its error. ``raised`` loses its traceback, which becomes a note of it.
+    An :class:`~accel.AccelError` is returned as it is, without ``fields``. A shortage of the
+    operating system becomes a retryable error. Anything else becomes the cause of a
+    :class:`~accel.LibraryError`: a ``CancelledError`` or a ``GeneratorExit`` too, because a kernel
+    is called and never awaited. ``KeyboardInterrupt`` and ``SystemExit`` are also raised from the
+    loop, some iterations later, when the op has its error. ``raised`` loses its traceback, which
+    becomes a note of it.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def _is_complete(error: AccelError) -> bool:
 def raise_op_error(
     raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, *, op_index: int | None = None, library: str | None = None
 ) -> NoReturn:
-    """Raise what :func:`op_error` returns.
+    """Raise what :func:`op_error` returns, with its ``op_index`` set.
 
     The error's traceback holds this frame. So the frame must not hold the error, or the operands
     would live until cycles are collected.

@@ -81,6 +81,8 @@ class Registration:
     def of(cls, refs: Refs, name: str, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
         """Return the registration of a library with its arguments, under a name.
 
+        It keeps the refs among the arguments; the library itself is not called.
+
         Raises
         ------
         InvalidArgumentError
@@ -91,7 +93,7 @@ class Registration:
         durable_refs: list[AccelRef] = []
 
         def to_durable_argument(ref: AccelRef, place: str) -> DurableArgument:
-            """Check a ref among the arguments, and return what is pickled instead of it."""
+            """Check and keep a ref among the arguments, and return what is pickled instead."""
             refs.check(ref)
             wrong = "not durable" if not ref.durable else "a strided view" if ref.is_strided else ""
             if wrong:

@@ -58,10 +58,10 @@ class Scratch:
         self.sizes[op.library, op.kind] = partial(_checked_size, size)
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
-        """Reserve memory for an op, until :meth:`assign` or :meth:`cancel`.
+        """Reserve memory for an op, until :meth:`assign` or :meth:`cancel`; for one op at a time.
 
         Returns ``False``, with nothing reserved, if there is no room or the size has to be measured
-        first.
+        first: :meth:`specs` does that. ``True`` also for an op that needs no bytes.
         """
         size = self.sizes.get((op.library, op.kind))
         nbytes = 0 if size is None else size(op)
@@ -96,7 +96,7 @@ class Scratch:
         return addresses
 
     async def specs(self, ops: Iterable[KernelOp], plan: Plan | None = None) -> tuple[Spec, ...]:
-        """Return the spec of one scratch buffer for all ops, one after the other, if they need one.
+        """Return the spec of one scratch buffer that all ops use in turn; empty if none needs it.
 
         Sizes that the backend has to measure are measured, on a worker thread. With ``plan``, which
         is that of the only op, there is room for the op's status too.

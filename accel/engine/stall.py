@@ -58,6 +58,7 @@ class LoopClock:
     def now(self) -> float:
         """Return the seconds so far. Any thread may ask."""
         elapsed, delay = self._loop.time() - self._armed_at, self._delay
+        # If it is later than that, the loop or the process has stood still: only its delay counts.
         return self.seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
 
 
@@ -92,7 +93,10 @@ class OldestInFlight:
         self._since = self._busy_before = 0.0
 
     def update(self, now: float) -> bool:
-        """Look at the oldest work again; return whether it is another one, or has made progress."""
+        """Look up the oldest work; return whether it is another one, or has made progress.
+
+        If so, its age counts from ``now``.
+        """
         key = self.get_oldest()
         if key == self.key:
             return False

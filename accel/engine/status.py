@@ -84,7 +84,7 @@ class PendingStatus:
         self._is_enqueued = True
 
     def skip(self) -> None:
-        """Ignore the status, unless it was enqueued: the kernel has raised, or is not called."""
+        """Ignore the status, unless it was enqueued: the kernel has raised, or is never called."""
         self._is_skipped = not self._is_enqueued
 
     def is_known(self) -> bool:

@@ -180,12 +180,16 @@ class Submission(ABC):
     def observe(self, charged: DeviceTime | None, *, is_timed: bool) -> None:
         """Have probes notified of this submission, and its device time added to ``charged``.
 
-        Called before it is sent, only where there are probes or the caller's work is charged.
+        Called before it is sent, only where there are probes or the caller's work is charged. With
+        ``is_timed`` its lanes measure the device time.
         """
         self.observed = DeviceWork(self.name, tuple(zip(self.libraries, self.kinds, strict=True)), charged, is_timed=is_timed)
 
     def end_observed(self, probes: Probes) -> None:
-        """Notify probes, once, that the ops have left the device, if any was sent there."""
+        """Notify probes, once, that the ops have left the device, if any was sent there.
+
+        Called when the future has ended.
+        """
         work = self.observed
         if work is None or not work.sent_at or work.ended_at:
             return
