@@ -296,7 +296,7 @@ class Context(ContextBase):
                 command_counts = self._count_next_chunk(submission, start)
                 await self.wait_for_room(sum(command_counts))
             if submission.is_settled:
-                # Memory that was placed for the results from now on would never be freed.
+                # No further op is dispatched: nothing will make its results.
                 submission.free_results_from(max(start, submission.committed))
                 return
             if self.core.refs.dropped:

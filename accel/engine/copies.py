@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.storage.refs import Recording
 
-__all__ = ["OnCopies", "OpList", "on_copies"]
+__all__ = ["OpList", "PlanOnCopies", "plan_for_strided"]
 
 _NO_FIELD = "Give each ref a field of the op, or a place in a tuple that is one; or copy it first: await device.arrays.part(view, ...)."
 
 
-class OnCopies(Plan):
+class PlanOnCopies(Plan):
     """The plan of an op that runs on copies of some of its operands.
 
     Attributes
@@ -37,10 +37,15 @@ class OnCopies(Plan):
     copied: tuple[AccelRef, ...]
 
 
-def on_copies(op: KernelOp, plan: Plan) -> Plan:
-    """Return the plan of an op with strided operands.
+def plan_for_strided(op: KernelOp, plan: Plan) -> Plan:
+    """Return the plan of an op with strided operands; ``plan`` itself if its kernel takes them all.
 
-    It is an :class:`OnCopies` if the op's kernel does not take all of them as they are.
+    Else it is a :class:`PlanOnCopies`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the op only copies to the host: there is no result that a copy could be made for.
     """
     strided = {id(ref): ref for ref in plan.reads + plan.writes if ref.is_strided and not op.takes_strided(ref)}
     if not strided:
@@ -49,7 +54,7 @@ def on_copies(op: KernelOp, plan: Plan) -> Plan:
         raise InvalidArgumentError(
             f"{op.kind} takes no strided view: its elements are not one run", remedy="Copy it first: await device.arrays.part(view, ...)."
         )
-    with_copies = OnCopies(*plan)
+    with_copies = PlanOnCopies(*plan)
     with_copies.copied = tuple(strided.values())
     return with_copies
 
@@ -113,7 +118,7 @@ class OpList:
             The refs to return for what it writes, where it writes copies of them; ``None`` for the
             refs that it writes.
         """
-        if type(plan) is OnCopies or type(plan) is ComposedPlan:
+        if type(plan) is PlanOnCopies or type(plan) is ComposedPlan:
             return self._add_as_several(op, plan, recording)
         core = self._core
         result_refs = core.refs.make(plan.creates, self.generation)
@@ -139,7 +144,7 @@ class OpList:
                 part = Part(op.source, ..., out=op.destination)
                 result = self.add(part, self._check(part, recording), recording)
             else:
-                result = self._add_on_copies(op, cast("OnCopies", plan), recording)
+                result = self._add_on_copies(op, cast("PlanOnCopies", plan), recording)
         finally:
             # add() has counted each part as a given op.
             self._given[start:] = [count] * (len(self.ops) - start)
@@ -147,7 +152,7 @@ class OpList:
         self._count += 1
         return result
 
-    def _add_on_copies(self, op: KernelOp[Any], plan: OnCopies, recording: Recording | None) -> Any:
+    def _add_on_copies(self, op: KernelOp[Any], plan: PlanOnCopies, recording: Recording | None) -> Any:
         """Add copies of strided operands, the op on these copies, and the copies back.
 
         Return the result of the op, with the refs that the caller gave.
@@ -163,9 +168,9 @@ class OpList:
             # A user's kernel may write only a part of its result: the rest keeps its contents.
             is_read = plan.updates or op.library not in LIBRARIES or any(ref is read for read in plan.reads)
             copies[id(ref)] = add_copy(Part(ref, ...) if is_read else Empty(ref.shape, ref.dtype))
-        dense = _with_copies(op, copies)
+        dense = _replace_views(op, copies)
         dense_plan = self._check(dense, recording)
-        if isinstance(dense_plan, OnCopies):
+        if isinstance(dense_plan, PlanOnCopies):
             raise InvalidArgumentError(f"{dense_plan.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
         result = self.add(dense, dense_plan, recording, plan.writes)
         for ref in plan.copied:
@@ -174,10 +179,10 @@ class OpList:
         return result
 
 
-def _with_copies(op: Any, copies: Mapping[int, AccelRef]) -> KernelOp[Any]:
+def _replace_views(op: Any, copies: Mapping[int, AccelRef]) -> KernelOp[Any]:
     """Return the op with its strided views replaced by their copies, in fields and in tuples.
 
-    ``copies`` maps the id of a view to its copy.
+    ``copies`` maps the id of a view to its copy. An op that is no dataclass is returned as it is.
     """
     if not dataclasses.is_dataclass(op) or isinstance(op, type):
         return cast("KernelOp[Any]", op)

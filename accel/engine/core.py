@@ -147,8 +147,8 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        # As `Home.is_here`, without a call: this is on the way of every op. asyncio's own query of
-        # the running loop calls getpid() each time.
+        # A device that is READY, and the place as `Home.is_here` does, without a call: this is on
+        # the way of every op. asyncio's own query of the running loop calls getpid() each time.
         refs, home = self.refs, self.home
         if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not self.is_closing and not home.is_inherited:
             return

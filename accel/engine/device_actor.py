@@ -165,12 +165,11 @@ class DeviceActor(Actor[Submission, None]):
                     continue  # meanwhile the future may have ended, or the context
                 await context.dispatch(submission)
             except AccelError:
-                # The context died before the submission was launched: the next context takes it.
-                if context.fault is None:
+                if context.fault is None:  # an error of the submission itself
                     raise
                 if submission.launched:
                     raise context.poisoned_error(context.fault, submission) from None
-                continue
+                continue  # the context died before the launch: the next one takes the submission
             return
         submission.free_results_from(0)  # its future ended before anything was launched
 

@@ -140,7 +140,7 @@ class Failures:
         for ref in plan.writes:
             block, is_replaced = blocks[ref.buffer], True
             if plan.updates or _is_partial(ref, block):
-                is_replaced = False
+                is_replaced = False  # the result depends on the pending write, as that of a reader
             elif ref.buffer in self._invalid:
                 tracked_op.overwritten_error = self._invalid[ref.buffer][1]
             write = block.usage.pending_write()

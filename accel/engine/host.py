@@ -169,7 +169,7 @@ class Host:
         """Decide what follows a fault, and fail the context's actor with that directive.
 
         Returns whether another context follows; if not, the device is lost at once. A fault while
-        an :class:`Attribution` is in flight does not count in the restart budget yet.
+        an :class:`Attribution` is in flight costs no restart (RENEW) unless no cause is found.
         """
         actor = self._context_actor
         if actor is None or self.context is None:
@@ -204,6 +204,7 @@ class Host:
             if directive is Directive.RESUME and isinstance(error, AccelError) and error.is_fault:
                 directive = Directive.RESTART  # a context that has faulted cannot go on
         else:
+            # From this scope on no context follows.
             final_scope = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
             directive = Directive.RESTART if scope < final_scope else Directive.STOP
             if is_shortage(error):  # the machine's, which ends at some time: it costs no budget

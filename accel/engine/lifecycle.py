@@ -159,7 +159,7 @@ class Lifecycle:
         return self._generations(self.losses)
 
     async def _generations(self, losses: int) -> AsyncIterator[int]:
-        """Iterate as :meth:`generations`; ``losses`` counts what was lost when that was called."""
+        """Iterate as :meth:`generations`; ``losses`` is the count when that was called."""
         seen = 0
         while self.state is not DeviceState.CLOSED:
             if self.state is DeviceState.LOST or self.losses != losses:

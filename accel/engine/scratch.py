@@ -86,7 +86,7 @@ class Scratch:
         and of its scratch memory, as far as it has them; 0 for scratch memory of no bytes.
         """
         block, self._reserved = self._reserved, None
-        if block is None:
+        if block is None:  # the op has scratch memory of no bytes, and no status
             return [0]
         addresses = [] if plan.status is None else [block.address]
         if (op.library, op.kind) in self.sizes:

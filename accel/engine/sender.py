@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
-from accel.engine.copies import OnCopies, OpList, on_copies
+from accel.engine.copies import OpList, PlanOnCopies, plan_for_strided
 from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
 from accel.engine.lifecycle import DeviceState
@@ -72,7 +72,7 @@ class Sender:
         """Return the plan of an op, if this device can run it with these operands.
 
         ``recording`` is the batch or graph that records the op. An op whose plan is an
-        :class:`OnCopies` or a :class:`ComposedPlan` must be sent as several.
+        :class:`PlanOnCopies` or a :class:`ComposedPlan` must be sent as several.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class Sender:
                 ):
                     refs.check(ref, recording, plan)
                 if ref.is_strided:
-                    plan = on_copies(op, plan)
+                    plan = plan_for_strided(op, plan)
             if plan.writes and durable.sealed:
                 durable.check_writes(plan)
             if plan.capability:
@@ -189,7 +189,7 @@ class Sender:
                 timeout = _timeout_of(op, timeout)
             core.guard()
             plan = self.check(op)
-            if type(plan) is OnCopies or type(plan) is ComposedPlan:
+            if type(plan) is PlanOnCopies or type(plan) is ComposedPlan:
                 return await self._run_as_several(op, plan, timeout)
             submission = OpSubmission(op, plan, asyncio.Future(loop=core.loop), core.refs.live_generation)
             del op, plan  # this frame must not keep refs that the caller drops while it waits
@@ -219,7 +219,7 @@ class Sender:
             if core.workload.changed is not None:
                 core.workload.wake()
             if (work := submission.observed) is not None and not (work.ended_at or submission.outstanding):
-                submission.end_observed(core.probes)
+                submission.end_observed(core.probes)  # else retiring its last op does so
             # The error's traceback holds this frame, and the future holds the error: a cycle.
             del future, submission
 

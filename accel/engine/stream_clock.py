@@ -25,7 +25,7 @@ class EventPool:
         self._all: list[AccelEvent] = []
 
     def acquire(self) -> AccelEvent:
-        """Return an event that is not in use."""
+        """Return an event that is not in use, a new one if need be; :meth:`release` returns it."""
         if self._free:
             return self._free.pop()
         event = self._device.create_event()
@@ -101,7 +101,8 @@ class StreamClock(Timeline):
         """Make later work of this stream wait on the device for the other's ``seq``.
 
         ``seq`` must be in the other stream already. The host does not wait. Enqueues nothing where
-        ``seq`` has completed, or is waited for already.
+        ``seq`` has completed, or is waited for already. If the other stream is found idle, all of
+        its work counts as completed.
         """
         if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, StreamClock):
             return

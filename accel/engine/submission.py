@@ -170,7 +170,7 @@ class Submission(ABC):
     def reject(self, error: AccelError) -> None:
         """End with an error, unless the future has ended; release the operands either way.
 
-        The future keeps ``error``: it is an instance of this submission's own.
+        The future keeps ``error``, so that the caller gives an instance that nothing else has.
         """
         if not self.future.done():
             self.future.set_exception(error)

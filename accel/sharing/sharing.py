@@ -94,10 +94,10 @@ class Sharing:
     # -- exporting
 
     def dlpack_device(self, ref: AccelRef) -> tuple[int, int]:
-        """Return DLPack's name of the device; raises ``BufferError`` where there is none."""
+        """Return DLPack's type and number of the device; raises ``BufferError`` without them."""
         self._context.core.guard()
         device = self._open_exchange().device
-        if device == (0, 0):
+        if device == (0, 0):  # the backend has none
             raise BufferError(f"{ref!r} cannot be shared by DLPack; copy it: array = await device.get(ref)")
         return device
 
@@ -211,7 +211,8 @@ class Sharing:
         if exports is None:
             exports = self._exports[ref.buffer] = BufferExports()
         if not ref.is_foreign:
-            # Replace the usage of the block by one that knows of the other libraries' work.
+            # Give the block a usage that knows of the other libraries' work, and has `Sharers`. It has
+            # one already if the buffer, or another one of its graph, was exported before.
             before = block.usage
             known = before.is_shared if isinstance(before, SharedUsage) else None
             if isinstance(known, Sharers):
@@ -249,7 +250,7 @@ class Sharing:
         op, unless that ends meanwhile. Return whether there was such a lane. Raises
         ``BufferError``, before anything waits, if an op is not in its stream yet.
         """
-        pending = block.usage.pending(self._external_work.timeline)
+        pending = block.usage.pending(self._external_work.timeline)  # without the others' own work
         if any(lane.enqueued < seq for lane, seq in pending):
             raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
         events = self._context.events
