@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel._log import get_logger
-from accel.device import DeviceState
+from accel.device import DeviceHealth, DeviceState, Pool
 from accel.errors import (
     AccelError,
     ActorStoppedError,
@@ -32,7 +32,7 @@ from accel.errors import (
 )
 
 if TYPE_CHECKING:
-    from accel.device import Device
+    from accel.integrations._opening import Enough, Opened
 
 __all__ = ["Answer", "error_answer", "health_answer", "ready_answer", "unopened_answer"]
 
@@ -92,9 +92,13 @@ _RULES: Mapping[type[BaseException], _Rule] = {
 }
 
 
-def _rule(error: AccelError, device: Device | None) -> _Rule:
+def _is_ready(opened: Opened) -> bool:
+    return any(device.state is DeviceState.READY for device in (opened if isinstance(opened, Pool) else (opened,)))
+
+
+def _rule(error: AccelError, opened: Opened | None) -> _Rule:
     if isinstance(error, MailboxFullError):
-        return _FULL if device is None or device.state is DeviceState.READY else _FULL_WHILE_DOWN
+        return _FULL if opened is None or _is_ready(opened) else _FULL_WHILE_DOWN
     if isinstance(error, ContextPoisonedError) and not error.retryable:
         return _GONE  # the fault that lost the device
     if isinstance(error, StaleRefError) and error.reason == "freed":
@@ -110,7 +114,7 @@ def _retry_after(error: AccelError) -> str:
     return str(max(1, math.ceil(min(seconds or 0, _LONGEST_WAIT))))
 
 
-def error_answer(error: AccelError, device: Device | None) -> Answer:
+def error_answer(error: AccelError, opened: Opened | None) -> Answer:
     """Return the answer to a client whose request failed with ``error``.
 
     Parameters
@@ -118,18 +122,18 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
     error
         What the handler raised. Errors of the service itself are logged: a 500, and use of something closed, or from another loop or thread,
         while the device is READY. So is, at the level INFO, a 422 whose message the client does not get.
-    device
-        The device that serves. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
+    opened
+        The device that serves, or the pool. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
     """
-    rule = _rule(error, device)
-    if rule.status == 500 or (rule is _GONE and device is not None and device.state is DeviceState.READY):
+    rule = _rule(error, opened)
+    if rule.status == 500 or (rule is _GONE and opened is not None and _is_ready(opened)):
         logger.error("request_failed", error=error)
     argument = error.argument if isinstance(error, InvalidArgumentError) else None
     if rule.status == 422 and argument is None:
         logger.info("request_refused", error=error)
     generation = error.generation
-    if generation is None and device is not None:
-        generation = device.generation
+    if generation is None and opened is not None and not isinstance(opened, Pool):
+        generation = opened.generation
     headers = dict(_NO_STORE)
     if rule.retryable and rule.status in (429, 503):
         headers["Retry-After"] = _retry_after(error)
@@ -144,19 +148,29 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
     return Answer(rule.status, body, headers)
 
 
-def _state(device: Device, ok: bool) -> Answer:
-    health = device.health()
+def _state(health: DeviceHealth, ok: bool) -> dict[str, Any]:
     body = {"ok": ok, "state": health.state.value, "generation": health.generation}
     if health.is_stalled:
         body |= {"stalled": True, "reason": health.reason}
     elif health.error:  # its class and code: a message may have more than clients are to see
         body["reason"] = health.error
-    return Answer(200 if ok else 503, body)
+    return body
 
 
-def health_answer(device: Device) -> Answer:
-    """Return the answer of ``/healthz``: 200 while the device serves or will by itself, 503 once it is lost or closed."""
-    return _state(device, device.health().is_live)
+def _health(opened: Opened, enough: Enough, which: Literal["is_live", "is_ready"]) -> Answer:
+    if isinstance(opened, Pool):
+        health = opened.health(enough)
+        ok = getattr(health, which)
+        devices = {name: _state(device, getattr(device, which)) for name, device in health.devices.items()}
+        return Answer(200 if ok else 503, {"ok": ok, "ready": health.ready, "devices": devices})
+    device_health = opened.health()
+    ok = getattr(device_health, which)
+    return Answer(200 if ok else 503, _state(device_health, ok))
+
+
+def health_answer(opened: Opened, enough: Enough = "any") -> Answer:
+    """Return the answer of ``/healthz``: 200 while the device serves or will by itself, 503 once it is lost or closed; of a pool, ``enough`` of them."""
+    return _health(opened, enough, "is_live")
 
 
 def unopened_answer(hint: str) -> Answer:
@@ -164,6 +178,6 @@ def unopened_answer(hint: str) -> Answer:
     return Answer(503, {"ok": False, "state": "not opened", "generation": None, "hint": hint})
 
 
-def ready_answer(device: Device) -> Answer:
-    """Return the answer of ``/readyz``: 200 while the device serves, 503 from a fault to the end of the rebuild, and while it is stalled."""
-    return _state(device, device.health().is_ready)
+def ready_answer(opened: Opened, enough: Enough = "any") -> Answer:
+    """Return the answer of ``/readyz``: 200 while the device serves, or ``enough`` of a pool; 503 from a fault to the end of the rebuild, and while stalled."""
+    return _health(opened, enough, "is_ready")

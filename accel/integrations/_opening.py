@@ -1,4 +1,4 @@
-"""The system and the device of an application: opened and closed with it, and what happens when the device is lost."""
+"""The system of an application with its device, or pool of devices: opened and closed with it, and what happens when a device is lost."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import signal
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from accel._log import get_logger
-from accel.device import System
+from accel.device import Device, Pool, System
 from accel.errors import ClosedError, DeviceLostError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from accel.device import Device
-
-__all__ = ["OnLost", "check_unused", "open_system"]
+__all__ = ["Enough", "OnLost", "Opened", "check_unused", "open_system"]
 
 OnLost: TypeAlias = Literal["stay", "reopen", "exit"]
+Enough: TypeAlias = Literal["any", "all"] | int
+"""How many devices of a pool must serve; see :meth:`accel.Pool.health`."""
+Opened: TypeAlias = Device | Pool
+"""What an application works on."""
 
 logger = get_logger()
 
@@ -44,26 +46,53 @@ def check_unused(route: str, **options: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def open_system(device: str, close_timeout: float, on_lost: OnLost, options: dict[str, Any]) -> AsyncIterator[tuple[System, Device]]:
-    """Open a system and a device, and close both at the end.
+async def open_system(
+    device: str, pool: str | Sequence[str] | None, enough: Enough, close_timeout: float, on_lost: OnLost, options: dict[str, Any]
+) -> AsyncIterator[tuple[System, Opened]]:
+    """Open a system with a device, or a pool where one is named, and close all at the end.
 
     ``overload`` is ``"reject"`` unless given: an overloaded web service must answer before its clients give up.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A device and a pool are named, or ``enough`` is wrong, or given without a pool.
     """
+    options = {"overload": "reject", **options}
     async with System(close_timeout=close_timeout) as system:
-        opened = await system.open_device(device, **{"overload": "reject", **options})
-        watch = asyncio.create_task(_watch(opened, on_lost), name="accel-on-lost")
+        opened: Opened
+
+        def is_live() -> bool:
+            return (opened.health(enough) if isinstance(opened, Pool) else opened.health()).is_live
+
+        if pool is None:
+            if enough != "any":
+                raise InvalidArgumentError(f"enough is {enough!r} without a pool", remedy="Name its devices: pool='cuda'.")
+            opened = await system.open_device(device, **options)
+            devices = [opened]
+        else:
+            if device != "auto":
+                raise InvalidArgumentError(f"device is {device!r}, and pool {pool!r}", remedy="Name the pool's devices alone.")
+            opened = await system.open_pool(pool, **options)
+            opened.health(enough)  # it checks `enough`
+            devices = [*opened]
+        watches = [asyncio.create_task(_watch(each, on_lost, is_live), name="accel-on-lost") for each in devices]
         try:
             yield system, opened
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
+            for watch in watches:
+                watch.cancel()
+            await asyncio.wait(watches)
 
 
-async def _watch(device: Device, on_lost: OnLost) -> None:
-    """Apply ``on_lost`` each time the device is lost, until it is closed."""
+async def _watch(device: Device, on_lost: OnLost, is_live: Callable[[], bool]) -> None:
+    """Apply ``on_lost`` each time the device is lost, until it is closed; ``"exit"`` once the service is not live any more."""
     loop = asyncio.get_running_loop()
     pause, reopened_at = 0.0, loop.time() - _LASTING
     while on_lost != "stay" and await _is_lost(device):
+        if on_lost == "exit" and is_live():
+            await asyncio.sleep(_SHORTEST)  # other devices serve, until they are lost too
+            continue
         if on_lost == "exit":
             logger.error("service_exits", device=device.name, generation=device.generation, signal="SIGTERM")
             os.kill(os.getpid(), signal.SIGTERM)

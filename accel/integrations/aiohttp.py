@@ -19,13 +19,13 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from accel.device import Device, System
+from accel.device import Device, Pool, System
 from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
 from accel.integrations._models import ModelRoute, check_json
-from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.integrations._opening import Enough, OnLost, Opened, check_unused, open_system
 from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
@@ -36,7 +36,7 @@ except ImportError as missing:
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from aiohttp.typedefs import Middleware
     from prometheus_client import CollectorRegistry
@@ -46,13 +46,16 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["DEVICE", "METRICS", "SYSTEM", "add_model", "cleanup_ctx", "error_middleware", "install", "read_json"]
+__all__ = ["DEVICE", "METRICS", "POOL", "SYSTEM", "add_model", "cleanup_ctx", "error_middleware", "install", "read_json"]
 
 SYSTEM: web.AppKey[System] = web.AppKey("accel_system", System)
 """``app[SYSTEM]`` is the system."""
 
 DEVICE: web.AppKey[Device] = web.AppKey("accel_device", Device)
 """``app[DEVICE]`` is the device."""
+
+POOL: web.AppKey[Pool] = web.AppKey("accel_pool", Pool)
+"""``app[POOL]`` is the pool, where one was named in place of a device."""
 
 METRICS: web.AppKey[Metrics] = web.AppKey("accel_metrics")
 """``app[METRICS]`` are the metrics, where :func:`install` was given a path for them."""
@@ -63,7 +66,13 @@ _MODELS: web.AppKey[list[tuple[ModelRoute, web.AppKey[ModelService]]]] = web.App
 
 
 def cleanup_ctx(
-    device: str = "auto", *, close_timeout: float = 10.0, on_lost: OnLost = "stay", **options: Any
+    device: str = "auto",
+    *,
+    pool: str | Sequence[str] | None = None,
+    enough: Enough = "any",
+    close_timeout: float = 10.0,
+    on_lost: OnLost = "stay",
+    **options: Any,
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return a context for ``app.cleanup_ctx`` that opens a system and a device with the application, and closes them with it.
 
@@ -71,13 +80,18 @@ def cleanup_ctx(
     ----------
     device
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
+    pool
+        Several devices instead, as :meth:`accel.System.open_pool` takes them: ``"cuda"`` for all GPUs.
+    enough
+        How many devices of the pool must be live for ``on_lost="exit"`` to let the process run: ``"any"``, ``"all"``, or a number.
     close_timeout
         Seconds that the shutdown waits for work that was sent.
     on_lost
         What is done when the device is LOST. ``"stay"``: nothing; ``/healthz`` answers 503, so that a supervisor restarts the process. ``"reopen"``:
-        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
+        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself;
+        with a pool, when too few of its devices are live.
     **options
-        Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
+        Of :meth:`accel.System.open_device`, or of :meth:`accel.System.open_pool`, with ``overload="reject"`` unless given.
 
     Raises
     ------
@@ -89,7 +103,11 @@ def cleanup_ctx(
     check_choice("on_lost", on_lost, "stay", "reopen", "exit")
 
     async def opened(app: web.Application) -> AsyncIterator[None]:
-        async with open_system(device, close_timeout, on_lost, options) as (app[SYSTEM], app[DEVICE]):
+        async with open_system(device, pool, enough, close_timeout, on_lost, options) as (app[SYSTEM], opened):
+            if isinstance(opened, Pool):
+                app[POOL] = opened
+            else:
+                app[DEVICE] = opened
             with app[METRICS].watching(app[SYSTEM]) if METRICS in app else contextlib.nullcontext():
                 yield
 
@@ -102,7 +120,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except AccelError as error:
-        return _response(error_answer(error, request.config_dict.get(DEVICE)))
+        return _response(error_answer(error, _opened(request.config_dict)))
     except web.RequestPayloadError:
         answer = web.Response(status=400, text="The body cannot be decoded.")
         answer.force_close()  # where the next request begins is not known
@@ -138,6 +156,8 @@ def install(
     admin_token: str | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
+    pool: str | Sequence[str] | None = None,
+    enough: Enough = "any",
     close_timeout: float = 10.0,
     on_lost: OnLost = "stay",
     **options: Any,
@@ -148,8 +168,10 @@ def install(
     ----------
     app
         The application. Contexts and middlewares that are added later find the device open, and their errors answered.
-    device, close_timeout, on_lost, **options
+    device, pool, close_timeout, on_lost, **options
         As for :func:`cleanup_ctx`.
+    enough
+        How many devices of the pool must serve for *ready*, and be live for *live*: ``"any"``, ``"all"``, or a number.
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
     metrics
@@ -188,11 +210,11 @@ def install(
     if not isinstance(app, web.Application):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = web.Application().")
     check_limits(body_limit, body_timeout)
-    app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, on_lost=on_lost, **options))
+    app.cleanup_ctx.append(cleanup_ctx(device, pool=pool, enough=enough, close_timeout=close_timeout, on_lost=on_lost, **options))
     app.middlewares.extend((error_middleware, _body_middleware(body_limit, body_timeout)))
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
-            app.router.add_get(path, _health_route(answer))
+            app.router.add_get(path, _health_route(answer, enough))
     admin = Admin(admin_token)
     if metrics is not None:
         _add_metrics(app, metrics, admin, metrics_registry, metrics_labels)
@@ -288,7 +310,7 @@ def _add_metrics(
 ) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
-    shown = app[METRICS] = Metrics(lambda: app.get(DEVICE), registry=registry, labels=labels)
+    shown = app[METRICS] = Metrics(lambda: _opened(app), registry=registry, labels=labels)
 
     async def show_parts(app: web.Application) -> None:
         _show_parts(app, shown)
@@ -423,9 +445,17 @@ def _body_middleware(limit: int | None, timeout: float | None) -> Middleware:
     return checked
 
 
-def _health_route(answer: Callable[[Device], Answer]) -> Handler:
+def _opened(app: Mapping[Any, Any]) -> Opened | None:
+    """Return the device of an application, or its pool, if it is open."""
+    found: Opened | None = app.get(DEVICE) or app.get(POOL)
+    return found
+
+
+def _health_route(answer: Callable[[Opened, Enough], Answer], enough: Enough) -> Handler:
     async def route(request: web.Request) -> web.StreamResponse:
-        return _response(answer(request.config_dict[DEVICE]))
+        opened = _opened(request.config_dict)
+        assert opened is not None, "the cleanup context has opened one before the first request"
+        return _response(answer(opened, enough))
 
     return route
 

@@ -21,14 +21,14 @@ import asyncio
 import contextlib
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from accel.device import Device, System
+from accel.device import Device, Pool, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
-from accel.integrations._opening import OnLost, check_unused, open_system
+from accel.integrations._opening import Enough, OnLost, Opened, check_unused, open_system
 from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
 
@@ -47,7 +47,7 @@ except ImportError as missing:
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from prometheus_client import CollectorRegistry
@@ -56,10 +56,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AccelState",
     "DeviceDependency",
+    "PoolDependency",
     "SystemDependency",
     "add_model",
     "cancel_on_disconnect",
     "get_device",
+    "get_pool",
     "get_state",
     "get_system",
     "install",
@@ -73,21 +75,38 @@ class AccelState:
 
     Parameters
     ----------
-    system, device
-        The open system and device.
+    system
+        The open system.
+    device
+        The open device; ``None`` where a pool was opened.
     state
         What ``setup`` yielded.
+    pool
+        The open pool; ``None`` where a device was opened.
+    enough
+        How many devices of the pool must serve.
     """
 
     system: System
-    device: Device
+    device: Device | None
     state: Any
+    pool: Pool | None = None
+    enough: Enough = "any"
+
+    @property
+    def opened(self) -> Opened:
+        """The device, or the pool."""
+        opened = self.device or self.pool
+        assert opened is not None, "lifespan() opens one of the two"
+        return opened
 
 
 def lifespan(
-    setup: Callable[[Device], AbstractAsyncContextManager[Any]] | None = None,
+    setup: Callable[[Device], AbstractAsyncContextManager[Any]] | Callable[[Pool], AbstractAsyncContextManager[Any]] | None = None,
     *,
     device: str = "auto",
+    pool: str | Sequence[str] | None = None,
+    enough: Enough = "any",
     close_timeout: float = 10.0,
     on_lost: OnLost = "stay",
     **options: Any,
@@ -97,17 +116,22 @@ def lifespan(
     Parameters
     ----------
     setup
-        Called with the device; gives an async context manager, entered before the first request and left after the last one. Handlers get what it
+        Called with the device, or the pool; gives an async context manager, entered before the first request and left after the last one. Handlers get what it
         yields through :func:`get_state`. It holds weights, batchers and actors.
     device
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
+    pool
+        Several devices instead, as :meth:`accel.System.open_pool` takes them: ``"cuda"`` for all GPUs.
+    enough
+        How many devices of the pool must serve for ``/readyz`` to be 200, and be live for ``/healthz``: ``"any"``, ``"all"``, or a number.
     close_timeout
         Seconds that the shutdown waits for work that was sent.
     on_lost
         What is done when the device is LOST. ``"stay"``: nothing; ``/healthz`` answers 503, so that a supervisor restarts the process. ``"reopen"``:
-        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
+        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself;
+        with a pool, when too few of its devices are live.
     **options
-        Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
+        Of :meth:`accel.System.open_device`, or of :meth:`accel.System.open_pool`, with ``overload="reject"`` unless given.
 
     Raises
     ------
@@ -128,15 +152,20 @@ def lifespan(
 
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:
-        async with open_system(device, close_timeout, on_lost, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
+        async with (
+            open_system(device, pool, enough, close_timeout, on_lost, options) as (system, place),
+            contextlib.AsyncExitStack() as stack,
+        ):
             metrics = getattr(app.state, "accel_metrics", None)
             if metrics is not None:
                 stack.enter_context(metrics.watching(system))
-            manager = contextlib.nullcontext() if setup is None else setup(opened_device)
+            manager = contextlib.nullcontext() if setup is None else cast("Callable[[Opened], Any]", setup)(place)
             if not isinstance(manager, contextlib.AbstractAsyncContextManager):
                 raise _no_context_manager(setup)
             state = await stack.enter_async_context(manager)
-            app.state.accel = AccelState(system, opened_device, state)
+            app.state.accel = (
+                AccelState(system, place, state) if isinstance(place, Device) else AccelState(system, None, state, place, enough)
+            )
             page = getattr(app.state, "accel_page", None)
             if page is not None:
                 page.open(system)
@@ -169,8 +198,17 @@ def get_system(connection: HTTPConnection) -> System:
 
 
 def get_device(connection: HTTPConnection) -> Device:
-    """Return the device: for handlers with ``device: DeviceDependency``."""
-    return _accel(connection).device
+    """Return the device, of a pool one that serves: for handlers with ``device: DeviceDependency``."""
+    opened = _accel(connection).opened
+    return opened.pick() if isinstance(opened, Pool) else opened
+
+
+def get_pool(connection: HTTPConnection) -> Pool:
+    """Return the pool: for handlers with ``pool: PoolDependency``."""
+    opened = _accel(connection).opened
+    if not isinstance(opened, Pool):
+        raise NotInitializedError("this application has opened no pool", remedy="Name its devices: lifespan(pool='cuda').")
+    return opened
 
 
 def get_state(connection: HTTPConnection) -> Any:
@@ -178,11 +216,14 @@ def get_state(connection: HTTPConnection) -> Any:
     return _accel(connection).state
 
 
+PoolDependency = Annotated[Pool, Depends(get_pool)]
+"""A handler's parameter of this type is the pool."""
+
 SystemDependency = Annotated[System, Depends(get_system)]
 """A handler's parameter of this type is the system."""
 
 DeviceDependency = Annotated[Device, Depends(get_device)]
-"""A handler's parameter of this type is the device."""
+"""A handler's parameter of this type is the device; of a pool, the one that has the least to do."""
 
 
 def install(
@@ -265,11 +306,7 @@ def install(
 def _add_metrics(app: FastAPI, path: str, admin: Admin, registry: CollectorRegistry | None, labels: Mapping[str, str] | None) -> None:
     from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
 
-    def device() -> Device | None:
-        found = getattr(app.state, "accel", None)
-        return found.device if isinstance(found, AccelState) else None
-
-    shown = app.state.accel_metrics = Metrics(device, registry=registry, labels=labels)
+    shown = app.state.accel_metrics = Metrics(lambda: _opened(app), registry=registry, labels=labels)
 
     async def route(request: Request) -> Response:
         body, content_type = shown.render(request.headers.get("accept", ""))
@@ -320,13 +357,18 @@ def _guarded(admin: Admin, route: Callable[[Request], Awaitable[Response]]) -> C
     return guarded
 
 
-def _health_route(answer: Callable[[Device], Answer]) -> Callable[[HTTPConnection], Any]:
+def _opened(app: FastAPI) -> Opened | None:
+    found = getattr(app.state, "accel", None)
+    return found.opened if isinstance(found, AccelState) else None
+
+
+def _health_route(answer: Callable[[Opened, Enough], Answer]) -> Callable[[HTTPConnection], Any]:
     async def route(connection: HTTPConnection) -> Response:
         try:
-            device = get_device(connection)
+            found = _accel(connection)
         except NotInitializedError as error:
             return _response(unopened_answer(str(error)))
-        return _response(answer(device))
+        return _response(answer(found.opened, found.enough))
 
     return route
 
@@ -338,8 +380,7 @@ def _response(answer: Answer) -> Response:
 async def _on_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, AccelError):
         raise error
-    found = getattr(request.app.state, "accel", None)
-    return _response(error_answer(error, found.device if isinstance(found, AccelState) else None))
+    return _response(error_answer(error, _opened(request.app)))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

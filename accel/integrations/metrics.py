@@ -17,7 +17,7 @@ from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from accel.device import DeviceState
+from accel.device import DeviceState, Pool
 from accel.errors import ClosedError, InvalidArgumentError
 from accel.telemetry import Probe, fault_code
 
@@ -239,7 +239,7 @@ class Metrics(Probe):
     Parameters
     ----------
     device
-        Returns the device when asked, or ``None`` while there is none.
+        Returns the device when asked, or the pool; ``None`` while there is none.
     registry
         Another registry, whose metrics are rendered with these.
     labels
@@ -257,7 +257,11 @@ class Metrics(Probe):
     """
 
     def __init__(
-        self, device: Callable[[], Device | None], *, registry: CollectorRegistry | None = None, labels: Mapping[str, str] | None = None
+        self,
+        device: Callable[[], Device | Pool | None],
+        *,
+        registry: CollectorRegistry | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         if registry is not None and not callable(getattr(registry, "collect", None)):
             raise InvalidArgumentError(f"metrics_registry is {registry!r}", remedy="Give a CollectorRegistry of prometheus_client.")
@@ -308,8 +312,7 @@ class Metrics(Probe):
             raise InvalidArgumentError(f"service is {service!r}", remedy="Give a ModelService, or a DynamicBatcher.")
         if name in self._shown:
             self._services.pop(self._shown[name].batcher.service, None)
-        device = self._device()
-        labels = service.service.device or ("" if device is None else device.name), name
+        labels = service.service.device or next((device.name for device in self._devices()), ""), name
         counts = [
             self._counts(metric, labels)
             for metric in ("accel_request_duration_seconds", "accel_request_queue_seconds", "accel_batch_items")
@@ -330,6 +333,12 @@ class Metrics(Probe):
         except (TypeError, ValueError):  # of a version that is no number
             encode, content_type = choose_encoder("")
         return encode(_Rendered(self.registry, self._other, self._constant)), content_type
+
+    def _devices(self) -> tuple[Device, ...]:
+        found = self._device()
+        if found is None:
+            return ()
+        return tuple(found) if isinstance(found, Pool) else (found,)
 
     # -- what is counted as it happens
 
@@ -390,10 +399,9 @@ class Metrics(Probe):
         for key, count in sorted(self._faults.items()):
             add("accel_device_faults", key, count)
         replicas = [device for shown in self._shown.values() for device in getattr(shown.batcher, "devices", ())]
-        for device in dict.fromkeys((self._device(), *replicas)):
-            if device is not None:
-                _read_device(add, device)
-                _read_hardware(add, device)
+        for device in dict.fromkeys((*self._devices(), *replicas)):
+            _read_device(add, device)
+            _read_hardware(add, device)
         yield from [family for family in families.values() if family.samples]
 
 
