@@ -194,7 +194,7 @@ class Context(ContextBase):
     def _schedule(self, launch: BoundOp, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Give an op its sequence number, its addresses, and the work that it must wait for.
 
-        They are set in ``launch``, and a :class:`PendingStatus` as the kernel of an op with a status.
+        They are set in ``launch``; for an op with a status, a :class:`PendingStatus` as its kernel.
         From then on the op is the last user of its memory; ``refs`` are the refs that it writes,
         those of its results included.
 
@@ -213,7 +213,7 @@ class Context(ContextBase):
         status = None
         if plan.status is not None:
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
-            launch.is_offloaded = True if status.may_block(self.device, lane) else None  # asked later
+            launch.is_offloaded = True if status.may_block(self.device, lane) else None
         lane.issued = seq = lane.issued + 1
         # Only if an earlier write may still fail.
         if failures.is_tracking and (self.in_flight or failures.has_invalid or (plan.writes and lane.completed < seq - 1)):
@@ -358,7 +358,7 @@ class Context(ContextBase):
     def _count_next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
         """Return how many commands each op of a batch's next chunk has.
 
-        It begins at op ``start``, and has as many ops as fit one loop iteration, but at least one.
+        It begins at op ``start``, and has ops of ``_chunk`` commands at most, but at least one op.
         """
         ops, plans = submission.ops, submission.plans
         if self._command_counts is None:
@@ -580,7 +580,7 @@ class Context(ContextBase):
             raise
 
     def _close_blocking(self, abandon: bool) -> None:
-        """Release everything once; a thread of :meth:`close` calls it, or the loop's to abandon."""
+        """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
         self.offloaded.close(lambda: self._release_all(abandon), wait=not abandon)
@@ -593,6 +593,6 @@ class Context(ContextBase):
             stream.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
         self.events.close()
-        close_all(self.sharing.take_all())
+        close_all(self.sharing.take_all())  # all slabs, and memory of other libraries
         self.core.pinned.arena.detach(self.device)
         self.device.close(abandon=abandon)

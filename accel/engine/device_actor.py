@@ -230,8 +230,9 @@ class _Access(NamedTuple):
 
     def conflicts_with(self, earlier: _Access) -> bool:
         """Return whether this submission must not overtake an earlier one."""
-        if self.unregistered is not None:  # a graph may call the library, which is not known here
+        if self.unregistered is not None:  # an earlier graph may call the library, unknown here
             return True
+        # Nor must ops of a library, or graphs, run before it is unregistered by the earlier one.
         if earlier.unregistered is not None and not self.libraries.isdisjoint((earlier.unregistered, Replay.library, Capture.library)):
             return True
         return not (

@@ -142,7 +142,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lanes.on_equipped()
 
     async def _load_kernels(self, lane: Lane) -> None:
-        """Have the backend load the kernels of a library of ``libraries=`` for a lane."""
+        """Have the backend load the kernels of a library of ``libraries=`` for a lane.
+
+        Does nothing where it has none to load ahead.
+        """
         context = self._context
         if isinstance(context.device, PreparesLibraries):
             await context.core.system.run_blocking(context.offloaded.call, context.device.prepare, self._library, lane.stream)

@@ -166,7 +166,7 @@ class Lane(StreamClock):
                         or context.fault
                     )
                     if is_plain or self._prepare_launch(launch, group):
-                        submission.launched += 1  # if the kernel raises too: it may have enqueued work
+                        submission.launched += 1  # before the call: it may enqueue work and raise
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
                 except BaseException as error:
                     self._on_raised(error, launch, group)

@@ -159,7 +159,10 @@ class LaunchGroup:
             self.submission.release_operands()
 
     def complete(self) -> None:
-        """Retire the ops; called once, by the watcher, or by the lane if the stream is idle."""
+        """Retire the ops, and end the batch after its last group, or with the error of failed work.
+
+        Called once, by the watcher, or by the lane if the stream is idle.
+        """
         lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
         if self.event is not None:
@@ -324,7 +327,10 @@ class OpSubmission(Submission):
         self.op = self.plan = None
 
     def complete(self) -> None:
-        """Retire the op; called once, by the watcher, or by the lane if the stream is idle."""
+        """Retire the op, which ends its future: with its result, or the error of failed work.
+
+        Called once, by the watcher, or by the lane if the stream is idle.
+        """
         lane, event = self.lane, self.event
         if self.seq > lane.completed:  # as Timeline.complete: this is on the way of every op
             lane.completed = self.seq

@@ -31,9 +31,9 @@ def op_error(
     An :class:`~accel.AccelError` is returned as it is, without ``fields``. A shortage of the
     operating system becomes a retryable error. Anything else becomes the cause of a
     :class:`~accel.LibraryError`: a ``CancelledError`` or a ``GeneratorExit`` too, because a kernel
-    is called and never awaited. ``KeyboardInterrupt`` and ``SystemExit`` are also raised from the
-    loop, some iterations later, when the op has its error. ``raised`` loses its traceback, which
-    becomes a note of it.
+    is called and never awaited; and an ``AccelError`` that cannot be cloned, which keeps its scope.
+    ``KeyboardInterrupt`` and ``SystemExit`` are also raised from the loop, some iterations later,
+    when the op has its error. ``raised`` loses its traceback, which becomes a note of it.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ class Program:
         Buffers that it reads and does not make; known once its operands are released, because each
         call must then give them.
     call_plan : tuple or None
-        The refs that each :class:`Call` writes, and the specs of its results; made by the first one.
+        The refs that each :class:`Call` writes, and the specs of its results; the first makes them.
     handle : AccelRef
         Stands for the program like a buffer: replays write it, so that they follow each other, and
         freeing it ends the program.

@@ -48,7 +48,8 @@ class DurableArgument:
 class Registration:
     """A registered library.
 
-    It pickles without its refs. Unpickling it imports no module of the user's: :meth:`create_instance` does.
+    It pickles without its refs. Unpickling it imports no module of the user's:
+    :meth:`create_instance` does.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ class Sender:
                 durable.check_writes(plan)
             if plan.capability:
                 is_offered = plan.dtype in core.capabilities.get(plan.capability, ())
-                if type(plan) is ComposedPlan:  # sent as one op where the backend has a kernel for it
+                if type(plan) is ComposedPlan:  # sent as one op if the backend has a kernel for it
                     plan = Plan(*plan) if is_offered else plan
                 elif not is_offered:
                     raise self._unsupported_error(op, plan)  # noqa: TRY301
@@ -140,7 +140,7 @@ class Sender:
 
     def _unsupported_error(self, op: KernelOp, plan: Plan) -> UnsupportedError:
         """Return the error of an op whose dtype this device does not offer, with those it does."""
-        # "unary.relu" says more than "unary"; that products compute a vector op is a detail.
+        # "unary.relu" says more than "unary". A capability with another name says how it is done.
         what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
@@ -155,7 +155,10 @@ class Sender:
         return running
 
     async def _run_sized(self, op: SizedOp[Any, Any]) -> Any:
-        """Run an op whose kernel counts its results, fetch the count, and cut the results to it."""
+        """Run an op whose kernel counts its results, fetch the count, and cut the results to it.
+
+        The last ref of the op's result holds the count.
+        """
         deadline = self.deadline_after(op.timeout)
         kind, size, running = type(op), op.size, self.run(op, op.timeout)
         del op  # as in run()
@@ -421,7 +424,7 @@ def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
 
 
 def _is_usable_timeout(seconds: float) -> bool:
-    """Return whether a number of seconds, which may be infinite, can be added to the loop's time: it is not NaN."""
+    """Return whether seconds can be added to the loop's time: they may be infinite, but not NaN."""
     try:
         return not math.isnan(seconds)
     except OverflowError:  # an int that is too large for a float

@@ -58,7 +58,7 @@ class LoopClock:
     def now(self) -> float:
         """Return the seconds so far. Any thread may ask."""
         elapsed, delay = self._loop.time() - self._armed_at, self._delay
-        # If it is later than that, the loop or the process has stood still: only its delay counts.
+        # A timer later than that means that the loop stood still: only the timer's delay counts.
         return self.seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
 
 
@@ -176,7 +176,7 @@ class StallWatch:
         if self._duration_key not in self.known_keys or seconds <= self._stall_after + usual:
             return ""
         try:
-            if oldest.get_oldest() != oldest.key:  # it has ended, or made progress, since the last check
+            if oldest.get_oldest() != oldest.key:  # it has ended, or made progress, since then
                 return ""
         except (RuntimeError, KeyError):  # the loop's thread changes the submissions at this moment
             return ""

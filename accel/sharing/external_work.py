@@ -61,7 +61,7 @@ class ExternalLane(StreamClock):
             self._calls.append(call)
 
     def on_captures_ended(self) -> None:
-        """Wake ops that wait for a number, and make the calls; called once all captures are over."""
+        """Wake ops that wait for a number, and make the calls; called when captures are over."""
         self._wake()
         calls, self._calls = self._calls, []
         for call in calls:

@@ -203,16 +203,16 @@ class Sharing:
     def _track_exports(self, ref: AccelRef, block: Block) -> BufferExports:
         """Have ops on a buffer wait for the work of other libraries on it, from now on.
 
-        Return its exports, which the caller adds the new one to. They decide how long ops wait: while
-        a tensor lives, and for the work that was enqueued until its end.
+        Return its exports, which the caller adds the new one to. They decide how long ops wait:
+        while a tensor lives, and for the work that was enqueued until its end.
         """
         exports = self._exports.get(ref.buffer)
         needs_hook = exports is None and not ref.is_managed  # managed memory has one of its own
         if exports is None:
             exports = self._exports[ref.buffer] = BufferExports()
         if not ref.is_foreign:
-            # Give the block a usage that knows of the other libraries' work, and has `Sharers`. It has
-            # one already if the buffer, or another one of its graph, was exported before.
+            # Give the block a usage that knows of the other libraries' work, and has `Sharers`. It
+            # has one already if the buffer, or another one of its graph, was exported before.
             before = block.usage
             known = before.is_shared if isinstance(before, SharedUsage) else None
             if isinstance(known, Sharers):
@@ -360,7 +360,7 @@ class Sharing:
             await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
-        """Remove all memory from the context, slabs and the rest, and return it for the caller to close.
+        """Remove all memory from the context, slabs and the rest, for the caller to close.
 
         Called once, at the context's end; closes the exchange with other libraries too. Memory that
         their tensors still use is left out, with a warning: a thread closes it once they are
