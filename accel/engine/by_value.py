@@ -28,7 +28,7 @@ def dumps(value: object) -> bytes:
     try:
         data = pickle.dumps(value)
     except Exception as error:
-        if "__main__" not in str(error):
+        if "__main__" not in str(error):  # pickle names the module of what it does not find
             raise
         return by_value(value)
     return by_value(value) if b"__main__" in data else data

@@ -232,7 +232,7 @@ class _Access(NamedTuple):
         """Return whether this submission must not overtake an earlier one."""
         if self.unregistered is not None:  # an earlier graph may call the library, unknown here
             return True
-        # Nor must ops of a library, or graphs, run before it is unregistered by the earlier one.
+        # An op of the library, or a graph that may call it, comes after the unregistration.
         if earlier.unregistered is not None and not self.libraries.isdisjoint((earlier.unregistered, Replay.library, Capture.library)):
             return True
         return not (

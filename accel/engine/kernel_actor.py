@@ -123,7 +123,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def _prepare_lane(self, lane: Lane) -> None:
         """Give one more lane the library's workspaces; no op waits for it.
 
-        If there is no memory for them, no lane asks for workspaces again in this generation.
+        If that fails, as for lack of memory, it is logged, and no lane asks for workspaces again in
+        this generation. A fault is reported to the context.
         """
         context, lanes = self._context, self._context.lanes
         try:

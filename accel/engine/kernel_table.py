@@ -114,8 +114,8 @@ class KernelTable:
     def _may_block(self, lane: Any, op: Any) -> bool:
         """Return whether an op may block, where there are kernels that are not the backend's.
 
-        For an op of theirs, their part says it. The backend is not asked: it may have ops of the
-        same kind with other fields. A replay that calls such kernels may block if they do.
+        For an op of such a library its part says so. The backend is not asked: it may have ops of
+        the same kind with other fields. A replay that calls such kernels may block if they do.
         """
         part = self.parts.get(op.library)
         if part is not None:

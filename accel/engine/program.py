@@ -287,7 +287,7 @@ class _PlacedStatus(NamedTuple):
 
 
 def _place_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
-    """Give the status of each op that has one an offset in one common buffer."""
+    """Return the status of each op that has one, with its offset in one common buffer."""
     placed: list[_PlacedStatus] = []
     end = 0
     for index, (op, plan) in enumerate(zip(ops, plans, strict=True)):

@@ -112,7 +112,7 @@ class Sender:
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            if not isinstance(error, Exception):  # a CancelledError of the op's must not be taken for the caller's
+            if not isinstance(error, Exception):  # an op's CancelledError is not the caller's
                 raise op_error(error, f"plan() of {op.kind}", core.loop, library=op.library, op=op.kind, device=core.name) from error
             if plan is None and not type(op).__module__.startswith("accel."):
                 raise  # an error in a user's own op is best seen as it is
