@@ -195,6 +195,12 @@ class KernelOp(ABC, Generic[R_co]):
         """Return what the awaiting caller gets, given the refs written and made: the only one, the tuple of several, or ``None``."""
         return cast("R_co", refs[0] if len(refs) == 1 else refs or None)
 
+    def __repr__(self) -> str:
+        # One for all ops: to make one for each class is a twentieth of the package's import.
+        fields = dataclasses.fields(cast("Any", self)) if dataclasses.is_dataclass(type(self)) else ()  # one that is none is refused
+        shown = [f"{each.name}={getattr(self, each.name)!r}" for each in fields if each.repr]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None = None) -> Callable[[type[C]], type[C]]:
@@ -224,7 +230,7 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
             if not hasattr(cls, "__post_init__"):
                 has_fields = True
                 cast("Any", cls).__post_init__ = convert_fields
-        return dataclass(frozen=True, eq=False, slots=True, init=has_fields, repr=has_fields)(cls)
+        return dataclass(frozen=True, eq=False, slots=True, init=has_fields, repr=False)(cls)
 
     return decorate
 
@@ -232,7 +238,7 @@ def op(library: str = "", kind: str = "", convert: Mapping[str, Convert] | None 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class FamilyOp(KernelOp[R_co]):
     """An op of a family: its fields are the parameters of a method such as ``device.blas.gemm``, in order, and with their defaults.
 
@@ -252,7 +258,7 @@ class FamilyOp(KernelOp[R_co]):
     timeout: float | None = field(default=None, kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class OutOp(FamilyOp[R_co]):
     """An op of a family with one result.
 
@@ -265,7 +271,7 @@ class OutOp(FamilyOp[R_co]):
     out: AccelRef | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
     """An op whose results have as many elements as only the device finds out, such as the places of what is not 0.
 

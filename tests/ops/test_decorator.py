@@ -53,7 +53,7 @@ def test_the_kind_is_the_name_of_the_class_and_the_library_that_of_the_base() ->
 def test_an_op_is_a_frozen_dataclass_with_slots(kind: type[RowSum]) -> None:
     made = kind(3, shift=1.0, timeout=2.0)
     assert (made.rows, made.shift, made.timeout) == (3, 1.0, 2.0)
-    assert repr(made).startswith(f"{kind.__name__}(rows=3, shift=1.0")
+    assert repr(made) == f"{kind.__name__}(rows=3, shift=1.0{', axis=0' if kind is Renamed else ''})"
     assert not hasattr(made, "__dict__")
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.rows = 4  # type: ignore[misc]
@@ -61,6 +61,14 @@ def test_an_op_is_a_frozen_dataclass_with_slots(kind: type[RowSum]) -> None:
     for other in (pickle.loads(pickle.dumps(made)), copy.copy(made), dataclasses.replace(made)):
         assert type(other) is kind
         assert dataclasses.astuple(other) == dataclasses.astuple(made)
+
+
+def test_an_op_that_is_no_dataclass_is_shown_by_its_name() -> None:
+    class Bare(accel.KernelOp):
+        def plan(self) -> Plan:
+            return Plan((), (), ())
+
+    assert repr(Bare()).endswith("Bare()")
 
 
 def test_fields_of_a_base_come_first() -> None:
