@@ -83,6 +83,7 @@ else:
         OutOfMemoryError,
         PoisonedInputError,
         StaleRefError,
+        UnknownTenantError,
         UnsupportedError,
     )
     from accel.expressions import Array, LazyArrayError, evaluate
@@ -180,6 +181,7 @@ __all__ = [
     "Terminated",
     "Transpose",
     "UnaryOp",
+    "UnknownTenantError",
     "UnsupportedError",
     "ViewToken",
     "__version__",

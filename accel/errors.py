@@ -19,6 +19,7 @@
     |- MailboxFullError               a bounded queue has no room
     |- ActorStoppedError              the actor stopped before it could answer
     |- InvalidArgumentError           (ValueError) the call's arguments are wrong
+    |  `- UnknownTenantError          the service has no share for this tenant
     |- UnsupportedError               right arguments, but not on this device or host
     |- NotInitializedError            used outside ``async with``
     |- BackendUnavailableError        the backend or its device is not there
@@ -57,6 +58,7 @@ __all__ = [
     "OutOfMemoryError",
     "PoisonedInputError",
     "StaleRefError",
+    "UnknownTenantError",
     "UnsupportedError",
 ]
 
@@ -437,6 +439,12 @@ class InvalidArgumentError(AccelError, ValueError):
     def __init__(self, message: str = "", *, argument: str | None = None, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.argument = argument
+
+
+class UnknownTenantError(InvalidArgumentError):
+    """The service has no share of device time for this tenant."""
+
+    default_remedy = "Name a tenant of the service's shares."
 
 
 class UnsupportedError(AccelError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import reprlib
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
@@ -22,7 +23,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_choice", "check_count", "check_flag", "converted", "number"]
+__all__ = ["check_choice", "check_count", "check_flag", "check_seconds", "converted", "number"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,6 +83,20 @@ def check_count(name: str, value: int, least: int = 1, *, remedy: str | None = N
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy=remedy or f"Give an int of at least {least}.")
     return value
+
+
+def check_seconds(**values: float) -> None:
+    """Raise unless each of ``values`` is a finite number of seconds, at least 0.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One is not.
+    """
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= sys.float_info.max:
+            raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy="Give seconds, at least 0.")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from asyncio import _get_running_loop
 from contextvars import Context
 from functools import partial
@@ -23,14 +22,15 @@ from accel.errors import (
 from accel.hints import AsyncOnly
 from accel.patterns.isolation import IsolationOptions
 from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
-from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
+from accel.patterns.requests import BatcherStatistics, Counters, Receipt, Request, RequestQueue
 from accel.patterns.root import RootTask
+from accel.patterns.shares import Shares
 from accel.patterns.takers import Takers
 from accel.telemetry import Probe, Probes, Service
-from accel.values import check_choice, check_count, check_flag
+from accel.values import check_choice, check_count, check_flag, check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
     from types import TracebackType
 
     from accel.device import Device
@@ -100,6 +100,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         hash of the content of numpy arrays, bytes, texts, numbers, and tuples, lists and dicts of these, up to 1 MiB; other items have none.
     close_timeout
         Seconds that closing waits for what was submitted.
+    shares
+        Name of each tenant -> its weight: the device time goes to the tenants that want it by their weights, twice as much for twice the weight. Each
+        item is charged its part, by size, of the measured device time of its batch. ``max_pending`` is then the bound of each tenant. Of a tenant's
+        items the one with the earliest deadline goes first, and one that has less time left than the fastest batch of the last seconds took fails at once.
 
     Raises
     ------
@@ -133,16 +137,17 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         remember_poison: int = 1024,
         fingerprint: Callable[[T], Hashable] | None = None,
         close_timeout: float = 10.0,
+        shares: Mapping[str, float] | None = None,
     ) -> None:
         most = check_count("max_items", max_items) * check_count("max_in_flight", max_in_flight)
         max_pending = 8 * most if max_pending is None else check_count("max_pending", max_pending, max_items)
         check_count("remember_poison", remember_poison, 0)
-        _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
+        check_seconds(max_delay=max_delay, close_timeout=close_timeout)
         if not (isinstance(quarantine_idle, float) and quarantine_idle == math.inf):
-            _check_seconds(quarantine_idle=quarantine_idle)
+            check_seconds(quarantine_idle=quarantine_idle)
         check_choice("overload", overload, "wait", "reject")
         check_flag("idempotent", idempotent)
-        _check_hooks(handler, size, device, quarantine, fingerprint)
+        _check_functions(size, fingerprint, quarantine)
         self._max_items = max_items
         self._careful_items = max(1, max_items // 8)
         self._max_delay = max_delay
@@ -152,8 +157,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._convert: Callable[[T], T] | None = None  # what the handler gets of an item
         self._idempotent = idempotent
         self._close_timeout = close_timeout
-        self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
+        bounds = max_pending, _WAITERS * max_pending if overload == "wait" else 0
+        self._shares = None if shares is None else Shares(shares, *bounds, self._counters)
+        self._queue = self._shares or RequestQueue(*bounds)
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
         options = IsolationOptions(max_pending, max_items, quarantine_idle, self._name)
         self._takers = Takers(options, self._poison, self._queue, self._launch, self._interrupted)
@@ -225,7 +232,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
     # -- requests
 
-    async def submit(self, item: T, *, timeout: float | None = None, idempotent: bool | None = None, key: Key | None = None) -> R:
+    async def submit(
+        self, item: T, *, timeout: float | None = None, idempotent: bool | None = None, key: Key | None = None, tenant: str | None = None
+    ) -> R:
         """Have one item handled in some batch, and return its result.
 
         Parameters
@@ -240,6 +249,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         key
             Items with one key go to one device, for as long as it is there: a text, bytes, or an int. It is chosen by a hash, which moves one of ``n`` keys
             when one of ``n`` devices goes. ``None``: to the device that is expected to end it first.
+        tenant
+            The share that is charged: one of ``shares``, and needed with them.
 
         Raises
         ------
@@ -252,7 +263,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         MailboxFullError
             There is no room, and the batcher rejects, or too many items wait already.
         InvalidArgumentError
-            The item is larger than a batch, or the handler did not return one result per item.
+            The item is larger than a batch, or the handler did not return one result per item, or there is a tenant and there are no shares.
+        UnknownTenantError
+            There are shares, and the tenant has none.
         ClosedError
             The batcher is closing or closed, or belongs to another loop; or it was closed before the item was answered.
 
@@ -260,7 +273,23 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         -----
         Cancelling detaches the caller at once. An item that was not launched is dropped; the result of a launched one is discarded.
         """
-        loop = self._loop
+        answer, _ = await self._answered(item, timeout, idempotent, key, tenant, is_timed=False)
+        return answer
+
+    __call__ = submit
+
+    async def timed(
+        self, item: T, *, timeout: float | None = None, idempotent: bool | None = None, key: Key | None = None, tenant: str | None = None
+    ) -> tuple[R, Receipt]:
+        """Have one item handled, as :meth:`submit` does, and return its result and what it took: see :class:`Receipt`."""
+        answer, receipt = await self._answered(item, timeout, idempotent, key, tenant, is_timed=True)
+        assert receipt is not None, "what is timed has a receipt"
+        return answer, receipt
+
+    async def _answered(
+        self, item: T, timeout: float | None, idempotent: bool | None, key: Key | None, tenant: str | None, *, is_timed: bool
+    ) -> tuple[R, Receipt | None]:
+        loop, shares = self._loop, self._shares
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
         if self._convert is not None:
@@ -282,11 +311,11 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         request.number = self._counters.submitted + 1
-        if key is not None:
-            request.routing_key, request.home = key, self._takers.home(key)
+        if key is not None or tenant is not None or shares is not None:
+            self._address(request, key, tenant, timeout)
         line = poison.lines.get(fingerprint) if fingerprint is not None and is_idempotent else None
         if not (self._queue.offer(request) if line is None else line.isolation.join(request, fingerprint)):
-            raise self._full()
+            raise self._full(request)
         self._counters.submitted, request.key = request.number, fingerprint
         probes = self.service.probes
         error: BaseException | None = None
@@ -298,7 +327,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             # At the end of the iteration, so that the batch has all of its submissions.
             self._launching = loop.call_soon(self._launch, context=Context())
         try:
-            return await request.future  # type: ignore[no-any-return]
+            answer: R = await request.future
+            return answer, request.receipt() if is_timed else None
         except BaseException as raised:
             if isinstance(raised, asyncio.CancelledError):
                 self._withdraw(request)
@@ -307,12 +337,23 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         finally:
             if request.timer is not None:
                 request.timer.cancel()
+            if shares is not None:
+                shares.count(request)
             if probes.request_ended:
                 probes.tell(Probe.request_ended, request, error)
             # An error's traceback holds this frame, and the future holds the error: a cycle that would keep the item alive.
+            request.batch = None
             del request, error
 
-    __call__ = submit
+    def _address(self, request: Request, key: Key | None, tenant: str | None, timeout: float | None) -> None:
+        """Say which device takes a request, and which tenant is charged."""
+        if self._shares is not None:
+            request.tenant = self._shares.check(tenant)
+            request.deadline = math.inf if timeout is None else self._now + timeout
+        elif tenant is not None:
+            raise InvalidArgumentError(f"tenant is {tenant!r:.80}, and there are no shares", remedy="Give shares= where it is made, too.")
+        if key is not None:
+            request.routing_key, request.home = key, self._takers.home(key)
 
     def forget_poison(self) -> None:
         """Forget the poisonous items that are remembered, for instance because the handler serves other weights now."""
@@ -324,25 +365,14 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         for each in (self._counters, *[taker.counters for taker in self._takers.all]):
             counters.add(each)
         return BatcherStatistics(
-            submitted=counters.submitted,
-            answered=counters.answered,
-            failed=counters.failed,
-            expired=counters.expired,
-            dropped=counters.dropped,
-            abandoned=counters.abandoned,
-            rejected=counters.rejected,
-            refused=counters.refused,
-            retried=counters.retried,
-            batches=counters.batches,
+            **counters.totals(),
             mean_batch=counters.items / counters.batches if counters.batches else 0.0,
             queued=self._queue.queued,
             waiting=self._queue.waiting,
             in_flight=self._in_flight,
-            isolated=counters.isolated,
-            poisoned=counters.poisoned,
             isolating=sum([len(isolation.suspects) for isolation in self._takers.isolations]),
-            device_seconds=counters.device_seconds,
             replicas=tuple([taker.statistics() for taker in self._takers.all]),
+            tenants=() if self._shares is None else self._shares.statistics(),
         )
 
     # -- takers
@@ -372,7 +402,6 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             The batcher is closing or closed.
         """
         self._check_home()
-        _check_hooks(handler, None, device, quarantine, None)
         if any(taker.device is device for taker in self._takers.all):
             raise InvalidArgumentError(f"{device!r} takes batches already", remedy="Give a handler of another device.")
         self._takers.add(handler, device, quarantine)
@@ -439,11 +468,12 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             return InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
         return DeadlineExceededError(f"an item that may take {timeout:g} s has no time to run")
 
-    def _full(self) -> MailboxFullError:
+    def _full(self, request: Request) -> MailboxFullError:
         self._counters.rejected += 1
+        whose, queue, part = ("the batcher", self._queue, 1.0) if self._shares is None else self._shares.rejected(request)
         return MailboxFullError(
-            f"the batcher has {self._queue.queued} items queued and {self._queue.waiting} waiting for room",
-            retry_after=max(0.001, self._takers.first.seconds_per_item / self._most_in_flight * self._max_pending / 2),
+            f"{whose} has {queue.queued} items queued and {queue.waiting} waiting for room",
+            retry_after=max(0.001, self._takers.first.seconds_per_item / self._most_in_flight * self._max_pending / 2 / part),
             remedy="Try again after .retry_after seconds, or make the batcher with a larger max_pending.",
         )
 
@@ -518,6 +548,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                     self._in_flight -= 1
                     taker.in_flight -= 1
                     taker.fail(batch, self._interrupted())
+                    if self._shares is not None:
+                        self._shares.release(batch)
         if self._state == "closing" and not (queue.queued or self._in_flight or any(each.suspects for each in self._takers.isolations)):
             root.finish()
         if len(self._takers.all) > 1:
@@ -543,6 +575,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if task.cancelled() or task.exception() is not None:
             # Cancelled by the close or by the handler itself, or the program ends.
             taker.fail(batch, self._interrupted())
+        if self._shares is not None:
+            self._shares.release(batch)
         self._launch()
 
     def _interrupted(self) -> AccelError:
@@ -551,31 +585,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
 
 
-def _check_hooks(handler: object, size: object, device: object, quarantine: object, fingerprint: object) -> None:
-    """Raise unless the functions can be called, and the device is a device."""
-    if not callable(handler):
-        raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
+def _check_functions(size: object, fingerprint: object, quarantine: object) -> None:
     if size is not None and not callable(size):
         raise InvalidArgumentError(f"size is {size!r}", remedy="Give a function of one item, or None.")
-    if device is not None and not callable(getattr(device, "generations", None)):
-        raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
     if fingerprint is not None and (quarantine is None or not callable(fingerprint)):
         without = "" if callable(quarantine) else f", and quarantine {quarantine!r}"
         raise InvalidArgumentError(f"fingerprint is {fingerprint!r}{without}", remedy="Give a function of one item, and quarantine= too.")
-    if quarantine is None:
-        return
-    if not callable(quarantine):
-        raise InvalidArgumentError(
-            f"quarantine is {quarantine!r}",
-            remedy="Give a function defined with 'async def' that takes a Device and returns a handler, or None.",
-        )
-    if not callable(getattr(device, "quarantine", None)):
-        raise InvalidArgumentError(f"quarantine= with device={device!r}", remedy="Give the accel.Device that the handler uses, too.")
-
-
-def _check_seconds(**values: float) -> None:
-    """Raise unless each of ``values`` is a number of seconds."""
-    for name, value in values.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= sys.float_info.max:
-            raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy="Give seconds, at least 0.")

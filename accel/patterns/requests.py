@@ -7,23 +7,38 @@ import contextlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from inspect import isawaitable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
+from accel.models import Rows
 from accel.patterns.recovering import Attribution
 from accel.telemetry import DeviceTime, Probe, ServedBatch, Service
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Iterable, Iterator
 
-__all__ = ["BatcherStatistics", "Counters", "ReplicaStatistics", "Request", "RequestQueue", "call", "end", "launch", "trial_of"]
+__all__ = [
+    "BatcherStatistics",
+    "Counters",
+    "KeyedHeap",
+    "Receipt",
+    "ReplicaStatistics",
+    "Request",
+    "RequestQueue",
+    "TenantStatistics",
+    "call",
+    "end",
+    "trial_of",
+]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,8 @@ class BatcherStatistics:
         Device time of the handler's calls: see :class:`accel.DeviceTime`.
     replicas
         What each device has done that takes batches now; those that were drained count in the other fields alone.
+    tenants
+        What was done for each tenant; empty without shares.
     """
 
     submitted: int
@@ -93,6 +110,7 @@ class BatcherStatistics:
     isolating: int
     device_seconds: float
     replicas: tuple[ReplicaStatistics, ...]
+    tenants: tuple[TenantStatistics, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,64 @@ class ReplicaStatistics:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class TenantStatistics:
+    """What a batcher has done for one tenant, and what is queued of it; only with shares.
+
+    Parameters
+    ----------
+    tenant, weight
+        As in the shares.
+    queued, waiting
+        Items in its queue, and items that wait for room in it.
+    device_seconds
+        Device time that it was charged; wall time where a device does not measure.
+    answered, failed, expired, dropped, abandoned, rejected
+        As in :class:`BatcherStatistics`, counted when the caller goes on. An error of the handler that is a
+        :class:`~accel.DeadlineExceededError` counts as expired.
+    """
+
+    tenant: str
+    weight: float
+    queued: int
+    waiting: int
+    device_seconds: float
+    answered: int
+    failed: int
+    expired: int
+    dropped: int
+    abandoned: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one answer took: from :meth:`DynamicBatcher.timed`.
+
+    Parameters
+    ----------
+    queued
+        Seconds from the submission of the item to the batch that answered it, retries included.
+    device_seconds
+        Device time of that batch, as measured; ``None`` where the device does not measure. The item's share of it is not measured.
+    batch_items
+        Items in that batch.
+    device
+        Name of the device that it ran on; empty for a handler without one.
+    version
+        Of the weights that answered; ``None`` for a handler without any, and in quarantine.
+    tenant
+        The share that was charged; empty without shares.
+    """
+
+    queued: float
+    device_seconds: float | None
+    batch_items: int
+    device: str
+    version: int | None
+    tenant: str
+
+
 @dataclass(slots=True)
 class Counters:
     """The running totals behind :class:`BatcherStatistics`.
@@ -135,6 +211,8 @@ class Counters:
     ----------
     batch_seconds : float
         Moving average of the handler's time for a batch, once there was one.
+    charge : callable or None
+        Called with each batch, and each trial in quarantine, once it is known what it took.
     """
 
     submitted: int = 0
@@ -152,12 +230,19 @@ class Counters:
     items: int = 0
     batch_seconds: float = 0.0
     device_seconds: float = 0.0
+    charge: Callable[[ServedBatch], None] | None = None
 
     def add(self, other: Counters) -> None:
         """Add the totals of another."""
-        for name in Counters.__slots__:
-            if name != "batch_seconds":
-                setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _TOTALS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def totals(self) -> dict[str, Any]:
+        """Return those that are fields of :class:`BatcherStatistics`."""
+        return {name: getattr(self, name) for name in _TOTALS if name != "items"}
+
+
+_TOTALS = [field.name for field in fields(Counters) if field.name not in ("batch_seconds", "charge")]
 
 
 @dataclass(eq=False, slots=True)
@@ -194,6 +279,10 @@ class Request:
         What its caller chose the device by, if by anything.
     home : Any
         The taker that is to take it, and no other; ``None``: any.
+    charged : float
+        Device seconds that its tenant was charged ahead, while it is in a batch.
+    batch : ServedBatch or None
+        The last one that it was in, until its caller goes on.
     """
 
     item: Any
@@ -216,43 +305,63 @@ class Request:
     deadline: float = math.inf
     routing_key: Any = None
     home: Any = None
+    charged: float = 0.0
+    batch: ServedBatch | None = None
+
+    def receipt(self) -> Receipt:
+        """Return what its answer took."""
+        batch = self.batch
+        assert batch is not None, "what is answered was in a batch"
+        return Receipt(
+            queued=batch.launched_at - self.begun_at,
+            device_seconds=batch.device_seconds,
+            batch_items=batch.items,
+            device=batch.device,
+            version=batch.version,
+            tenant=self.tenant,
+        )
 
 
-class _Lane:
-    """Requests in order, of which any can be removed in constant time.
+class KeyedHeap(Generic[T]):
+    """Values in the order of their keys, of which any can be removed in constant time.
 
     Attributes
     ----------
-    orders : list
-        A heap of the keys of ``requests``, and of those that were removed from it since.
-    requests : dict
-        Order -> request.
+    keys : list
+        A heap of the keys of ``values``, and of some that were removed.
+    values : dict
+        Key -> value.
     """
 
-    __slots__ = ("orders", "requests")
+    __slots__ = ("keys", "values")
 
     def __init__(self) -> None:
-        self.orders: list[Any] = []
-        self.requests: dict[Any, Request] = {}
+        self.keys: list[Any] = []
+        self.values: dict[Any, T] = {}
 
     def first(self) -> Any:
-        """Return the first order; ``None`` if there is no request."""
-        orders = self.orders
-        while orders and orders[0] not in self.requests:
-            heappop(orders)
-        return orders[0] if orders else None
+        """Return the first key; ``None`` if there is no value."""
+        keys = self.keys
+        while keys and keys[0] not in self.values:
+            heappop(keys)
+        return keys[0] if keys else None
 
-    def remove(self, order: Any) -> bool:
-        """Remove a request; return whether it was here."""
-        if self.requests.pop(order, None) is None:
+    def add(self, key: Any, value: T) -> None:
+        """Add a value."""
+        self.values[key] = value
+        heappush(self.keys, key)
+
+    def remove(self, key: Any) -> bool:
+        """Remove a value; return whether it was here."""
+        if self.values.pop(key, None) is None:
             return False
-        if len(self.orders) > 2 * len(self.requests) + _REMOVED:
-            self.orders = sorted(self.requests)
+        if len(self.keys) > 2 * len(self.values) + _REMOVED:
+            self.keys = sorted(self.values)
         return True
 
 
 _REMOVED = 64
-"""Orders of removed requests that a lane may keep, besides one for each request."""
+"""Keys of removed values that are kept, besides one for each value."""
 
 
 class RequestQueue:
@@ -281,8 +390,8 @@ class RequestQueue:
         self._limit = limit
         self._waiting_limit = waiting_limit
         self._by_deadline = by_deadline
-        self._common = _Lane()
-        self._lanes: dict[Any, _Lane] = {None: self._common}
+        self._common: KeyedHeap[Request] = KeyedHeap()
+        self._lanes: dict[Any, KeyedHeap[Request]] = {None: self._common}
         # An ordered dictionary: taking from the middle (a cancelled request) costs as little as taking from the front.
         self._waiters: OrderedDict[Request, None] = OrderedDict()
         self.queued = 0
@@ -297,10 +406,10 @@ class RequestQueue:
             self._waiters[request] = None
             self.waiting += size
             return True
-        lane = self._common if request.home is None else self._lanes.setdefault(request.home, _Lane())
+        lane = self._common if request.home is None else self._lanes.setdefault(request.home, KeyedHeap())
         order = self._order(request) if self._by_deadline else request.number
-        lane.requests[order] = request
-        heappush(lane.orders, order)
+        lane.values[order] = request  # as KeyedHeap.add: here, and in take, a call would cost as much as the rest
+        heappush(lane.keys, order)
         self.queued += size
         return True
 
@@ -323,7 +432,7 @@ class RequestQueue:
             self._admit()
 
     def take(self, limit: int, taker: Any = None, most: int = sys.maxsize) -> list[Request]:
-        """Take requests from the front, as many as fit into ``limit`` items; requests whose caller has left are dropped.
+        """Take requests from the front, as many as fit into ``limit`` items but at least one; those whose caller has left are dropped.
 
         Parameters
         ----------
@@ -336,40 +445,40 @@ class RequestQueue:
         taken: list[Request] = []
         while len(taken) < most:
             lane = common
-            if own is not None and own.orders and not (common.orders and common.orders[0] < own.orders[0]):
+            if own is not None and own.keys and not (common.keys and common.keys[0] < own.keys[0]):
                 lane = own
-            if not lane.orders:
+            if not lane.keys:
                 break
-            order = lane.orders[0]
-            request = lane.requests.get(order)
+            order = lane.keys[0]
+            request = lane.values.get(order)
             if request is not None:
                 size = request.size
                 # The future of a cancelled caller is done one iteration before the caller discards its request.
                 if not request.future.done():
-                    if size > limit:
+                    if size > limit and taken:
                         break
                     limit -= size
                     taken.append(request)
                 self.queued -= size
-                del lane.requests[order]
-            heappop(lane.orders)
+                del lane.values[order]
+            heappop(lane.keys)
         if self._waiters:
             self._admit()
         return taken
 
     def has(self, taker: Any) -> bool:
         """Return whether there is a request that this taker may take."""
-        return bool(self._common.requests) or self.has_own(taker)
+        return bool(self._common.values) or self.has_own(taker)
 
     def has_own(self, taker: Any) -> bool:
         """Return whether there is a request that this taker alone may take."""
         lane = self._lanes.get(taker)
-        return lane is not None and bool(lane.requests)
+        return lane is not None and bool(lane.values)
 
     def rehome(self, taker: Any, choose: Callable[[Any], Any]) -> None:
         """Give the requests of a taker that has gone to others: each to ``choose(routing_key)``, or to all."""
         lane = self._lanes.pop(taker, None)
-        requests = [] if lane is None else list(lane.requests.values())
+        requests = [] if lane is None else list(lane.values.values())
         for request in (*requests, *self._waiters):
             if request.home is taker:
                 request.home = choose(request.routing_key)
@@ -378,8 +487,8 @@ class RequestQueue:
 
     def clear(self) -> list[Request]:
         """Take all requests, also those that wait for room."""
-        left = [*(lane.requests[order] for lane in self._lanes.values() for order in sorted(lane.requests)), *self._waiters]
-        self._common = _Lane()
+        left = [*(lane.values[order] for lane in self._lanes.values() for order in sorted(lane.values)), *self._waiters]
+        self._common = KeyedHeap()
         self._lanes = {None: self._common}
         self._waiters.clear()
         self.queued = self.waiting = 0
@@ -388,8 +497,8 @@ class RequestQueue:
     def oldest(self) -> float | None:
         """Return the loop time at which the oldest request in the queue was submitted; ``None`` if there is none."""
         if self._by_deadline:
-            return min([request.since for lane in self._lanes.values() for request in lane.requests.values()], default=None)
-        firsts = [lane.requests[order].since for lane in self._lanes.values() if (order := lane.first()) is not None]
+            return min([request.since for lane in self._lanes.values() for request in lane.values.values()], default=None)
+        firsts = [lane.values[order].since for lane in self._lanes.values() if (order := lane.first()) is not None]
         return min(firsts, default=None)
 
     def _order(self, request: Request) -> Any:
@@ -409,12 +518,6 @@ class RequestQueue:
             self.offer(request, is_bounded=False)
 
 
-def launch(batch: ServedBatch) -> None:
-    """Tell probes of a batch that is launched."""
-    if batch.service.probes.batch_launched:
-        batch.service.probes.tell(Probe.batch_launched, batch)
-
-
 def end(batch: ServedBatch) -> None:
     """Tell probes of a batch that has ended."""
     batch.ended_at = perf_counter()
@@ -425,11 +528,15 @@ def end(batch: ServedBatch) -> None:
 @contextlib.contextmanager
 def trial_of(requests: list[Request], counters: Counters, device: str) -> Iterator[None]:
     """Tell probes of a trial in quarantine, which the block makes and whose results it gives, and charge its device time."""
-    for request in requests:
-        request.launches += 1
     batch = ServedBatch(requests[0].service, requests, sum([request.size for request in requests]), device)
     waiting = [request for request in requests if not request.future.done()]
-    launch(batch)
+    for request in requests:
+        request.launches += 1
+    for request in waiting:
+        request.batch = batch
+    probes = batch.service.probes
+    if probes.batch_launched:
+        probes.tell(Probe.batch_launched, batch)
     try:
         with DeviceTime() as spent:
             yield
@@ -440,6 +547,8 @@ def trial_of(requests: list[Request], counters: Counters, device: str) -> Iterat
     finally:
         batch.device_seconds = spent.seconds
         counters.device_seconds += spent.seconds or 0.0
+        if counters.charge is not None:
+            counters.charge(batch)
         end(batch)
 
 
@@ -460,7 +569,7 @@ async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: 
             )
         results = await answer
         # A sequence of the user's own class may raise in any method.
-        return _mismatch(results, len(items)) or list(results)
+        return _mismatch(results, len(items)) or (results if isinstance(results, Rows) else list(results))
     except Exception as error:
         return error
 

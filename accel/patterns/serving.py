@@ -225,7 +225,7 @@ def serve(
     quarantine
         Whether suspects of a fault are tried apart; ``False`` retries each once on the device.
     **options
-        The other options of :class:`~accel.patterns.DynamicBatcher`: ``max_delay``, ``max_pending``, ``overload``, ``max_in_flight``, ``close_timeout``...
+        The other options of :class:`~accel.patterns.DynamicBatcher`: ``max_delay``, ``max_pending``, ``overload``, ``max_in_flight``, ``shares``...
 
     Raises
     ------

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device import DeviceState
 from accel.errors import ClosedError
+from accel.models import Rows
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
-from accel.patterns.requests import ReplicaStatistics, call, end, launch
-from accel.telemetry import DeviceTime, ServedBatch
+from accel.patterns.requests import ReplicaStatistics, call, end
+from accel.telemetry import DeviceTime, Probe, ServedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -204,19 +205,21 @@ class Taker:
             wanted = await isolation.sift(wanted)
         if not wanted:
             return []
-        counters, items = self.counters, 0
+        counters, given = self.counters, []
+        served = ServedBatch(wanted[0].service, wanted, 0, self.name)
         for request in wanted:
-            items += request.size
+            served.items += request.size
+            given.append(request.item)
+            request.batch = served
             if request.is_launched:
                 counters.retried += 1
             request.is_launched = True
             request.launches += 1
         counters.batches += 1
-        counters.items += items
+        counters.items += served.items
         began, deaths = perf_counter(), 0 if attribution is None else attribution.deaths
-        served = ServedBatch(wanted[0].service, wanted, items, self.name)
         ended_before = self._ended_at
-        results = await self._called(served, wanted)
+        results = await self._called(served, given)
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
                 end(served)
@@ -226,7 +229,7 @@ class Taker:
             busy = self._ended_at - max(began, ended_before)
             self.seconds += 0.2 * (busy - self.seconds) if self.seconds else busy
             seconds = self._ended_at - began
-            self.seconds_per_item += 0.2 * (seconds / items - self.seconds_per_item)
+            self.seconds_per_item += 0.2 * (seconds / served.items - self.seconds_per_item)
             counters.batch_seconds += 0.2 * (seconds - counters.batch_seconds) if counters.batch_seconds else seconds
         died = attribution is not None and attribution.deaths > deaths
         again, suspects, served.answered = self._settle(wanted, results, died=died)
@@ -235,13 +238,15 @@ class Taker:
             await self.isolation.take(suspects, attribution)
         return again
 
-    async def _called(self, batch: ServedBatch, requests: list[Request]) -> Any:
-        """Return what the handler gives, as :func:`call` does; the device time is charged."""
-        launch(batch)
+    async def _called(self, batch: ServedBatch, items: list[Any]) -> Any:
+        """Return what the handler gives for the items of a batch, as :func:`call` does; the device time is charged."""
+        probes = batch.service.probes
+        if probes.batch_launched:
+            probes.tell(Probe.batch_launched, batch)
         self._began.append(batch.launched_at)
         try:
             with DeviceTime() as spent:
-                results = await call(self.handler, [request.item for request in requests])
+                results = await call(self.handler, items)
         except BaseException as error:
             batch.error = type(error).__name__
             end(batch)
@@ -251,6 +256,10 @@ class Taker:
             self._ended_at = perf_counter()
             batch.device_seconds = spent.seconds
             self.counters.device_seconds += spent.seconds or 0.0
+            if self.counters.charge is not None:
+                self.counters.charge(batch)
+        if isinstance(results, Rows):
+            batch.version = results.version
         batch.error = type(results).__name__ if isinstance(results, Exception) else ""
         return results
 

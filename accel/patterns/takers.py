@@ -8,11 +8,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel.device import DeviceState
-from accel.errors import AccelError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.patterns.isolation import Isolation
 from accel.patterns.quarantine import QuarantineHandler
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import Counters
+from accel.patterns.shares import Shares
 from accel.patterns.taker import Taker
 from accel.rendezvous import rendezvous
 
@@ -56,7 +57,7 @@ class Takers:
         self,
         options: IsolationOptions,
         poison: PoisonMemory,
-        queue: RequestQueue,
+        queue: RequestQueue | Shares,
         launch: Callable[[], None],
         interrupted: Callable[[], Exception],
     ) -> None:
@@ -90,7 +91,8 @@ class Takers:
 
     def add(self, handler: Any, device: Recovering | None, quarantine: Any) -> None:
         """Add a taker; for the arguments see :class:`accel.patterns.DynamicBatcher`."""
-        counters, isolation = Counters(), None
+        _check(handler, device, quarantine)
+        counters, isolation = Counters(charge=self._queue.charge if isinstance(self._queue, Shares) else None), None
         if quarantine is not None:
             made = QuarantineHandler(device, quarantine)
             isolation = Isolation(device, made, counters, self._poison, self._options, self._launch, self._interrupted)
@@ -166,3 +168,20 @@ class Takers:
         if can:
             self._queue.put_back(requests)
         return can
+
+
+def _check(handler: object, device: object, quarantine: object) -> None:
+    """Raise unless the functions can be called, and the device is a device."""
+    if not callable(handler):
+        raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
+    if device is not None and not callable(getattr(device, "generations", None)):
+        raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
+    if quarantine is None:
+        return
+    if not callable(quarantine):
+        raise InvalidArgumentError(
+            f"quarantine is {quarantine!r}",
+            remedy="Give a function defined with 'async def' that takes a Device and returns a handler, or None.",
+        )
+    if not callable(getattr(device, "quarantine", None)):
+        raise InvalidArgumentError(f"quarantine= with device={device!r}", remedy="Give the accel.Device that the handler uses, too.")

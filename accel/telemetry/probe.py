@@ -257,9 +257,11 @@ class ServedBatch:
         Device time that was charged; ``None`` if nothing was measured.
     error : str
         Name of the class of what the handler raised; empty where it returned.
+    version : int or None
+        Of the weights that answered; ``None`` where it is not known.
     """
 
-    __slots__ = ("answered", "device", "device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service")
+    __slots__ = ("answered", "device", "device_seconds", "ended_at", "error", "items", "launched_at", "requests", "service", "version")
 
     def __init__(self, service: Service, requests: Sequence[ServedRequest], items: int, device: str = "") -> None:
         self.service = service
@@ -271,6 +273,7 @@ class ServedBatch:
         self.ended_at = 0.0
         self.device_seconds: float | None = None
         self.error = ""
+        self.version: int | None = None
 
 
 class DeviceWork:

@@ -232,6 +232,7 @@ def test_the_options_have_their_documented_defaults() -> None:
         "remember_poison": 1024,
         "fingerprint": None,
         "close_timeout": 10.0,
+        "shares": None,
     }
 
 

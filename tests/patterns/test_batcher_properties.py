@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import accel
 from accel.patterns import BatcherStatistics, DynamicBatcher
+from accel.patterns.shares import OUTCOMES
 from tests.batcher_support import settled
 
 
@@ -35,6 +36,7 @@ class Plan:
     turns: tuple[int, ...]
     faults: frozenset[int]
     close_after: int
+    tenants: int
 
 
 @st.composite
@@ -57,6 +59,7 @@ def plans(draw: st.DrawFn) -> Plan:
         tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))),
         draw(st.frozensets(st.integers(0, 6), max_size=3)),
         draw(st.integers(0, 30)),
+        draw(st.integers(0, 3)),
     )
 
 
@@ -84,10 +87,10 @@ class Service:
             self.running -= 1
 
 
-async def client(batcher: DynamicBatcher[Ask, int], ask: Ask) -> int:
+async def client(batcher: DynamicBatcher[Ask, int], ask: Ask, tenant: str | None) -> int:
     for _ in range(ask.start):
         await asyncio.sleep(0)
-    return await batcher.submit(ask, timeout=60.0, idempotent=ask.idempotent)
+    return await batcher.submit(ask, timeout=60.0, idempotent=ask.idempotent, tenant=tenant)
 
 
 async def cancel(task: asyncio.Task[int], after: int) -> None:
@@ -106,9 +109,10 @@ async def play(plan: Plan) -> tuple[Service, list[int | BaseException], BatcherS
         max_delay=0.0 if plan.room % 2 else 0.0005,
         overload="reject" if plan.rejects else "wait",
         size=lambda ask: ask.size,
+        shares={str(number): 1 + number for number in range(plan.tenants)} or None,
     )
     async with batcher:
-        tasks = [asyncio.ensure_future(client(batcher, ask)) for ask in plan.asks]
+        tasks = [asyncio.ensure_future(client(batcher, ask, str(ask.item % plan.tenants) if plan.tenants else None)) for ask in plan.asks]
         others = [
             asyncio.ensure_future(cancel(task, ask.cancel)) for task, ask in zip(tasks, plan.asks, strict=True) if ask.cancel is not None
         ]
@@ -153,6 +157,9 @@ def check(plan: Plan, service: Service, results: list[int | BaseException], stat
     )
     assert statistics.answered >= sum(isinstance(result, int) for result in results)
     assert statistics.batches == len(service.calls)
+    assert len(statistics.tenants) == plan.tenants
+    for outcome in OUTCOMES if plan.tenants else ():
+        assert sum(getattr(tenant, outcome) for tenant in statistics.tenants) == getattr(statistics, outcome), outcome
 
 
 @settings(max_examples=150, deadline=None)
