@@ -46,8 +46,8 @@ R = TypeVar("R")
 _WAITERS = 16
 """Bound of the queue of waiters, as a multiple of the queue's length."""
 
-_AGAIN = 0.05
-"""Seconds until a taker is looked for again, where none of several is ready and answers."""
+_AGAIN, _SOON = 0.05, 0.001
+"""Seconds until a taker is looked for again, where none of several is ready and answers; and the fewest, where one is busy."""
 
 _AGES = 1e9
 """The longest timer, in seconds: event loops count in 64 bits."""
@@ -437,8 +437,6 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         if not any(other is not taker and not other.is_draining for other in self._takers.all):
             raise InvalidArgumentError(f"{device!r} is the only one that takes batches", remedy="Add another first, or close the service.")
         taker.is_draining = True
-        if self._root is not None:
-            self._launch()  # others take its keyed items
         if taker.isolation is not None:
             taker.isolation.close()
         try:
@@ -535,7 +533,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
             if taker is None or taker.in_flight >= at_once:
                 if len(self._takers.all) > 1:  # this one ends first although it is busy; if it is late, another will
-                    self._launch_at(root.loop.time() + (taker.seconds if taker is not None and taker.seconds else _AGAIN))
+                    self._launch_at(root.loop.time() + (max(taker.seconds, _SOON) if taker is not None and taker.seconds else _AGAIN))
                 break
             if taker.in_flight and queue.queued < most and self._state == "open" and self._waits():
                 break

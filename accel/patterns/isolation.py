@@ -310,8 +310,7 @@ class Isolation:
     def _taken(self) -> list[Request]:
         taken = list(self.suspects)
         for request in taken:
-            if (line := self.memory.lines.get(request.key)) is not None and line.isolation is self:
-                del self.memory.lines[request.key]
+            self.memory.lines.pop(request.key, None)
         for each in (self.suspects, self._groups, self._repeats):
             each.clear()
         self._bound = self._arrived

@@ -77,9 +77,8 @@ class ModelService(DynamicBatcher[Any, Any]):
                 f"{models!r} is not a Model", remedy="Give what `await device.load_model(...)` returned, or several."
             )
         first = given[0]
-        for number, model in enumerate(given):
+        for model in given:
             _check_serves_with(model, first)
-            _check_device(model, given[:number])
         most = first.buckets.most
         if max_items is None:
             max_items = most or _ITEMS
@@ -143,7 +142,6 @@ class ModelService(DynamicBatcher[Any, Any]):
             The service is closing or closed.
         """
         _check_serves_with(model, self.model)
-        _check_device(model, self.models)
         self._add_model(model)
 
     async def drain(self, device: Recovering | Model, *, timeout: float | None = None) -> None:
@@ -194,11 +192,6 @@ def _check_serves_with(model: object, first: Model) -> None:
             remedy="Load the same model on each device: pool.load_model().",
         )
     model.outputs.check_serves_for(first.outputs)
-
-
-def _check_device(model: Model, others: Sequence[Model]) -> None:
-    if any(other.device is model.device for other in others):
-        raise InvalidArgumentError(f"two models of one service are on {model.device!r}", remedy="Give models on different devices.")
 
 
 _ITEMS = 64

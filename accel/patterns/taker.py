@@ -70,6 +70,7 @@ class Taker:
     __slots__ = (
         "_attribution",
         "_began",
+        "_busy",
         "_ended_at",
         "_hand_over",
         "_idled",
@@ -109,6 +110,7 @@ class Taker:
         self.seconds_per_item = 1e-3
         self._began: deque[float] = deque()  # of the calls of the handler that run now
         self._ended_at = 0.0  # of the last one
+        self._busy = 0.0  # seconds of the last one in which no earlier one ran
         self._idled = asyncio.Event()
 
     @property
@@ -218,7 +220,6 @@ class Taker:
         counters.batches += 1
         counters.items += served.items
         began, deaths = perf_counter(), 0 if attribution is None else attribution.deaths
-        ended_before = self._ended_at
         results = await self._called(served, given)
         if isinstance(results, Exception):
             if len(wanted) > 1 and is_of_an_item(results):
@@ -226,8 +227,7 @@ class Taker:
                 return await self._singly(wanted, results, attribution)
             results = repeat(results, len(wanted))
         else:
-            busy = self._ended_at - max(began, ended_before)
-            self.seconds += 0.2 * (busy - self.seconds) if self.seconds else busy
+            self.seconds += 0.2 * (self._busy - self.seconds) if self.seconds else self._busy
             seconds = self._ended_at - began
             self.seconds_per_item += 0.2 * (seconds / served.items - self.seconds_per_item)
             counters.batch_seconds += 0.2 * (seconds - counters.batch_seconds) if counters.batch_seconds else seconds
@@ -253,7 +253,8 @@ class Taker:
             raise
         finally:
             self._began.popleft()
-            self._ended_at = perf_counter()
+            ended_before, self._ended_at = self._ended_at, perf_counter()
+            self._busy = self._ended_at - max(batch.launched_at, ended_before)
             batch.device_seconds = spent.seconds
             self.counters.device_seconds += spent.seconds or 0.0
             if self.counters.charge is not None:

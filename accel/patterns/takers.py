@@ -125,10 +125,9 @@ class Takers:
         self._rehome()
         takers = [taker for taker in self.all if not taker.is_draining and self._queue.has(taker)]
         ready = [taker for taker in takers if taker.state is DeviceState.READY and not taker.is_awaited]
-        away = [taker for taker in takers if taker.is_away and (not ready or self._queue.has_own(taker))]
-        is_awaited = bool(away) and self._await(away, root)
         if not ready:
-            return None if is_awaited or not takers else takers[0]
+            away = [taker for taker in takers if taker.is_away]
+            return None if (away and self._await(away, root)) or not takers else takers[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
         in_order = sorted(ready, key=lambda taker: (taker.expected_end(now, usual), taker.in_flight))
         return next((taker for taker in in_order if not taker.is_stalled), None)

@@ -90,7 +90,7 @@ async def test_devices_that_are_idle_take_a_batch_each_and_a_third_one_waits_for
     assert settled(batcher.statistics())
 
 
-async def test_a_slow_device_takes_only_what_it_would_end_first() -> None:
+async def test_a_slow_device_takes_only_what_it_would_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = Device("fast", 0.002), Device("slow", 0.2)
     async with served_by([slow, fast], max_items=1) as batcher:
         await batcher.submit(0)  # taken by the first, of which nothing is known
@@ -99,6 +99,75 @@ async def test_a_slow_device_takes_only_what_it_would_end_first() -> None:
             await batcher.submit(1)
         assert len(slow.batches) == 1
         assert len(fast.batches) > 20
+        monkeypatch.setattr("accel.patterns.taker._TRUSTED", 0.0)
+        slow.seconds = fast.seconds
+        for _ in range(20):
+            await batcher.submit(1)
+        assert len(slow.batches) > 1, "it may have become faster"
+
+
+async def test_what_waits_for_a_fast_device_that_is_late_is_taken_by_a_slow_one() -> None:
+    fast, slow = Device("fast", 0.001), Device("slow", 0.05)
+    async with served_by([slow, fast], max_items=1, max_in_flight=1) as batcher:
+        for n in range(4):
+            await batcher.submit(n)
+        fast.gate.clear()
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(2)]
+        await turns()
+        assert batcher.statistics().queued == 1, "the fast one would end it first"
+        assert await bounded(asked[1]) == 2
+        fast.gate.set()
+        await asked[0]
+
+
+async def test_batches_of_a_device_that_overlap_count_once_in_how_long_it_takes() -> None:
+    devices = [Device("a", 0.02), Device("b", 0.02)]
+    async with served_by(devices, max_items=1, max_in_flight=4) as batcher:
+        await asyncio.gather(*map(batcher.submit, range(40)))
+        for replica in batcher.statistics().replicas:
+            assert replica.batches > 10
+            assert 0.015 < replica.seconds < 0.04
+
+
+async def test_a_device_that_is_draining_takes_nothing_although_it_has_room() -> None:
+    devices = [Device("fast", 0.001), Device("slow", 0.02)]
+    async with served_by(devices, max_items=1, max_in_flight=3) as batcher:
+        for n in range(4):
+            await batcher.submit(n)
+        devices[1].seconds = 0.0
+        for device in devices:
+            device.batches.clear()
+            device.gate.clear()
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(2)]
+        await turns()
+        assert len(devices[0].batches) == 2
+        devices[1].gate.set()
+        drain = asyncio.ensure_future(batcher.drain(devices[0]))
+        asked += [asyncio.ensure_future(batcher.submit(n)) for n in range(2, 5)]
+        await turns()
+        assert await bounded(asyncio.gather(*asked[2:])) == [4, 6, 8]
+        devices[0].gate.set()
+        assert await asyncio.gather(*asked, drain) == [0, 2, 4, 6, 8, None]
+        assert [len(device.batches) for device in devices] == [2, 3]
+
+
+async def test_a_device_answers_for_a_service_once(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        inputs = {"x": accel.TensorSpec(("batch", 5), "float32")}
+        models = [await device.load_model("tests.model_support:Affine", weights=affine(rng), inputs=inputs) for _ in range(2)]
+        with pytest.raises(accel.InvalidArgumentError, match="takes batches already"):
+            accel.serve(models)
+        with pytest.raises(accel.InvalidArgumentError, match="takes batches already"):
+            await accel.serve(models[0]).add(models[1])
+        other = await (await system.open_device("cpu")).load_model(
+            "tests.model_support:Affine", weights=affine(rng), inputs={"x": accel.TensorSpec(("batch", 5), "float64")}
+        )
+        with pytest.raises(accel.InvalidArgumentError, match="other inputs"):
+            accel.serve([models[0], other])
+        for wrong in ([], [1], "model", None):
+            with pytest.raises(accel.InvalidArgumentError, match="not a Model"):
+                accel.serve(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("state", [accel.DeviceState.LOST, accel.DeviceState.REBUILDING, accel.DeviceState.CLOSED, "stalled"])
