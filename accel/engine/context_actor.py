@@ -151,7 +151,7 @@ class ContextActor(Actor[Never, None]):
         """Close the context; abandon work that is still in flight, which might not end."""
         closing = self._context
         await self._close(
-            abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or closing.libraries.opening_calls > 0
+            abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or bool(closing.libraries.opening_calls)
         )
 
     async def _close(self, *, abandon: bool) -> None:

@@ -204,7 +204,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
 
         def call_and_catch() -> T | AccelError:
             """Return the result of the call, or its error; on the worker thread."""
-            context.libraries.opening_calls += 1
+            context.libraries.opening_calls.append(library)  # atomic, as the removal below: several threads do this
             try:
                 return context.offloaded.call(call)
             except BaseException as raised:  # a CancelledError too: it would look like the actor's
@@ -212,7 +212,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
                 what = f"opening library {library!r}"
                 return op_error(raised, what, context.core.loop, is_out_of_memory=is_out_of_memory, library=library)
             finally:
-                context.libraries.opening_calls -= 1
+                context.libraries.opening_calls.remove(library)
 
         result = await context.core.system.run_blocking(call_and_catch)
         if not isinstance(result, AccelError):

