@@ -342,7 +342,7 @@ async def test_a_replica_that_is_killed_under_load_costs_no_request_and_no_pause
                 before = answered
             statistics = service.statistics()
             assert (statistics.answered, statistics.failed) == (answered, 0)
-            assert answered > before + 50, "the other one has answered meanwhile"
+            assert answered > before + 10, "the other one has answered meanwhile"
             await bounded(service.drain(models[1]))
             assert service.models == (models[0],)
             await bounded(service.submit(rng.standard_normal(5, np.float32)))
