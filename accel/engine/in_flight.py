@@ -10,7 +10,6 @@ from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.stall import StallWatch
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
-from accel.telemetry.probe import Probe
 
 if TYPE_CHECKING:
     import asyncio
@@ -99,7 +98,7 @@ class ContextBase(ABC):
         if work is not None and not work.sent_at:
             work.device, work.generation, work.sent_at = self.core.name, self.generation, now
             if self.core.probes.op_sent:
-                self.core.probes.tell(Probe.op_sent, work)
+                self.core.probes.tell(self.core.probes.op_sent, work)
 
     def stall_reason(self) -> str:
         """Return why ``Device.health()`` calls the device stalled, or ``""``. Thread-safe."""
@@ -247,7 +246,7 @@ class ContextBase(ABC):
         error.__context__ = None
         error.device = self.core.name  # a backend does not know which of several on its hardware it is
         if self.core.probes.fault:
-            self.core.probes.tell(Probe.fault, self.core.name, self.generation, error)
+            self.core.probes.tell(self.core.probes.fault, self.core.name, self.generation, error)
         self.core.durable.on_fault(self.unfinished_writes())
         self.core.on_context_lost(error, decide_rebuild=self._owner.on_fault)
         self.fail_all(error)

@@ -7,7 +7,6 @@ import enum
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, DeviceLostError
-from accel.telemetry.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -99,7 +98,7 @@ class Lifecycle:
         for listener in tuple(self.listeners):
             listener()
         if self._probes.state_changed:
-            self._probes.tell(Probe.state_changed, self.name, state.value, self.generation)
+            self._probes.tell(self._probes.state_changed, self.name, state.value, self.generation)
 
     def final_error(self) -> AccelError:
         """Return a new error that says why no more work is taken."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.engine.op_error import raise_op_error
 from accel.errors import AccelError, DeadlineExceededError
-from accel.telemetry.probe import DeviceWork, Probe
+from accel.telemetry.probe import DeviceWork
 
 if TYPE_CHECKING:
     import asyncio
@@ -199,7 +199,7 @@ class Submission(ABC):
         elif (error := self.future.exception()) is not None:
             work.error = type(error).__name__
         if probes.op_ended:
-            probes.tell(Probe.op_ended, work)
+            probes.tell(probes.op_ended, work)
 
     def on_drained(self) -> None:  # noqa: B027 - most have nothing to do then
         """Note that all ops dispatched so far have retired, but not the last op.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accel.device import System
     from accel.errors import AccelError
     from accel.patterns import DynamicBatcher
-    from accel.telemetry import ServedRequest, Service
+    from accel.telemetry import ServedBatch, Service
 
 __all__ = ["EVENTS", "PATIENCE", "PROFILE", "STREAM_HEADERS", "TRACE_HEADERS", "Page"]
 
@@ -79,7 +79,7 @@ class Recent(Probe):
     events : deque of dict
         As JSON can hold them. ``number`` counts from 1; the oldest are dropped.
     latencies : mapping
-        Service -> when each of its last requests ended, and after how many seconds.
+        Service -> when each of the last requests that it answered ended, and after how many seconds.
     """
 
     def __init__(self) -> None:
@@ -107,17 +107,9 @@ class Recent(Probe):
             op=error.op,
         )
 
-    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            return  # its client left: how long that took says nothing of the service
-        now = time.perf_counter()
-        self._latencies(request).append((now, now - request.begun_at))
-
-    def request_begun(self, request: ServedRequest) -> None:
-        self._latencies(request)
-
-    def _latencies(self, request: ServedRequest) -> deque[tuple[float, float]]:
-        return self.latencies.setdefault(request.service, deque(maxlen=_KEPT_REQUESTS))
+    def batch_ended(self, batch: ServedBatch) -> None:
+        latencies, now = self.latencies.setdefault(batch.service, deque(maxlen=_KEPT_REQUESTS)), batch.ended_at
+        latencies.extend([(now, now - request.begun_at) for request in batch.answered])
 
     def _add(self, **event: Any) -> None:
         self._number += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.device import Device
@@ -19,7 +20,7 @@ from accel.telemetry.probe import Probe
 
 try:
     from opentelemetry import trace
-    from opentelemetry.context import Context
+    from opentelemetry.context import Context, get_value
     from opentelemetry.trace import Link, StatusCode
 except ImportError as missing:
     message = "accel.integrations.otel needs opentelemetry-api. In a checkout, run: pip install '.[otel]'"
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from accel.telemetry.probe import ServedBatch, ServedRequest, Service
 
 __all__ = ["instrument"]
+
+_SPAN = next(iter(trace.set_span_in_context(trace.INVALID_SPAN, Context())))
+"""The key of a context's span. ``get_current_span`` looks at the type of a span too, which costs as much as all else for a request that is not traced."""
 
 _MOST_LINKS = 128
 """The limit of OpenTelemetry's default for a span."""
@@ -87,25 +91,25 @@ class _Traces(Probe):
         self._tracer = tracer
         self._generations = generations
         self._requests: dict[ServedRequest, Span] = {}
-        self._batches: dict[ServedBatch, Span] = {}
+        self._batches: dict[ServedBatch, tuple[Span, list[Span]]] = {}
 
     def request_begun(self, request: ServedRequest) -> None:
-        if trace.get_current_span().is_recording():
-            said = {
-                **self._of(request.service, request.service.device),
-                "accel.request.number": request.number,
-                "accel.request.items": request.size,
-            }
-            span = self._requests[request] = self._tracer.start_span("accel.request", attributes=said)
-            span.add_event("queued")
+        if (parent := get_value(_SPAN)) is None or not parent.is_recording():  # type: ignore[attr-defined]
+            return
+        said = {
+            **self._of(request.service, request.service.device),
+            "accel.request.number": request.number,
+            "accel.request.items": request.size,
+        }
+        self._requests[request] = self._tracer.start_span("accel.request", attributes=said)
+        request.on_end(partial(self._end, request))
 
     def request_quarantined(self, request: ServedRequest) -> None:
         if (span := self._requests.get(request)) is not None:
             span.add_event("quarantined")
 
-    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
-        if (span := self._requests.pop(request, None)) is None:
-            return
+    def _end(self, request: ServedRequest, error: BaseException | None) -> None:
+        span = self._requests.pop(request)
         if error is not None:
             span.set_attributes(_of_error(error))
             if not isinstance(error, asyncio.CancelledError):  # its caller left
@@ -113,32 +117,35 @@ class _Traces(Probe):
         span.end()
 
     def batch_launched(self, batch: ServedBatch) -> None:
-        traced = self._traced(batch)
+        spans = self._requests
+        traced = [(request, spans[request]) for request in batch.requests if request in spans] if spans else []
         if not traced:
             return
         counts = {"items": batch.items, "requests": len(batch.requests), "traced": len(traced)}
         said = self._of(batch.service, batch.device) | {f"accel.batch.{name}": count for name, count in counts.items()}
         links = [Link(span.get_span_context()) for _, span in traced[:_MOST_LINKS]]
-        batch_span = self._batches[batch] = self._tracer.start_span(
-            "accel.batch", Context(), attributes=said, links=links, start_time=_nanoseconds(batch.launched_at)
-        )
+        began_at = _nanoseconds(batch.launched_at)
+        batch_span = self._tracer.start_span("accel.batch", Context(), attributes=said, links=links, start_time=began_at)
+        self._batches[batch] = batch_span, [span for _, span in traced]
         place = {name: said[name] for name in ("accel.device", "accel.generation")}
         for request, span in traced:
             span.add_event("retried" if request.launches > 1 else "launched", place)
-            span.add_link(batch_span.get_span_context())
+            if batch_span.is_recording():
+                span.add_link(batch_span.get_span_context())
 
     def batch_ended(self, batch: ServedBatch) -> None:
-        if (batch_span := self._batches.pop(batch, None)) is None:
+        if batch not in self._batches:
             return
+        batch_span, spans = self._batches.pop(batch)
         ended_at, seconds = _nanoseconds(batch.ended_at), batch.device_seconds
         if seconds is not None:
-            for _, span in self._traced(batch):
-                span.set_attribute("accel.batch.device_seconds", seconds)
+            for span in spans:
+                if span.is_recording():  # its caller may have left
+                    span.set_attribute("accel.batch.device_seconds", seconds)
             if batch_span.is_recording():
                 context, began_at = trace.set_span_in_context(batch_span, Context()), ended_at - round(seconds * 1e9)
-                self._tracer.start_span("accel.device", context, attributes=self._of(batch.service, batch.device), start_time=began_at).end(
-                    ended_at
-                )
+                said = self._of(batch.service, batch.device)
+                self._tracer.start_span("accel.device", context, attributes=said, start_time=began_at).end(ended_at)
         if batch.error:
             batch_span.set_attribute("error.type", batch.error)
             batch_span.set_status(StatusCode.ERROR)
@@ -149,15 +156,10 @@ class _Traces(Probe):
 
     def fault(self, device: str, generation: int, error: AccelError) -> None:
         said = {**_of_error(error), "accel.device": device, "accel.generation": generation, "accel.fault.scope": error.scope.name}
-        for batch, batch_span in self._batches.items():
-            if batch.device == device:
-                for span in (batch_span, *[span for _, span in self._traced(batch)]):
+        for batch, (batch_span, spans) in self._batches.items():
+            for span in (batch_span, *spans) if batch.device == device else ():
+                if span.is_recording():
                     span.add_event("fault", said)
-
-    def _traced(self, batch: ServedBatch) -> list[tuple[ServedRequest, Span]]:
-        """Return the requests in a batch that have a span, with it."""
-        spans = self._requests
-        return [(request, spans[request]) for request in batch.requests if request in spans] if spans else []
 
     def _of(self, service: Service, device: str) -> dict[str, str | int]:
         """Return the attributes that all spans have."""

@@ -26,7 +26,7 @@ from accel.patterns.requests import BatcherStatistics, Counters, Receipt, Reques
 from accel.patterns.root import RootTask
 from accel.patterns.shares import Shares
 from accel.patterns.takers import Takers
-from accel.telemetry import Probe, Probes, Service
+from accel.telemetry import Probes, Service
 from accel.values import check_choice, check_count, check_flag, check_seconds
 
 if TYPE_CHECKING:
@@ -318,9 +318,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._full(request)
         self._counters.submitted, request.key = request.number, fingerprint
         probes = self.service.probes
-        error: BaseException | None = None
         if probes.request_begun:
-            probes.tell(Probe.request_begun, request)
+            probes.tell(probes.request_begun, request)
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
         if self._launching is None and self._in_flight < self._most_in_flight:
@@ -329,21 +328,17 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         try:
             answer: R = await request.future
             return answer, request.receipt() if is_timed else None
-        except BaseException as raised:
-            if isinstance(raised, asyncio.CancelledError):
-                self._withdraw(request)
-            error = raised
+        except asyncio.CancelledError:
+            self._withdraw(request)
             raise
         finally:
             if request.timer is not None:
                 request.timer.cancel()
             if shares is not None:
                 shares.count(request)
-            if probes.request_ended:
-                probes.tell(Probe.request_ended, request, error)
             # An error's traceback holds this frame, and the future holds the error: a cycle that would keep the item alive.
             request.batch = None
-            del request, error
+            del request
 
     def _address(self, request: Request, key: Key | None, tenant: str | None, timeout: float | None) -> None:
         """Say which device takes a request, and which tenant is charged."""

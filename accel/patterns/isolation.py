@@ -18,7 +18,6 @@ from accel.patterns.poison_memory import Line
 from accel.patterns.quarantine import UnusableError
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import Request, call, trial_of
-from accel.telemetry import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -278,7 +277,7 @@ class Isolation:
         self.suspects[request] = None
         probes = request.service.probes
         if probes.request_quarantined:
-            probes.tell(Probe.request_quarantined, request)
+            probes.tell(probes.request_quarantined, request)
 
     def _is_wanted(self, request: Request) -> bool:
         # Of one whose caller has left, only whether it is to be remembered is of interest.

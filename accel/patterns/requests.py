@@ -19,7 +19,7 @@ import numpy as np
 from accel.errors import InvalidArgumentError
 from accel.models import Rows
 from accel.patterns.recovering import Attribution
-from accel.telemetry import DeviceTime, Probe, ServedBatch, Service
+from accel.telemetry import DeviceTime, ServedBatch, Service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator
@@ -321,6 +321,10 @@ class Request:
             tenant=self.tenant,
         )
 
+    def on_end(self, told: Callable[[BaseException | None], object]) -> None:
+        """Call a function with the error that its caller gets; see :class:`accel.telemetry.ServedRequest`."""
+        self.future.add_done_callback(lambda future: told(asyncio.CancelledError() if future.cancelled() else future.exception()))
+
 
 class KeyedHeap(Generic[T]):
     """Values in the order of their keys, of which any can be removed in constant time.
@@ -522,7 +526,7 @@ def end(batch: ServedBatch) -> None:
     """Tell probes of a batch that has ended."""
     batch.ended_at = perf_counter()
     if batch.service.probes.batch_ended:
-        batch.service.probes.tell(Probe.batch_ended, batch)
+        batch.service.probes.tell(batch.service.probes.batch_ended, batch)
 
 
 @contextlib.contextmanager
@@ -536,7 +540,7 @@ def trial_of(requests: list[Request], counters: Counters, device: str) -> Iterat
         request.batch = batch
     probes = batch.service.probes
     if probes.batch_launched:
-        probes.tell(Probe.batch_launched, batch)
+        probes.tell(probes.batch_launched, batch)
     try:
         with DeviceTime() as spent:
             yield

@@ -18,7 +18,7 @@ from accel.models import Rows
 from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import ReplicaStatistics, call, end
-from accel.telemetry import DeviceTime, Probe, ServedBatch
+from accel.telemetry import DeviceTime, ServedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -242,7 +242,7 @@ class Taker:
         """Return what the handler gives for the items of a batch, as :func:`call` does; the device time is charged."""
         probes = batch.service.probes
         if probes.batch_launched:
-            probes.tell(Probe.batch_launched, batch)
+            probes.tell(probes.batch_launched, batch)
         self._began.append(batch.launched_at)
         try:
             with DeviceTime() as spent:

@@ -6,7 +6,7 @@ import inspect
 import re
 import signal
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVarTuple
 
 from accel._log import get_logger
 from accel.errors import HostDiedError, InvalidArgumentError
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service", "fault_code"]
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+
+if TYPE_CHECKING:
+    Told: TypeAlias = tuple[tuple["Probe", Callable[[*Ts], object]], ...]  # probes, and a method of each
 
 logger = get_logger()
 
@@ -48,18 +51,9 @@ class Probe:
     times_work: bool = False
 
     def request_begun(self, request: ServedRequest) -> None:
-        """Note a request that a service has taken; in the task of its caller, who has its context variables."""
+        """Note a request that a service has taken; in the task of its caller, who has its context variables.
 
-    def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
-        """Note that the caller of a request goes on; in its task.
-
-        Parameters
-        ----------
-        request
-            As in :meth:`request_begun`.
-        error
-            What the caller gets instead of an answer; :class:`asyncio.CancelledError` if it was
-            cancelled. It must not be kept: its traceback holds the frames of the caller.
+        Its end is told to what is given to :meth:`ServedRequest.on_end`.
         """
 
     def request_quarantined(self, request: ServedRequest) -> None:
@@ -121,21 +115,20 @@ class Probes:
         Those that are told, in the order in which they were added.
     times_work : bool
         Whether one of them wants the device time of everything that is sent.
-    request_begun, request_ended, batch_launched, ... : tuple of Probe
-        For each method those that override it. Empty, it costs what a look at it costs.
+    request_begun, batch_launched, batch_ended, ... : tuple
+        For each method those that override it, each with its own. Empty, it costs what a look at it costs.
     """
 
     __slots__ = (*METHODS, "all", "times_work")
 
-    request_begun: tuple[Probe, ...]
-    request_ended: tuple[Probe, ...]
-    request_quarantined: tuple[Probe, ...]
-    batch_launched: tuple[Probe, ...]
-    batch_ended: tuple[Probe, ...]
-    op_sent: tuple[Probe, ...]
-    op_ended: tuple[Probe, ...]
-    state_changed: tuple[Probe, ...]
-    fault: tuple[Probe, ...]
+    request_begun: Told[ServedRequest]
+    request_quarantined: Told[ServedRequest]
+    batch_launched: Told[ServedBatch]
+    batch_ended: Told[ServedBatch]
+    op_sent: Told[DeviceWork]
+    op_ended: Told[DeviceWork]
+    state_changed: Told[str, str, int]
+    fault: Told[str, int, AccelError]
 
     def __init__(self) -> None:
         self._set(())
@@ -166,20 +159,19 @@ class Probes:
     def _set(self, probes: tuple[Probe, ...]) -> None:
         self.all: tuple[Probe, ...] = probes
         for name in METHODS:
-            setattr(self, name, tuple([probe for probe in probes if _overrides(probe, name)]))
+            setattr(self, name, tuple([(probe, getattr(probe, name)) for probe in probes if _overrides(probe, name)]))
         self.times_work = any(probe.times_work for probe in probes)
 
-    def tell(self, method: Callable[Concatenate[Any, P], None], *arguments: P.args, **_: P.kwargs) -> None:
-        """Call a method of every probe that overrides it: ``probes.tell(Probe.fault, ...)``. Raises nothing of theirs."""
-        name = method.__name__
-        for probe in getattr(self, name):
+    def tell(self, told: Told[*Ts], *arguments: *Ts) -> None:
+        """Call a method of every probe that overrides it: ``probes.tell(probes.fault, ...)``. Raises nothing of theirs."""
+        for probe, method in told:
             try:
-                getattr(probe, name)(*arguments)
+                method(*arguments)
             except BaseException as error:  # a CancelledError of its own, too, is not the caller's
                 if isinstance(error, (KeyboardInterrupt, SystemExit)):
                     raise
                 self.remove(probe)
-                logger.exception("probe_removed", probe=repr(probe), method=name, error=error)
+                logger.exception("probe_removed", probe=repr(probe), method=getattr(method, "__name__", ""), error=error)
 
 
 def _overrides(probe: Probe, name: str) -> bool:
@@ -236,6 +228,18 @@ class ServedRequest(Protocol):
     @property
     def is_suspect(self) -> bool:
         """Return whether it is in quarantine."""
+
+    def on_end(self, told: Callable[[BaseException | None], object]) -> None:
+        """Call a function when the request has ended, before its caller goes on.
+
+        Parameters
+        ----------
+        told
+            Called with what the caller gets instead of an answer, or with ``None``;
+            :class:`asyncio.CancelledError` if the caller was cancelled. An error must not be kept:
+            its traceback holds the frames of the caller. Called with the context variables of this
+            call; what it raises is logged by the loop.
+        """
 
 
 class ServedBatch:

@@ -21,6 +21,7 @@ import accel
 from accel.integrations.fastapi import add_model, lifespan
 from accel.integrations.otel import instrument
 from accel.patterns import DynamicBatcher
+from accel.patterns.requests import Request
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, failure, task, turns
 from tests.http_support import affine_service, row
@@ -105,7 +106,7 @@ async def test_requests_are_children_of_the_callers_spans_and_a_batch_is_a_root_
         (parent,) = traced.named(f"handler {said(span)['accel.request.number'] - 1}")
         assert span.parent is not None
         assert span.parent.span_id == context(parent).span_id
-        assert events(span) == ["queued", "launched"]
+        assert events(span) == ["launched"]
         assert [link.context.span_id for link in span.links] == [context(batch).span_id]
         assert (said(span)["accel.device"], said(span)["accel.generation"]) == ("cpu:0", 1)
         assert said(span)["accel.batch.device_seconds"] > 0
@@ -136,6 +137,39 @@ async def test_where_no_span_is_recorded_nothing_is_made(traced: Traced, device:
         with unsampled.tracer.start_as_current_span("handler"):
             await batcher.submit(1)
     assert traced.exporter.get_finished_spans() == ()
+
+
+async def test_a_request_that_is_not_traced_is_looked_at_once(
+    traced: Traced, device: accel.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is not told to the probe, and no batch is searched for it."""
+    ends: list[Request] = []
+    real = Request.on_end
+
+    def on_end(request: Request, told: Any) -> None:
+        ends.append(request)
+        real(request, told)
+
+    monkeypatch.setattr(Request, "on_end", on_end)
+    instrument(device, tracer_provider=traced.provider)
+    async with DynamicBatcher(doubled, device=device) as batcher:
+        await batcher.submit(1)
+        assert ends == []
+        with traced.tracer.start_as_current_span("handler"):
+            await batcher.submit(1)
+        assert [request.number for request in ends] == [2]
+
+
+async def test_a_request_has_no_link_to_a_batch_that_is_not_recorded() -> None:
+    traced, recorded = Traced(ParentBased(ALWAYS_OFF)), Traced()
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        instrument(system, tracer_provider=traced.provider)
+        async with DynamicBatcher(doubled, device=device) as batcher:
+            with recorded.tracer.start_as_current_span("handler"):
+                await batcher.submit(1)
+    (request,) = traced.named("accel.request")
+    assert (events(request), list(request.links), traced.named("accel.batch")) == (["launched"], [], [])
 
 
 async def test_a_sampler_may_keep_a_batch_for_its_links() -> None:
@@ -175,8 +209,8 @@ async def test_a_fault_a_retry_and_a_quarantine_are_events(quarantine: bool, tra
                 await service.submit({"x": row(rng)})
     (request,) = traced.named("accel.request")
     told = events(request)
-    assert told[:3] == ["queued", "launched", "fault"]
-    assert told[3:] == (["quarantined", "retried"] if quarantine else ["retried"]), "a trial in quarantine is a retry"
+    assert told[:2] == ["launched", "fault"]
+    assert told[2:] == (["quarantined", "retried"] if quarantine else ["retried"]), "a trial in quarantine is a retry"
     (fault,) = [event for event in request.events if event.name == "fault"]
     found = dict(fault.attributes or {})
     assert (found["accel.device"], found["accel.generation"]) == ("cpu:0", 1)

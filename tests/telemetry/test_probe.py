@@ -159,24 +159,26 @@ async def test_requests_and_batches_of_a_service() -> None:
         def request_begun(self, request: ServedRequest) -> None:
             self.seen += (caller.get(),)
             super().request_begun(request)
+            request.on_end(self.ended)
 
         def batch_launched(self, batch: ServedBatch) -> None:
             self.seen += (caller.get(),)
             super().batch_launched(batch)
 
-        def request_ended(self, request: ServedRequest, error: BaseException | None) -> None:
+        def ended(self, error: BaseException | None) -> None:
             self.seen += (caller.get(),)
-            super().request_ended(request, error)
+            errors.append(type(error))
 
     async def handler(items: list[int]) -> list[int | Exception]:
         return [ValueError(item) if item < 0 else 2 * item for item in items]
 
+    errors: list[type] = []
     probe, batcher = Callers(), DynamicBatcher(handler, max_items=4)
     batcher.service.probes.add(probe)
     async with batcher:
         caller.set("me")
         await asyncio.gather(batcher.submit(1), batcher.submit(-1), batcher.submit(3), return_exceptions=True)
-    assert probe.names == [*["request_begun"] * 3, "batch_launched", "batch_ended", *["request_ended"] * 3]
+    assert probe.names == [*["request_begun"] * 3, "batch_launched", "batch_ended"]
     assert probe.seen == ("me", "me", "me", "nobody", "me", "me", "me")
     requests: list[ServedRequest] = probe.of("request_begun")
     assert [(request.number, request.size, request.launches, request.is_suspect) for request in requests] == [
@@ -187,8 +189,7 @@ async def test_requests_and_batches_of_a_service() -> None:
     assert requests[0].begun_at <= batch.launched_at <= batch.ended_at
     assert batch.answered == [requests[0], requests[2]]
     assert batch.device_seconds is None, "there is no device"
-    errors = [arguments[1] for name, arguments in probe.told if name == "request_ended"]
-    assert [type(error) for error in errors] == [type(None), ValueError, type(None)]
+    assert errors == [type(None), ValueError, type(None)]
 
 
 async def test_a_batch_that_raises_and_one_that_is_cut_short_have_the_name_of_the_error() -> None:
@@ -206,7 +207,6 @@ async def test_a_batch_that_raises_and_one_that_is_cut_short_have_the_name_of_th
         await turns()
     await failure(waiting, accel.ClosedError)
     assert [batch.error for batch in probe.of("batch_ended")] == ["ValueError", "CancelledError"]
-    assert probe.names.count("request_ended") == 2
 
 
 async def test_a_request_that_is_tried_again_is_in_two_batches() -> None:
@@ -222,7 +222,7 @@ async def test_a_request_that_is_tried_again_is_in_two_batches() -> None:
             device.probes.add(probe)
             await bounded(asyncio.gather(batcher.submit(np.ones(2)), batcher.submit(np.ones(2))))
     assert [batch.error for batch in probe.of("batch_ended")] == ["ContextPoisonedError", ""]
-    assert [request.launches for request in probe.of("request_ended")] == [2, 2]
+    assert [request.launches for request in probe.of("request_begun")] == [2, 2]
 
 
 async def test_a_suspect_is_told_when_it_goes_to_quarantine() -> None:
