@@ -101,7 +101,7 @@ async def on_aiohttp(faults: FaultPlan, **options: Any) -> AsyncIterator[aiohttp
 async def on_accel_serve(faults: FaultPlan, *, metrics: str = "/metrics", **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     assert metrics == "/metrics", "the command has them there"
     target = await asyncio.to_thread(find_target, "tests.page_support:double")
-    app = make_app([target], "cpu", {}, {}, timeout=30.0, body_limit=1 << 20, faults=faults, **options)
+    app = make_app([target], {"device": "cpu"}, {}, {}, timeout=30.0, body_limit=1 << 20, faults=faults, **options)
     stop, started = asyncio.Event(), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as bound:
         async with app.router.lifespan_context(app), client_of(bound.getsockname()[1]) as session:

@@ -24,13 +24,11 @@ from accel.cli.serve_log import FORMATS, LEVELS, logging_to_stderr, with_access_
 from accel.cli.servers import serve_aiohttp, serve_asgi
 from accel.cli.targets import Target, find_target
 from accel.errors import BackendUnavailableError, InvalidArgumentError
-from accel.registry import find_device
+from accel.registry import find_device, find_specs
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from accel import DeviceDescription
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,7 +42,7 @@ _MODEL_OPTIONS = ("max_items", "max_delay", "max_pending")
 _DEVICE_OPTIONS = {"device_host": "host", "standby": "standby", "spares": "spares", "on_lost": "on_lost"}
 """Name -> the option of :func:`accel.integrations.fastapi.lifespan`."""
 _LOAD_OPTIONS = ("weights", "input", "buckets")
-_OPTIONS = (*_LOAD_OPTIONS, *_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "timeout", "body_limit", "admin_token", "fault_at")
+_OPTIONS = (*_LOAD_OPTIONS, *_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "replicas", "timeout", "body_limit", "admin_token", "fault_at")
 """What an application cannot be told."""
 
 
@@ -82,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", help=f"address to listen on (default: {_HOST})")
     parser.add_argument("--port", type=_port, help=f"port to listen on; 0 takes a free one (default: {_PORT})")
-    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, or a UUID (default: auto)")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, or a UUID; several with commas, or all (default: auto)")
+    parser.add_argument(
+        "--replicas", type=_count, metavar="N", help="serve on the first N devices of --device, or N times on the one that it names"
+    )
     parser.add_argument("--device-host", metavar="HOST", help="where the context lives: auto, inline or process (default: auto)")
     parser.add_argument("--standby", metavar="WHAT", help="the spare child that takes over, as for open_device (default: none)")
     parser.add_argument("--spares", type=_count, metavar="N", help="how many spare children there are, with --standby (default: 1)")
@@ -250,6 +251,7 @@ def _check(targets: Sequence[Target], arguments: argparse.Namespace) -> None:
             f"two of {', '.join(names)} have one name", remedy="Each is served at its name: give them different ones."
         )
     _check_models(targets, arguments)
+    _place(arguments)
     application = next((target for target in targets if target.is_application), None)
     if application is None:
         return
@@ -293,6 +295,24 @@ def _check_models(targets: Sequence[Target], arguments: argparse.Namespace) -> N
         )
 
 
+def _place(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return which device or pool is opened: options of :func:`accel.integrations.fastapi.lifespan`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The number of replicas is given for a list of devices.
+    """
+    device, replicas = arguments.device or "auto", arguments.replicas
+    if "," in device:
+        if replicas is not None:
+            raise InvalidArgumentError(f"--replicas {replicas} is given for {device}", remedy="Name as many devices, without --replicas.")
+        return {"pool": [spec.strip() for spec in device.split(",")]}
+    if device != "all" and replicas is None:
+        return {"device": device}
+    return {"pool": "auto" if device == "all" else device, "count": replicas}
+
+
 def _load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what :meth:`accel.Device.load_model` is given besides the model."""
     weights = arguments.weights or [None]
@@ -300,7 +320,7 @@ def _load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"weights": weights[0] if len(weights) == 1 else weights, "inputs": inputs, "buckets": buckets}
 
 
-def _why(spec: str, description: DeviceDescription) -> str:
+def _why(spec: str) -> str:
     """Return why this device is the one that serves. May block."""
     if spec != "auto":
         return f"--device {spec}"
@@ -326,23 +346,26 @@ async def _serve(targets: Sequence[Target], arguments: argparse.Namespace, place
     from accel.cli.served_app import make_app
 
     # What may be missing is looked for first: while the device opens its absence would be a longer story.
-    spec = arguments.device or "auto"
-    _, description = await asyncio.to_thread(find_device, spec)
-    why = await asyncio.to_thread(_why, spec, description)
+    place_options = _place(arguments)
+    pool = place_options.get("pool")
+    first_spec = place_options["device"] if pool is None else (await asyncio.to_thread(find_specs, pool, place_options.get("count")))[0]
+    _, description = await asyncio.to_thread(find_device, first_spec)
+    why = await asyncio.to_thread(_why, arguments.device or "auto")
     faults = FaultPlan()
 
     def serves() -> None:
         if arguments.fault_at is not None:
             faults.poison_at(faults.count + arguments.fault_at)  # the ops that loaded and fitted are counted already
-        host = app.state.accel.device.info().host
-        place.say(f" on {description.spec}", device=description.spec, name=description.name, host=host, why=why)
+        infos = [device.info() for device in app.state.accel.devices]
+        names, hosts = ", ".join(info.name for info in infos), ", ".join(sorted({info.host for info in infos}))
+        place.say(f" on {names}", device=names, name=description.name, host=hosts, why=why)
 
     options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS if getattr(arguments, name) is not None}
     own = {option: getattr(arguments, name) for name, option in _DEVICE_OPTIONS.items() if getattr(arguments, name) is not None}
     own = {"on_lost": "reopen", **own}  # nothing else would bring it back: no application is there that could
     app = make_app(
         targets,
-        spec,
+        place_options,
         options,
         _load_options(arguments),
         timeout=arguments.timeout or 30.0,

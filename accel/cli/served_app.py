@@ -1,4 +1,4 @@
-"""The application of `accel serve` for models and functions: one device, and a route for each. Imported when it is needed, because it needs FastAPI."""
+"""The application of `accel serve` for models and functions: one device or several, and a route for each. Imported late: it needs FastAPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel import __version__
 from accel.cli.console import LoadingProgress
 from accel.cli.targets import opened
 from accel.integrations.encoding import dumps
-from accel.integrations.fastapi import add_model, cancel_on_disconnect, get_device, install, lifespan
+from accel.integrations.fastapi import add_model, cancel_on_disconnect, install, lifespan
 from accel.patterns import ModelService
 
 # After the integration, whose ImportError says what to install.
@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse  # isort: skip
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from accel import Device
+    from accel import Device, Pool
     from accel.cli.targets import Function, Target
 
 __all__ = ["make_app"]
@@ -34,7 +34,7 @@ _BODY_TIMEOUT = 30.0
 
 def make_app(
     targets: Sequence[Target],
-    device: str,
+    place: dict[str, Any],
     model_options: dict[str, Any],
     load_options: dict[str, Any],
     *,
@@ -49,8 +49,8 @@ def make_app(
     ----------
     targets
         What it serves, each at its name.
-    device
-        Which one to open.
+    place
+        Which device or pool to open: options of :func:`accel.integrations.fastapi.lifespan`.
     model_options
         Of :func:`accel.serve`, for each model.
     load_options
@@ -66,11 +66,11 @@ def make_app(
     """
 
     @contextlib.asynccontextmanager
-    async def setup(opened_device: Device) -> AsyncIterator[None]:
+    async def setup(opened_place: Device | Pool) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for target in targets:
                 with LoadingProgress(target.name, sys.stderr) as progress:
-                    served = await stack.enter_async_context(opened(target, opened_device, model_options, load_options, progress.update))
+                    served = await stack.enter_async_context(opened(target, opened_place, model_options, load_options, progress.update))
                 path = f"/{target.name}"
                 if isinstance(served, ModelService):
                     add_model(app, path, served, timeout=timeout, body_limit=body_limit)
@@ -78,7 +78,7 @@ def make_app(
                     _add_function(app, path, served)
             yield
 
-    app = FastAPI(title=f"accel serve {' '.join(target.name for target in targets)}", lifespan=lifespan(setup, device=device, **options))
+    app = FastAPI(title=f"accel serve {' '.join(target.name for target in targets)}", lifespan=lifespan(setup, **place, **options))
     metrics: dict[str, Any] = {}
     if importlib.util.find_spec("prometheus_client") is not None:
         from prometheus_client import REGISTRY
@@ -96,8 +96,8 @@ def _add_index(app: FastAPI, paths: Sequence[str], *, has_metrics: bool) -> None
     async def index(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(_PAGE.removeprefix("/"))  # relative, for a proxy with a prefix
-        info = get_device(request).info()
-        where = f"on {info.name}, {info.state.value}, generation {info.generation}"
+        devices = app.state.accel.devices
+        where = "on " + "; ".join(f"{device.name}, {device.state.value}, generation {device.generation}" for device in devices)
         return Response(f"accel {__version__} serves POST {', '.join(paths)} {where}; see {', '.join(more)}\n", media_type="text/plain")
 
     app.add_route("/", index, ["GET"], include_in_schema=False)

@@ -1,4 +1,4 @@
-"""What `accel serve` is told to serve: found by name, told apart, and opened on a device."""
+"""What `accel serve` is told to serve: found by name, told apart, and opened on a device, or on those of a pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from accel import Model, serve
+from accel import Model, Pool, serve
+from accel.device.pool import all_or_nothing, summed
 from accel.errors import InvalidArgumentError
 from accel.patterns import ModelService
 
@@ -27,7 +28,7 @@ Kind: TypeAlias = Literal["asgi", "aiohttp", "maker", "function", "model", "onnx
 Function: TypeAlias = "Callable[[Any], Awaitable[Any]]"
 """Answers the JSON of a request."""
 Served: TypeAlias = "ModelService | Function"
-OnProgress: TypeAlias = "Callable[[str, int, int], None]"
+OnProgress: TypeAlias = "Callable[[str, int, int], object]"
 
 _ASGI = ("scope", "receive", "send")
 
@@ -126,15 +127,15 @@ def _kind(text: str, value: Any) -> Kind:
 
 @contextlib.asynccontextmanager
 async def opened(
-    target: Target, device: Device, options: dict[str, Any], load_options: dict[str, Any], on_progress: OnProgress
+    target: Target, place: Device | Pool, options: dict[str, Any], load_options: dict[str, Any], on_progress: OnProgress
 ) -> AsyncIterator[Served]:
-    """Open what a target makes on a device, until the block ends.
+    """Open what a target makes on a device, or on each of a pool, until the block ends.
 
     Parameters
     ----------
     target
         No application.
-    device
+    place
         Where it runs.
     options
         Of :func:`accel.serve`, for a model. What is ready made takes none.
@@ -146,24 +147,21 @@ async def opened(
     Raises
     ------
     InvalidArgumentError
-        What a maker returned cannot be served, or takes no options.
+        What a maker returned cannot be served, or takes no options; or it is no model, for several devices.
     """
     async with contextlib.AsyncExitStack() as stack:
         made = target.value
         if target.kind == "onnx":
-            made = await device.load_model(made, on_progress=on_progress, **load_options)
+            made = await place.load_model(made, on_progress=on_progress, **load_options)
         elif target.kind == "model":
             # By name, so that a child finds it; a function of refs runs in this process, and is taken itself.
             named = made if inspect.iscoroutinefunction(made) else target.text
-            made = await device.load_model(named, on_progress=on_progress, **load_options)
+            made = await place.load_model(named, on_progress=on_progress, **load_options)
         elif target.kind == "maker":
-            takes_progress = "on_progress" in inspect.signature(made).parameters
-            made = made(device, on_progress=on_progress) if takes_progress else made(device)
-            if inspect.isawaitable(made):
-                made = await made
+            made = await (_made_on_each(target, place, on_progress) if isinstance(place, Pool) else _made(target, place, on_progress))
             if isinstance(made, contextlib.AbstractAsyncContextManager):  # a service, or what yields one
                 made = await stack.enter_async_context(made)
-        if isinstance(made, Model):
+        if isinstance(made, (Model, list)):
             yield await stack.enter_async_context(serve(made, **{"overload": "reject", **options}))
             return
         if options:
@@ -172,6 +170,29 @@ async def opened(
                 remedy="Return the model, or set them where it is made.",
             )
         yield made if isinstance(made, ModelService) else _function(target, made)
+
+
+async def _made(target: Target, device: Device, on_progress: OnProgress) -> Any:
+    """Return what a maker makes on a device."""
+    maker = target.value
+    made = maker(device, on_progress=on_progress) if "on_progress" in inspect.signature(maker).parameters else maker(device)
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _made_on_each(target: Target, pool: Pool, on_progress: OnProgress) -> list[Model]:
+    """Return the models that a maker makes on the devices of a pool."""
+
+    async def model(device: Device) -> Model:
+        made = await _made(target, device, summed(on_progress, told, device.name))
+        if not isinstance(made, Model):
+            raise InvalidArgumentError(
+                f"{target.text!r} made a {type(made).__name__}, which one device alone can have",
+                remedy="Return the model, which is served on all devices, or name one device.",
+            )
+        return made
+
+    told: dict[tuple[str, str], tuple[int, int]] = {}
+    return await all_or_nothing([model(device) for device in pool], Model.aclose)
 
 
 def _function(target: Target, made: Any) -> Function:

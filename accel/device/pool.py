@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from accel.models import Model
     from accel.rendezvous import Key
 
-__all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing"]
+__all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing", "summed"]
 
 logger = get_logger()
 
@@ -284,7 +284,7 @@ class Pool(Sequence[Device], NotEntered):
         told: dict[tuple[str, str], tuple[int, int]] = {}
         loads = []
         for device in [member.device for member in members]:
-            progress = _summed(on_progress, told, device.name) if callable(on_progress) else on_progress
+            progress = summed(on_progress, told, device.name) if callable(on_progress) else on_progress
             loads.append(device.load_model(target, on_progress=progress, **options))
         return await all_or_nothing(loads, lambda model: model.aclose())
 
@@ -466,7 +466,7 @@ async def _end(tasks: Sequence[asyncio.Task[T]], undo: Callable[[T], Awaitable[o
     await asyncio.gather(*(undo(task.result()) for task in tasks if not task.cancelled() and task.exception() is None))
 
 
-def _summed(
+def summed(
     on_progress: Callable[[str, int, int], object], told: dict[tuple[str, str], tuple[int, int]], device: str
 ) -> Callable[[str, int, int], object]:
     """Return the ``on_progress`` of one device, which tells the sums of what all have ``told``."""

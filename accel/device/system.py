@@ -298,9 +298,11 @@ class System(ActorSystem):
         found = await self.run_blocking(find_specs, specs, count)
         opening = [self.open_device(spec, **options) for spec in found]
         opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))
-        # Which of several on one piece of hardware got which name is decided by threads.
-        places = sorted(zip(found, opened, strict=True), key=lambda pair: (found.index(pair[0]), len(pair[1].name), pair[1].name))
-        return Pool(self, [device for _, device in places], options)
+        # Threads decide which of several on one piece of hardware got which name: put them in order.
+        by_name = sorted(opened, key=lambda device: (len(device.name), device.name))
+        bare = {device: device.name.partition("#")[0] for device in opened}
+        ordered = {spec: iter([device for device in by_name if bare[device] == spec]) for spec in bare.values()}
+        return Pool(self, [next(ordered[bare[device]]) for device in opened], options)
 
     async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
         """Spawn the actor of a device, and return the device once its first context is ready.

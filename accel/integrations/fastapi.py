@@ -100,6 +100,12 @@ class AccelState:
         assert opened is not None, "lifespan() opens one of the two"
         return opened
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device, or those of the pool."""
+        opened = self.opened
+        return tuple(opened) if isinstance(opened, Pool) else (opened,)
+
 
 def lifespan(
     setup: Callable[[Device], AbstractAsyncContextManager[Any]] | Callable[[Pool], AbstractAsyncContextManager[Any]] | None = None,

@@ -24,6 +24,7 @@ import accel
 from accel.cli import serve
 from accel.cli.console import LoadingProgress
 from accel.cli.digits import Model, load_digits
+from accel.registry import find_device
 from tests.device_support import bounded, until
 
 if TYPE_CHECKING:
@@ -271,6 +272,42 @@ async def test_the_model_of_a_file_is_served(app: str, tmp_path: Path, monkeypat
         assert [await answer.json() for answer in answers] == [{"output": [1.0, float(n), 0.5]} for n in range(20)]
 
 
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (["--device", "cpu", "--replicas", "3"], ["cpu:0", "cpu:0#2", "cpu:0#3"]),
+        (["--device", "cpu,cpu:0"], ["cpu:0", "cpu:0#2"]),
+        (["--device", "all"], None),
+    ],
+)
+async def test_a_model_is_served_on_several_devices(
+    words: list[str], devices: list[str] | None, app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [each.spec for each in find_device("auto")[0].devices()] if devices is None else devices
+    said = list[str]()
+    async with running(monkeypatch, signal.SIGTERM, *words, f"{app}:model", said=said) as session:
+        assert f"on {', '.join(names)} at http" in said[0]
+        bodies = [{"x": [1, 0, 0, 0, number / 100]} for number in range(40)]
+        answers = await asyncio.gather(*(session.post("/model", json=body) for body in bodies))
+        for answer, body in zip(answers, bodies, strict=True):
+            np.testing.assert_allclose((await answer.json())["y"], np.tanh([sum(body["x"])] * 3), rtol=1e-5)
+        async with session.get("/readyz") as answer:
+            assert (answer.status, [*(await answer.json())["devices"]]) == (200, names)
+        async with session.get("/metrics") as answer:
+            shown = await answer.text()
+            assert all(f'accel_device_ready{{device="{name}"}} 1.0' in shown for name in names)
+        async with session.get("/") as answer:
+            assert "; ".join(f"{name}, ready, generation 1" for name in names) in await answer.text()
+    total = 2 * len(names)
+    assert f"warming up model: {total} of {total} buckets" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["service", "managed", "nothing"])
+async def test_several_devices_are_for_what_makes_a_model(target: str, app: str) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match=f"'{app}:{target}' made a .* Return the model"):
+        await bounded(serve.run(arguments("--device", "cpu", "--replicas", "2", "--port", "0", f"{app}:{target}")))
+
+
 async def test_several_functions_are_served_at_their_names(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--device", "cpu", "--body-limit", "100", f"{app}:double", f"{app}:total")
     async with running(monkeypatch, signal.SIGTERM, *words, said=[]) as session:
@@ -400,6 +437,8 @@ async def test_an_application_is_served_as_it_is(target: str, said_by: str, app:
         (["--buckets", "batch=1", "--buckets", "batch=2", "{app}:Affine"], "--buckets is given twice"),
         (["--access-log", "--log-level", "error", "{app}:model"], "which --log-level error leaves out"),
         (["--buckets", "batch=1", "{app}:asgi"], "takes no --buckets"),
+        (["--replicas", "2", "{app}:asgi"], "takes no --replicas"),
+        (["--device", "cpu,cpu", "--replicas", "2", "{app}:model"], "--replicas 2 is given for cpu,cpu. Name as many devices"),
         (["--config", "absent.toml"], "absent.toml cannot be read"),
     ],
 )
