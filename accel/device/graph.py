@@ -186,8 +186,8 @@ class Graph(Recorder):
         Raises
         ------
         InvalidArgumentError
-            If a buffer is no such one, an op writes a buffer that the graph did not make, or has a
-            status, which only :meth:`replay` reports.
+            If the graph did not make one of these buffers; if an op writes a buffer that the graph
+            did not make, or has a status, which only :meth:`replay` reports.
         """
         program = self._live_program()
         owned_ids = {id(ref) for ref in program.owned_refs}

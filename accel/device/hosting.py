@@ -33,9 +33,9 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
     Raises
     ------
     InvalidArgumentError
-        If one is wrong, or they do not go together.
+        If an option is wrong, or they do not go together.
     UnsupportedError
-        If the host has no use for one.
+        If the host cannot honour an option.
     """
     chosen = _HOSTS.get(host) if isinstance(host, str) else host
     if not isinstance(chosen, (InlineHost, ProcessHost)):
@@ -65,6 +65,7 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
             "hang_timeout with an inline host: only a process host can end a hang",
             remedy="Use host='process', and timeout= to end a wait.",
         )
+    # The core reads limits of one class; inline, only ``stall_after`` can be chosen.
     return "inline", {**options, "limits": ProcessHost(stall_after=chosen.stall_after)}
 
 

@@ -48,7 +48,7 @@ class ForwardingHandler(logging.Handler):
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one event to the parent. Thread-safe; never raises."""
+        """Send one event to the parent, unless that logs its own. Thread-safe; never raises."""
         try:
             fields = dict(getattr(record, "accel", {}) or {"event": record.getMessage()})
             event = str(fields.pop("event"))

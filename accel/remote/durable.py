@@ -109,7 +109,7 @@ class DurableReports:
         self._expected[ref.buffer] = ref
 
     def on_dropped(self, buffer: int) -> None:
-        """Remove a buffer whose last ref was dropped."""
+        """Remove a buffer whose last ref was dropped: from those expected, and from the book."""
         self._expected.pop(buffer, None)
         if self._book.buffers:
             self._book.remove_buffer(buffer)

@@ -63,7 +63,10 @@ def preload(data: bytes) -> str:
 
 
 def _open_driver_file(prefixes: tuple[str, ...]) -> str:
-    """Return a file of a driver that this process has open, or ``""``: none survives a fork."""
+    """Return the path of a driver's file that this process has open, or ``""`` if it has none.
+
+    A driver that is in use does not survive a fork.
+    """
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")

@@ -100,7 +100,6 @@ class _Service:
             if message is None or message[0] == Kind.CLOSE:
                 return
             kind, data, fds = message
-            del message
             await (server.dispatch(data) if kind == _DISPATCH else server.handle(kind, data, fds))
 
 

@@ -124,7 +124,7 @@ class Buffers:
         self.free_hooks: dict[int, Callable[[Block], None]] = {}
         self.workspace_nbytes = 0
         self._reclaim = reclaim
-        self._workspaces: dict[Timeline, list[Block]] = {}
+        self._workspaces: dict[Timeline, list[Block]] = {}  # of each lane
         self._held_count = 0  # resources in `blocks`
         self._freed_in_use: list[HeldResource] = []  # freed, with uses that are not over
         self._closing_resources: Closing[HeldResource] = Closing(system)

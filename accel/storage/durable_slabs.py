@@ -159,7 +159,8 @@ class DurableSlabs:
     def trim(self, buffers: Buffers) -> None:
         """Close, off the loop, slabs that had durable buffers and hold nothing any more.
 
-        Those with uses that are not over stay in :attr:`idle` for the next call.
+        Called when the last durable buffer of one was freed, and when work has ended. Those with
+        uses that are not over stay in :attr:`idle` for the next call.
         """
         unused, in_use = buffers.allocator.trim_these(self.idle)
         self.idle = set(in_use)
