@@ -62,7 +62,7 @@ async def test_ways_to_name_a_device() -> None:
         for spec in ("cpu:0", CpuBackend().devices()[0].uuid):
             device = await system.open_device(spec)
             names.append(device.name)
-        assert names == ["cpu:0"] * 3
+        assert names == ["cpu:0", "cpu:0#2", "cpu:0#3"]
         assert len(system.devices) == 3
         assert (await system.open_device("auto")).health().is_ready
 
