@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,21 @@ class Turning:
         x = np.asarray(inputs["x"])
         made = {"half": x / 2, "double": x * 2}
         return dict(reversed(made.items())) if x.flat[0] < 0 else made
+
+
+class Moody(Affine):
+    """Takes as long as its weight ``seconds`` says, and raises at the items that ``raises`` is less than."""
+
+    def run(self, inputs: Mapping[str, accel.Operand]) -> dict[str, np.ndarray[Any, Any]]:
+        time.sleep(float(self._weights["seconds"]))
+        if (np.asarray(inputs["x"]) > float(self._weights["raises"])).any():
+            raise ArithmeticError("these weights raise")
+        return super().run(inputs)
+
+
+def moody(rng: np.random.Generator, version: int = 1, *, seconds: float = 0.0, raises: float = np.inf) -> dict[str, np.ndarray[Any, Any]]:
+    """Return weights of :class:`Moody`."""
+    return affine(rng, version) | {"seconds": np.array(seconds), "raises": np.array(raises)}
 
 
 class Scribbling(Affine):

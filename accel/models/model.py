@@ -69,7 +69,7 @@ class Model:
 
     Attributes
     ----------
-    on_rollback : list of callable
+    on_rollback : callable or None
         Called with the version that was left when the weights of before serve again, in the same
         turn of the loop, and with the error that these answered instead, or ``None``.
     """
@@ -82,7 +82,7 @@ class Model:
         self._forwards: Counter[tuple[int, ...]] = Counter()
         self._replays = 0
         self._swapping = asyncio.Lock()
-        self.on_rollback: list[Callable[[int, BaseException | None], object]] = []
+        self.on_rollback: Callable[[int, BaseException | None], object] | None = None
 
     @classmethod
     async def load(
@@ -177,11 +177,6 @@ class Model:
         """The largest number of a version that has served, which may have been rolled back."""
         return self._versions.latest
 
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the weights of before the last swap are still there."""
-        return self._versions.kept is not None
-
     # -- calls
 
     async def __call__(self, *args: Any, timeout: float | None = None, **inputs: Any) -> Any:
@@ -260,7 +255,7 @@ class Model:
             Why, for the log and :attr:`on_rollback`.
         """
         versions = self._versions
-        is_left = not versions.is_closed and self.can_roll_back and version == self.version
+        is_left = not versions.is_closed and versions.kept is not None and version == self.version
         if is_left:
             self._roll_back(error)
         return is_left
@@ -272,8 +267,8 @@ class Model:
             logger.warning("model_rolled_back", **told)
         else:
             logger.error("model_rolled_back", **told, error=error)
-        for call in tuple(self.on_rollback):
-            call(left, error)
+        if self.on_rollback is not None:
+            self.on_rollback(left, error)
 
     async def _rows(self, version: Version, items: Sequence[Item], check_finite: bool) -> Rows:
         buckets, rows = self._buckets, len(items)
@@ -490,6 +485,10 @@ class Model:
         """
         self._versions.release()
         await self._versions.gone()
+
+    def drop_kept(self) -> None:
+        """Let the weights of before the last swap go, and do not wait for that: see :meth:`release`."""
+        self._versions.release()
 
     async def on(self, device: Any) -> Model:
         """Return the same model, with copies of the weights that serve and their version, on another device."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import InvalidArgumentError
+from accel.completion.strategy import check_seconds
+from accel.device import DeviceState
+from accel.errors import DeadlineExceededError, InvalidArgumentError, LibraryError
 from accel.models import Model
 from accel.patterns.batcher import DynamicBatcher
+from accel.patterns.rollout import Rollout, roll_out
 from accel.values import check_count, check_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from accel.device import Device
+    from accel.models.model import Compare
+    from accel.models.weights import Progress
     from accel.patterns.recovering import Recovering
 
 __all__ = ["ModelService", "serve"]
@@ -34,8 +41,7 @@ class Replica:
         self.model = model
         self.rows = partial(model.rows, check_finite=check_finite)
         self._check_finite = check_finite
-        self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
-        self._apart_version = 0
+        self._apart: Model | None = None  # on the device in quarantine
 
     async def in_quarantine(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
         """Return the handler on a device in quarantine, which has none of this one's memory."""
@@ -49,13 +55,12 @@ class Replica:
 
     async def _model_apart(self, device: Device) -> Model:
         """Return the model in quarantine, with the weights that serve now. It is loaded once: its weights are durable there too."""
-        apart, version = self._apart, self.model.version
-        if apart is None or apart.device is not device or self._apart_version != version:
+        apart = self._apart
+        if apart is None or apart.device is not device or apart.version != self.model.version:
             self._apart = None
             if apart is not None and apart.device is device:
                 await apart.aclose()
             self._apart = apart = await self.model.on(device)
-            self._apart_version = version
         return apart
 
 
@@ -79,6 +84,11 @@ class ModelService(DynamicBatcher[Any, Any]):
         first = given[0]
         for model in given:
             _check_serves_with(model, first)
+            if model.version != first.version:
+                raise InvalidArgumentError(
+                    f"{model!r} and {first!r} serve different weights",
+                    remedy="Give one the weights of the other: `await model.follow(other)`.",
+                )
         most = first.buckets.most
         if max_items is None:
             max_items = most or _ITEMS
@@ -90,6 +100,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         check_flag("quarantine", quarantine)
         self._check_finite = check_finite
         self._has_quarantine = quarantine
+        self._rollouts = asyncio.Lock()
         replica = Replica(first, check_finite=check_finite)
         self._replicas = [replica]
         if options.get("max_pending") is None:
@@ -127,22 +138,93 @@ class ModelService(DynamicBatcher[Any, Any]):
         return tuple([replica.model.device for replica in self._replicas])
 
     async def add(self, model: Model) -> None:
-        """Have a model on another device answer too.
+        """Have a model on another device answer too, with the weights that serve here.
 
         Parameters
         ----------
         model
-            Of the same inputs, buckets and outputs, such as ``await service.model.on(device)``.
+            Of the same inputs, buckets and outputs, such as ``await service.model.on(device)``. If its version is another one, it gets copies of the
+            weights that serve.
 
         Raises
         ------
         InvalidArgumentError
             It takes or returns other arrays, or its device answers already.
+        AccelError
+            What giving it the weights that serve raised.
         ClosedError
             The service is closing or closed.
+
+        Notes
+        -----
+        It waits for a swap that is under way. The weights of before the last swap go on all devices, because the added one does not have them.
         """
-        _check_serves_with(model, self.model)
-        self._add_model(model)
+        self._check_home()
+        async with self._rollouts:
+            _check_serves_with(model, self.model)
+            if self._takers.of(model.device) is None:  # or it is refused
+                await model.follow(min(self.models, key=lambda other: other.device.state is not DeviceState.READY))
+                for each in (model, *self.models):
+                    each.drop_kept()
+            self._add_model(model)
+
+    async def swap(
+        self,
+        weights: Any,
+        *,
+        canaries: Iterable[Any] = (),
+        compare: Compare | None = None,
+        hold: float = 0.0,
+        on_progress: Progress | None = None,
+    ) -> Rollout:
+        """Serve other weights on all devices, one after the other, and return what was done; :meth:`accel.models.Model.swap` is the step.
+
+        A device takes no batches while its weights are swapped, if another one is ready. The first device decides: its canaries before it serves the new
+        weights, and its answers for ``hold`` seconds after. Then the others follow. Each answer is of one version.
+
+        Parameters
+        ----------
+        weights, canaries, compare, on_progress
+            As for :meth:`accel.models.Model.swap`. Canaries are answered on each device, and compared on the first.
+        hold
+            Seconds for which errors, NaNs and infinities in answers, and the times of batches are held against those of the old weights, on all devices.
+            Before the swap these are watched for up to as long.
+
+        Raises
+        ------
+        LibraryError
+            The new weights are worse, by ``code``: ``"errors"``, ``"non-finite"``, ``"slow"``, ``"lost"`` if the first device was lost meanwhile, or
+            ``"rollback"`` if they failed where the old ones answer, or were rolled back by hand. Without a code: ``compare`` refused them.
+        AccelError
+            As of :meth:`accel.models.Model.swap`.
+
+        Notes
+        -----
+        Whatever is raised, and when it is cancelled, all devices serve the old weights at once. Swaps wait for each other. After a fault a device is swapped
+        again, up to three times in all. One that is LOST or closed is left out and drained, unless it is the first; :meth:`add` brings it back, with the
+        weights that serve then.
+
+        The old weights stay on each device, as after :meth:`accel.models.Model.swap`. Where the new ones fail on one device, and the old ones answer, all
+        devices roll back.
+        """
+        if self._state == "new":
+            raise self._not_open()
+        self._check_home()
+        check_seconds("hold", hold, or_zero=True)
+        async with self._rollouts:
+            takers = [(self._takers.of(model.device), model) for model in self.models]
+            models = {taker: model for taker, model in takers if taker is not None and not taker.is_draining}
+            options = {"canaries": canaries, "compare": compare, "on_progress": on_progress}
+            try:
+                rollout = await roll_out(models, weights, self._launch, hold=min(hold, _AGES), **options)
+            except LibraryError:
+                self.forget_poison()  # what these weights made of items is no proof against them
+                raise
+            for taker in models:
+                if taker.is_paused:
+                    with contextlib.suppress(DeadlineExceededError):
+                        await self.drain(models[taker], timeout=0.0)
+        return rollout
 
     async def drain(self, device: Recovering | Model, *, timeout: float | None = None) -> None:
         """Let a device, or its model, take no more batches, and return when those that it has are answered; both stay open.
@@ -195,6 +277,7 @@ def _check_serves_with(model: object, first: Model) -> None:
 
 
 _ITEMS = 64
+_AGES = 1e9
 
 
 def serve(

@@ -59,6 +59,8 @@ class Taker:
         Batches that it runs.
     is_draining : bool
         Whether it takes no more.
+    is_paused : bool
+        Whether it takes no more while another one is ready.
     is_awaited : bool
         Whether a task waits until its device is ready.
     seconds : float
@@ -80,6 +82,7 @@ class Taker:
         "in_flight",
         "is_awaited",
         "is_draining",
+        "is_paused",
         "isolation",
         "name",
         "seconds",
@@ -105,7 +108,7 @@ class Taker:
             None if isolation is None else device, "attribution", nullcontext
         )
         self.in_flight = 0
-        self.is_draining = self.is_awaited = False
+        self.is_draining = self.is_paused = self.is_awaited = False
         self.seconds = 0.0
         self.seconds_per_item = 1e-3
         self._began: deque[float] = deque()  # of the calls of the handler that run now
@@ -140,7 +143,7 @@ class Taker:
         return not self.in_flight and (self.isolation is None or self.isolation.is_idle)
 
     async def idle(self) -> None:
-        """Wait until it runs nothing; for one that is draining."""
+        """Wait until it runs nothing; for one that is draining or paused."""
         while not self.is_idle:
             self._idled.clear()
             await self._idled.wait()

@@ -110,14 +110,14 @@ class Takers:
     def tell_idle(self) -> None:
         """Wake those that wait for takers to be drained, where nothing runs any more."""
         for taker in self.all:
-            if taker.is_draining and taker.is_idle:
+            if (taker.is_draining or taker.is_paused) and taker.is_idle:
                 taker.tell_idle()
 
     def next(self, root: RootTask) -> Taker | None:
         """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
 
         A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be ready again one is returned all the same: what keeps it
-        from that is told to each item by the handler.
+        from that is told to each item by the handler. One that is paused takes what no other one may take now.
         """
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
@@ -129,7 +129,8 @@ class Takers:
             away = [taker for taker in takers if taker.is_away]
             return None if (away and self._await(away, root)) or not takers else takers[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
-        in_order = sorted(ready, key=lambda taker: (taker.expected_end(now, usual), taker.in_flight))
+        pauses = {taker: taker.is_paused and not self._queue.has_own(taker) for taker in ready}
+        in_order = sorted(ready, key=lambda taker: (pauses[taker], taker.expected_end(now, usual), taker.in_flight))
         return next((taker for taker in in_order if not taker.is_stalled), None)
 
     def home(self, key: Key) -> Taker | None:
