@@ -38,16 +38,16 @@ class Client:
         status, body, headers = await bounded(self._send("GET", path))
         return status, body, headers
 
-    async def post(self, value: Any, path: str = "/m") -> tuple[int, Any, Mapping[str, str]]:
-        return await self.send(json.dumps(value).encode(), path)
+    async def post(self, value: Any, path: str = "/m", **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+        return await self.send(json.dumps(value).encode(), path, **headers)
 
-    async def send(self, content: Any, path: str = "/m") -> tuple[int, Any, Mapping[str, str]]:
-        status, body, headers = await bounded(self._send("POST", path, content))
+    async def send(self, content: Any, path: str = "/m", **given: str) -> tuple[int, Any, Mapping[str, str]]:
+        status, body, headers = await bounded(self._send("POST", path, content, **given))
         return status, json.loads(body) if body.startswith(b"{") else body, headers
 
 
 @contextlib.asynccontextmanager
-async def on_fastapi(open_service: Any, route: dict[str, Any], **options: Any) -> AsyncIterator[Client]:
+async def on_fastapi(open_service: Any, route: dict[str, Any], tenant: Any = None, **options: Any) -> AsyncIterator[Client]:
     @contextlib.asynccontextmanager
     async def setup(device: accel.Device) -> AsyncIterator[ModelService]:
         async with open_service(device) as service:
@@ -55,35 +55,43 @@ async def on_fastapi(open_service: Any, route: dict[str, Any], **options: Any) -
             yield service
 
     app = FastAPI(lifespan=with_fastapi.lifespan(setup, device="cpu", **options))
-    with_fastapi.install(app, metrics="/metrics")
+    with_fastapi.install(app, metrics="/metrics", tenant=tenant)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE) as client,
     ):
 
-        async def send(method: str, path: str, content: Any = None) -> tuple[int, bytes, Mapping[str, str]]:
-            answer = await client.request(method, path, content=content, headers={"Content-Type": "application/json"})
+        async def send(method: str, path: str, content: Any = None, **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
+            answer = await client.request(method, path, content=content, headers={"Content-Type": "application/json", **headers})
             return answer.status_code, answer.content, answer.headers
 
         yield Client(app.state.accel.state, send)
 
 
+class _Server(test_utils.TestServer):
+    aclose = test_utils.TestServer.close
+
+
 @contextlib.asynccontextmanager
-async def on_aiohttp(open_service: Any, route: dict[str, Any], **options: Any) -> AsyncIterator[Client]:
+async def on_aiohttp(open_service: Any, route: dict[str, Any], tenant: Any = None, **options: Any) -> AsyncIterator[Client]:
     async def service(app: web.Application) -> AsyncIterator[None]:
         async with open_service(app[with_aiohttp.DEVICE]) as app[SERVICE]:
             yield
 
     app = web.Application()
-    with_aiohttp.install(app, "cpu", metrics="/metrics", **options)
+    with_aiohttp.install(app, "cpu", metrics="/metrics", tenant=tenant, **options)
     app.cleanup_ctx.append(service)
     with_aiohttp.add_model(app, "/m", SERVICE, **route)
     connector = aiohttp.TCPConnector(limit=0)
-    async with test_utils.TestServer(app) as server, aiohttp.ClientSession(server.make_url("/"), connector=connector) as session:
+    async with (
+        contextlib.aclosing(_Server(app)) as closed,  # also where it cannot start
+        closed as server,
+        aiohttp.ClientSession(server.make_url("/"), connector=connector) as session,
+    ):
 
-        async def send(method: str, path: str, content: Any = None) -> tuple[int, bytes, Mapping[str, str]]:
-            async with session.request(method, path, data=content, headers={"Content-Type": "application/json"}) as answer:
+        async def send(method: str, path: str, content: Any = None, **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
+            async with session.request(method, path, data=content, headers={"Content-Type": "application/json", **headers}) as answer:
                 return answer.status, await answer.read(), answer.headers
 
         yield Client(app[SERVICE], send)

@@ -28,6 +28,7 @@ from accel.errors import (
     OutOfMemoryError,
     PoisonedInputError,
     StaleRefError,
+    UnknownTenantError,
     UnsupportedError,
 )
 
@@ -71,6 +72,7 @@ _GONE = _Rule(503, "The service cannot do this work any more.", False)
 _NO_MEMORY = _Rule(503, "The accelerator has no memory for the request now. Send it again later.", True)
 _LATE = _Rule(504, "The work did not end in time.", True)
 _WRONG = _Rule(422, "The service does not take this input.", False)
+_NO_SHARE = _Rule(403, "The service has no share of the accelerator for this client.", False)
 _POISON = _Rule(422, "The accelerator faults, or hangs, at this input. It will not be tried again.", False)
 _NOT_FINITE = _Rule(500, "The model has no finite answer to this input.", False)
 _FAILED = _Rule(500, "The service failed on the request.", False)
@@ -86,6 +88,7 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     OutOfMemoryError: _NO_MEMORY,
     DeadlineExceededError: _LATE,
     InvalidArgumentError: _WRONG,
+    UnknownTenantError: _NO_SHARE,
     UnsupportedError: _WRONG,
     PoisonedInputError: _POISON,
     NonFiniteError: _NOT_FINITE,
@@ -121,7 +124,7 @@ def error_answer(error: AccelError, opened: Opened | None) -> Answer:
     ----------
     error
         What the handler raised. Errors of the service itself are logged: a 500, and use of something closed, or from another loop or thread,
-        while the device is READY. So is, at the level INFO, a 422 whose message the client does not get.
+        while the device is READY. So is, at the level INFO, a 403, and a 422 whose message the client does not get.
     opened
         The device that serves, or the pool. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
     """
@@ -129,7 +132,7 @@ def error_answer(error: AccelError, opened: Opened | None) -> Answer:
     if rule.status == 500 or (rule is _GONE and opened is not None and _is_ready(opened)):
         logger.error("request_failed", error=error)
     argument = error.argument if isinstance(error, InvalidArgumentError) else None
-    if rule.status == 422 and argument is None:
+    if rule.status in (403, 422) and argument is None:
         logger.info("request_refused", error=error)
     generation = error.generation
     if generation is None and opened is not None and not isinstance(opened, Pool):

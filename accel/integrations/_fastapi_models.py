@@ -18,7 +18,7 @@ from accel.integrations._models import ModelRoute, check_json
 from accel.patterns import ModelService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from accel.dtype import DType
     from accel.integrations.metrics import Metrics
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_model", "served", "show_mounted"]
 
+
+Tenant: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
+"""Says which tenant a request is of."""
 
 Served: TypeAlias = "dict[str, tuple[ModelRoute, ModelService]]"
 """The models of an application, by their paths."""
@@ -64,6 +67,10 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     504: {"model": ErrorAnswer, "description": "The answer did not come in time"},
 }
 
+_NO_SHARE: dict[int | str, dict[str, Any]] = {
+    403: {"model": ErrorAnswer, "description": "The service has no share of the accelerator for this client"}
+}
+
 
 def add_model(
     app: FastAPI,
@@ -75,6 +82,7 @@ def add_model(
     max_list: int = 64,
     body_limit: int | None = 1 << 20,
     body_timeout: float | None = 30.0,
+    tenant: Tenant | None = None,
 ) -> None:
     """Serve a model at a path: POST one item as JSON, or a list of them at ``path + "/list"``. For ``setup`` of :func:`lifespan`, as the model must be loaded.
 
@@ -99,11 +107,15 @@ def add_model(
         The most bytes of a body; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
     body_timeout
         Seconds in which a body must arrive, after which it is 408. ``None``: the limit of :func:`install`.
+    tenant
+        For a service with shares: ``tenant(request)`` says which tenant a request is of, and may be a coroutine function. It has to check what the client
+        presents, and may raise what the framework answers with 401. A name that has no share is answered with 403. ``None``: that of :func:`install`.
 
     Raises
     ------
     InvalidArgumentError
-        The service is none, or another model is at this path, or an option is out of range.
+        The service is none, or another model is at this path, or an option is out of range, or the service has shares and there is no
+        ``tenant``, or the other way round.
     UnsupportedError
         An input or output is complex, which JSON has not.
 
@@ -117,7 +129,8 @@ def add_model(
         raise InvalidArgumentError(f"path is {path!r}", remedy="Begin it with a slash.")
     check_limits(body_limit, body_timeout)
     check_json(service)
-    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
+    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list, tenant)
+    route.check_shares(service, getattr(app.state, "accel_tenant", None))
     served: Served | None = getattr(app.state, "accel_models", None)
     if served is None:
         served = app.state.accel_models = {}
@@ -161,12 +174,14 @@ def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Served, limi
     async def one(request: Request) -> Response:
         async with cancel_on_disconnect(request):
             now, service = served[path]
-            return _json(await now.one(service, parsed(await request.body())))
+            tenant = await now.tenant(request)
+            return _json(*await now.one(service, parsed(await request.body()), tenant))
 
     async def many(request: Request) -> Response:
         async with cancel_on_disconnect(request):
             now, service = served[path]
-            return _json(await now.many(service, parsed(await request.body())))
+            tenant = await now.tenant(request)
+            return _json(*await now.many(service, parsed(await request.body()), tenant))
 
     def add(at: str, endpoint: Any, taken: dict[str, Any], given: type[BaseModel], summary: str) -> None:
         endpoint.__annotations__["request"] = Request  # FastAPI would look the name up in a module that has it for type checkers alone
@@ -176,7 +191,7 @@ def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Served, limi
             endpoint,
             methods=["POST"],
             response_model=given,
-            responses=_RESPONSES,
+            responses={**_RESPONSES, **_NO_SHARE} if served[path][1].statistics().tenants else _RESPONSES,
             openapi_extra={"requestBody": body},
             name=at.strip("/"),
             summary=summary,
@@ -193,8 +208,8 @@ def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Served, limi
     app.openapi_schema = None  # made anew, with these routes, when it is asked for
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _json(body: bytes, headers: dict[str, str]) -> Response:
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def _object(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:

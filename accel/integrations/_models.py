@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import InvalidArgumentError, UnsupportedError
@@ -11,13 +12,15 @@ from accel.integrations.encoding import dumps
 from accel.values import check_count
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import numpy as np
 
     from accel.integrations.metrics import Metrics
     from accel.models import OutputSpecs
-    from accel.patterns import ModelService
+    from accel.patterns import ModelService, Receipt
 
-__all__ = ["ModelRoute", "check_json"]
+__all__ = ["ModelRoute", "check_json", "check_tenant"]
 
 
 class ModelRoute:
@@ -31,6 +34,8 @@ class ModelRoute:
         Seconds for an answer; ``None`` waits as long as it takes.
     max_list
         Items that one request may have.
+    tenant
+        Says which tenant a request of the framework's is of.
 
     Attributes
     ----------
@@ -38,15 +43,19 @@ class ModelRoute:
         Those of the application, or of the one that this is a part of.
     """
 
-    __slots__ = ("max_list", "metrics", "name", "timeout")
+    __slots__ = ("_tenant", "max_list", "metrics", "name", "timeout")
 
-    def __init__(self, name: str, timeout: float | None, max_list: int) -> None:
+    def __init__(
+        self, name: str, timeout: float | None, max_list: int, tenant: Callable[[Any], str | Awaitable[str]] | None = None
+    ) -> None:
+        check_tenant(tenant)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None.")
         check_count("max_list", max_list, 0, remedy="Give how many items a request may have; 0 for no route.")
         self.name = name
         self.timeout = timeout
         self.max_list = max_list
+        self._tenant = tenant
         self.metrics: Metrics | None = None
 
     def show(self, metrics: Metrics, service: ModelService) -> None:
@@ -54,8 +63,34 @@ class ModelRoute:
         self.metrics = metrics
         metrics.add(self.name, service)
 
-    async def one(self, service: ModelService, item: Any) -> bytes:
-        """Return the body of the answer to one item, a mapping of the model's inputs.
+    def check_shares(self, service: ModelService, installed: Callable[[Any], str | Awaitable[str]] | None) -> None:
+        """Have requests say which tenant they are of, where a service has shares: as this route says, or else as the application does.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Neither does, or the service has no shares.
+        """
+        if not service.statistics().tenants:
+            if self._tenant is not None:
+                raise InvalidArgumentError(f"tenant= with {service!r}, which has no shares", remedy="Give accel.serve(...) shares= too.")
+        elif self._tenant is None:
+            if installed is None:
+                raise InvalidArgumentError(
+                    f"{service!r} has shares, and nothing says which tenant a request is of",
+                    remedy="Give tenant= to install or add_model: a function of the request.",
+                )
+            self._tenant = installed
+
+    async def tenant(self, request: Any) -> str | None:
+        """Return the tenant that a request is of; ``None`` without shares."""
+        if self._tenant is None:
+            return None
+        found = self._tenant(request)
+        return await found if isawaitable(found) else found
+
+    async def one(self, service: ModelService, item: Any, tenant: str | None) -> tuple[bytes, dict[str, str]]:
+        """Return body and headers of the answer to one item, a mapping of the model's inputs.
 
         Raises
         ------
@@ -64,10 +99,11 @@ class ModelRoute:
         AccelError
             What the service raised.
         """
-        return await dumps(await self._answered(service, _arrays(service, item)))
+        answer, receipt = await self._answered(service, _arrays(service, item), tenant)
+        return await dumps(answer), _timing(receipt)
 
-    async def many(self, service: ModelService, body: Any) -> bytes:
-        """Return the body of the answers to ``{"items": [...]}``, in order. If one fails, its error is raised when all have ended.
+    async def many(self, service: ModelService, body: Any, tenant: str | None) -> tuple[bytes, dict[str, str]]:
+        """Return body and headers of the answers to ``{"items": [...]}``, in order. If one fails, its error is raised when all have ended.
 
         Raises
         ------
@@ -89,18 +125,42 @@ class ModelRoute:
             except InvalidArgumentError as error:
                 where = f"items[{place}]" if not isinstance(item, Mapping) else f"items[{place}].{error.argument}"
                 raise error.clone(argument=where) from error
-        answers = await asyncio.gather(*(self._answered(service, each) for each in arrays), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return await dumps({"items": answers})
+        results = await asyncio.gather(*(self._answered(service, each, tenant) for each in arrays), return_exceptions=True)
+        answers, receipts = [], []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            answers.append(result[0])
+            receipts.append(result[1])
+        slowest = max(receipts, key=lambda receipt: receipt.queued + (receipt.device_seconds or 0.0))
+        return await dumps({"items": answers}), _timing(slowest)
 
-    async def _answered(self, service: ModelService, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _answered(self, service: ModelService, arrays: Mapping[str, Any], tenant: str | None) -> tuple[Mapping[str, Any], Receipt]:
         try:
-            answer = await service.submit(arrays, timeout=self.timeout)
+            answer, receipt = await service.timed(arrays, timeout=self.timeout, tenant=tenant)
         except InvalidArgumentError as error:
             raise error.clone(argument=None) from error  # the client's input was checked: this one concerns the model, and is not told
-        return _named(service.model.outputs, answer)
+        return _named(service.model.outputs, answer), receipt
+
+
+def check_tenant(tenant: object) -> None:
+    """Raise unless this can say which tenant a request is of, or is ``None``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It cannot be called.
+    """
+    if tenant is not None and not callable(tenant):
+        raise InvalidArgumentError(f"tenant is {tenant!r:.80}", remedy="Give a function of the request that returns its tenant, or None.")
+
+
+def _timing(receipt: Receipt) -> dict[str, str]:
+    """Return the header that tells browsers and clients where the time of an answer went."""
+    parts = [f"queue;dur={1e3 * receipt.queued:.3f}"]
+    if receipt.device_seconds is not None:
+        parts.append(f"device;dur={1e3 * receipt.device_seconds:.3f}")
+    return {"Server-Timing": ", ".join((*parts, f'batch;desc="{receipt.batch_items}"'))}
 
 
 def check_json(service: ModelService) -> None:

@@ -24,7 +24,7 @@ from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import LATE, TOO_LONG, UNKNOWN_CHARSET, check_limits, has_known_charset, parsed
-from accel.integrations._models import ModelRoute, check_json
+from accel.integrations._models import ModelRoute, check_json, check_tenant
 from accel.integrations._opening import Enough, OnLost, Opened, check_unused, open_system
 from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from accel.integrations.metrics import Metrics
     from accel.patterns import ModelService
 
+    Tenant = Callable[[web.Request], str | Awaitable[str]]
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 __all__ = ["DEVICE", "METRICS", "POOL", "SYSTEM", "add_model", "cleanup_ctx", "error_middleware", "install", "read_json"]
@@ -60,6 +61,7 @@ POOL: web.AppKey[Pool] = web.AppKey("accel_pool", Pool)
 METRICS: web.AppKey[Metrics] = web.AppKey("accel_metrics")
 """``app[METRICS]`` are the metrics, where :func:`install` was given a path for them."""
 
+_TENANT: web.AppKey[Tenant] = web.AppKey("accel_tenant")
 _PAGE: web.AppKey[Page] = web.AppKey("accel_page", Page)
 
 _MODELS: web.AppKey[list[tuple[ModelRoute, web.AppKey[ModelService]]]] = web.AppKey("accel_models")
@@ -156,6 +158,7 @@ def install(
     admin_token: str | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
+    tenant: Tenant | None = None,
     pool: str | Sequence[str] | None = None,
     enough: Enough = "any",
     close_timeout: float = 10.0,
@@ -194,6 +197,8 @@ def install(
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
     body_timeout
         Seconds from the head of a request in which its body must arrive; a handler that reads a later one is answered with 408. ``None``: no limit.
+    tenant
+        ``tenant(request)`` says which tenant a request to a model with shares is of: see :func:`add_model`.
 
     Raises
     ------
@@ -210,6 +215,9 @@ def install(
     if not isinstance(app, web.Application):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = web.Application().")
     check_limits(body_limit, body_timeout)
+    check_tenant(tenant)
+    if tenant is not None:
+        app[_TENANT] = tenant
     app.cleanup_ctx.append(cleanup_ctx(device, pool=pool, enough=enough, close_timeout=close_timeout, on_lost=on_lost, **options))
     app.middlewares.extend((error_middleware, _body_middleware(body_limit, body_timeout)))
     for path, answer in ((live, health_answer), (ready, ready_answer)):
@@ -236,6 +244,7 @@ def add_model(
     max_list: int = 64,
     body_limit: int | None = 1 << 20,
     body_timeout: float | None = 30.0,
+    tenant: Tenant | None = None,
 ) -> None:
     """Serve a model at a path: POST one item as JSON, or ``{"items": [...]}`` at ``path + "/list"``.
 
@@ -260,20 +269,24 @@ def add_model(
         The most bytes of a body, after decompression; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
     body_timeout
         Seconds in which a body must arrive, after which it is 408. ``None``: the limit of :func:`install`.
+    tenant
+        For a service with shares: ``tenant(request)`` says which tenant a request is of, and may be a coroutine function. It has to check what the client
+        presents, and may raise what the framework answers with 401. A name that has no share is answered with 403. ``None``: that of :func:`install`.
 
     Raises
     ------
     InvalidArgumentError
-        An option is out of range.
+        An option is out of range. When the application starts: the service has shares and there is no ``tenant``, or the other way round.
     UnsupportedError
         When the application starts: an input or output is complex, which JSON has not.
     """
     check_limits(body_limit, body_timeout)
-    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
+    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list, tenant)
 
     async def started(app: web.Application) -> None:
         opened = app[service]
         check_json(opened)
+        route.check_shares(opened, app.get(_TENANT))
         metrics = app.get(METRICS, route.metrics)
         if metrics is not None:
             route.show(metrics, opened)
@@ -287,10 +300,12 @@ def add_model(
                 raise
 
     async def one(request: web.Request) -> web.Response:
-        return _json(await route.one(app[service], await body(request)))
+        tenant = await route.tenant(request)
+        return _json(*await route.one(app[service], await body(request), tenant))
 
     async def many(request: web.Request) -> web.Response:
-        return _json(await route.many(app[service], await body(request)))
+        tenant = await route.tenant(request)
+        return _json(*await route.many(app[service], await body(request), tenant))
 
     if _MODELS not in app:
         app[_MODELS] = []
@@ -301,8 +316,8 @@ def add_model(
         app.router.add_post(f"{path.rstrip('/')}/list", many)
 
 
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
+def _json(body: bytes, headers: dict[str, str]) -> web.Response:
+    return web.Response(body=body, headers=headers, content_type="application/json")
 
 
 def _add_metrics(

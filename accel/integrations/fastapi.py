@@ -28,6 +28,7 @@ from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._admin import Admin
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._bodies import check_limits
+from accel.integrations._models import check_tenant
 from accel.integrations._opening import Enough, OnLost, Opened, check_unused, open_system
 from accel.integrations._page import EVENTS, PATIENCE, PROFILE, STREAM_HEADERS, TRACE_HEADERS, Page
 from accel.values import check_choice
@@ -244,6 +245,7 @@ def install(
     admin_token: str | None = None,
     body_limit: int | None = None,
     body_timeout: float | None = None,
+    tenant: Callable[[Request], str | Awaitable[str]] | None = None,
 ) -> None:
     """Answer errors of accel with HTTP statuses, limit bodies, and add the routes of health and metrics.
 
@@ -273,6 +275,8 @@ def install(
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
     body_timeout
         Seconds for which a body is waited for, after which the answer is 408. ``None``: no limit.
+    tenant
+        ``tenant(request)`` says which tenant a request to a model with shares is of: see :func:`add_model`.
 
     Raises
     ------
@@ -290,6 +294,8 @@ def install(
     if not isinstance(app, FastAPI):
         raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = FastAPI(...).")
     check_limits(body_limit, body_timeout)
+    check_tenant(tenant)
+    app.state.accel_tenant = tenant
     app.add_middleware(BodyMiddleware, limit=body_limit, timeout=body_timeout)
     app.add_exception_handler(AccelError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)

@@ -36,6 +36,7 @@ EXPECTED: dict[type[accel.AccelError], tuple[int, bool]] = {
     accel.ActorStoppedError: (503, False),
     accel.DeadlineExceededError: (504, True),
     accel.InvalidArgumentError: (422, False),
+    accel.UnknownTenantError: (403, False),
     accel.UnsupportedError: (422, False),
     accel.PoisonedInputError: (422, False),
     accel.DriverError: (500, False),

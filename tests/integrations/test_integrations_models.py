@@ -135,7 +135,7 @@ async def test_what_is_wrong_with_the_model_is_not_told_as_if_it_were_the_input(
         raise accel.InvalidArgumentError("forward of /opt/secret.py", argument="inputs")
 
     async with serving(affine_service(affine(rng)), {}) as client:
-        monkeypatch.setattr(accel.ModelService, "submit", wrong)
+        monkeypatch.setattr(accel.ModelService, "timed", wrong)
         status, body, _ = await client.post({"x": row(rng)})
     assert (status, "secret" in str(body), "field" in body) == (422, False, False)
 
