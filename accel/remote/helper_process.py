@@ -125,7 +125,7 @@ class HelperProcessActor(Actor[None, None]):
         await self.stopped(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """End the process."""
+        """Listen to changes no more, and end the process."""
         for listeners, listener in self._subscriptions():
             if listener in listeners:
                 listeners.remove(listener)

@@ -453,7 +453,10 @@ class RequestContext(ContextBase):
         self._retire(request)
 
     def _retire(self, request: PendingRequest) -> None:
-        """Release the shared memory of an answered request, and retire its ops."""
+        """Release the shared memory of an answered request, and retire its ops.
+
+        A chunk has none: what waits for it in :meth:`wait_done` is woken.
+        """
         if request.arrays:
             close_all(request.arrays)
         request.is_done = True

@@ -88,14 +88,18 @@ class StandbyActor(HelperProcessActor):
         self._set_ready(link)
 
     def _set_ready(self, link: Link) -> None:
-        """Mark the spare as ready to be promoted, and log that, once for each spare."""
+        """Mark the spare as ready to be promoted, and log that, once for each spare.
+
+        After a logged loss that is a warning, too, so that the end of the shortage is seen.
+        """
         link.is_warm = True
         link.watchdog.end_step()
         self.state = "ready"
         if self._start_time:
-            log, self._is_loss_logged = logger.warning if self._is_loss_logged else logger.info, False
-            seconds, self._start_time = round(time.perf_counter() - self._start_time, 4), 0.0
+            log = logger.warning if self._is_loss_logged else logger.info
+            seconds = round(time.perf_counter() - self._start_time, 4)
             log("standby_ready", device=self._core.name, standby=self._readiness, pid=link.pid, seconds=seconds)
+            self._start_time, self._is_loss_logged = 0.0, False
 
     @property
     def state(self) -> str:
