@@ -323,7 +323,7 @@ async def _batch(items: list[int]) -> list[int]:
 
 async def _fork_in_flight(way: str) -> int:
     """Fork while ops are in flight on devices of three kinds, and use them while the child leaves, and after. Return 0 in the fork."""
-    async with accel.System() as system, DynamicBatcher(_batch) as batcher:
+    async with accel.System(close_timeout=1.0) as system, DynamicBatcher(_batch) as batcher:  # a wake-up that is lost costs all of it
         devices = [
             await system.open_device("cpu", host="process"),
             await system.open_device("cpu", host="inline", completion=accel.PolledCompletion(0.005)),

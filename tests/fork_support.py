@@ -86,6 +86,20 @@ class Threaded(accel.KernelLibrary):
         raise NotImplementedError
 
 
+class Importing:
+    """A model whose module is imported when it is built; it answers by which process."""
+
+    def open(self, weights: Any, description: Any, stream: Any) -> None:
+        from tests import late_import
+
+        self.imported_by = late_import.IMPORTED_BY
+
+    def run(self, inputs: Any) -> Any:
+        import numpy as np
+
+        return np.full(len(np.asarray(inputs["x"])), self.imported_by, np.int64)
+
+
 async def parent(target: str) -> None:
     from accel.actors import ActorSystem
     from accel.process.forkserver_client import ForkserverClient

@@ -266,18 +266,6 @@ class Doubling:
         return np.asarray(inputs["x"]) * self.factor + self.bias
 
 
-class Importing:
-    """A model whose module is imported when it is built; it answers by which process."""
-
-    def open(self, weights: Any, description: Any, stream: Any) -> None:
-        from tests import late_import
-
-        self.imported_by = late_import.IMPORTED_BY
-
-    def run(self, inputs: Any) -> Any:
-        return np.full(len(np.asarray(inputs["x"])), self.imported_by, np.int64)
-
-
 def gru() -> nn.Module:
     return nn.GRU(WIDTH, 5, num_layers=2, batch_first=True)
 

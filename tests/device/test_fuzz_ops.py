@@ -20,7 +20,7 @@ from tests.fuzz_support import LIMIT, Call, Fuzzer, expected, shown
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 CALLS = 20_000
-SECONDS, LONGEST = 4.0, 45.0  # how much that is depends on who else is busy
+SECONDS, LONGEST = 2.0, 45.0  # how much that is depends on who else is busy
 HUNG = 20.0
 
 

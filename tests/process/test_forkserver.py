@@ -139,28 +139,25 @@ async def multiplied(child: ChildProcess, seed: int) -> ChildProcess:
 # -- how it ends
 
 
-@pytest.mark.parametrize(
-    ("target", "status"),
-    [
-        ("returns", (0, None)),
-        ("exits", (17, None)),
-        ("raises", (1, None)),
-        ("sends_and_dies", (None, signal.SIGKILL)),
-        ("faults", (None, signal.SIGSEGV)),
-    ],
-)
-async def test_how_a_fork_ends_is_known_at_once(target: str, status: tuple[int | None, int | None]) -> None:
-    seen: list[ExitStatus] = []
+async def test_how_a_fork_ends_is_known_at_once() -> None:
     async with ActorSystem() as system, forks(system, "tests.child_programs") as found:
-        child = await forked(found, target, seen=seen)
-        got = await ended(child)
-        assert await child.aclose() is got
-        assert (got.code, got.signal) == status
-        assert seen == [got]
-        if target == "faults":
-            assert "child_programs.py" in got.stderr
-        if target == "raises":
-            assert "LookupError: no such thing" in got.stderr
+        for target, status in (
+            ("returns", (0, None)),
+            ("exits", (17, None)),
+            ("raises", (1, None)),
+            ("sends_and_dies", (None, signal.SIGKILL)),
+            ("faults", (None, signal.SIGSEGV)),
+        ):
+            seen: list[ExitStatus] = []
+            child = await forked(found, target, seen=seen)
+            got = await ended(child)
+            assert await child.aclose() is got
+            assert (got.code, got.signal) == status, target
+            assert seen == [got], target
+            if target == "faults":
+                assert "child_programs.py" in got.stderr
+            if target == "raises":
+                assert "LookupError: no such thing" in got.stderr
 
 
 async def test_killing_a_fork_tells_the_signal_also_while_the_forkserver_imports() -> None:
@@ -407,7 +404,7 @@ async def test_without_a_spare_the_forkserver_imports_what_is_built_in() -> None
         device = await system.open_device("cpu", host="process")
         (forkserver,) = forkservers()
         model = await device.load_model(
-            "tests.model_zoo:Importing", inputs={"x": accel.TensorSpec(("batch",), "float32")}, buckets={"batch": (1,)}
+            "tests.fork_support:Importing", inputs={"x": accel.TensorSpec(("batch",), "float32")}, buckets={"batch": (1,)}
         )
         for _ in range(2):
             assert [parent(pid) for pid in workers()] == [forkserver]
@@ -432,7 +429,7 @@ async def test_forks_need_not_import_what_a_model_says(is_told: bool) -> None:
     async with opened(standby="model") as device:
         imports = ("tests.late_import",) if is_told else ()
         inputs = {"x": accel.TensorSpec(("batch",), "float32")}
-        model = await device.load_model("tests.model_zoo:Importing", inputs=inputs, buckets={"batch": (1,)}, imports=imports)
+        model = await device.load_model("tests.fork_support:Importing", inputs=inputs, buckets={"batch": (1,)}, imports=imports)
         x = np.zeros(1, np.float32)
         assert (await model.numpy(x)).tolist() == [child_pid(device)]
         for _ in range(2):  # the first spare was forked before there was the model

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-SECONDS, LONGEST = 4.0, 45.0
+SECONDS, LONGEST = 2.0, 45.0
 """For how long at least, and at most, where the machine is so busy that too little has happened by then."""
 HUNG = 10.0
 OFTEN = accel.RestartStrategy(max_restarts=1_000_000, within=3600.0, backoff=(0.0, 0.0))

@@ -45,7 +45,7 @@ async def test_each_descriptor_is_closed_on_both_sides(way: Way) -> None:
     before = slabs_of("self")
     async with opened(way) as patient:
         device = patient.device
-        for _ in range(3):
+        for _ in range(2):
             refs = [await device.zeros(70 << 20, "uint8", durable=True) for _ in range(3)]
             child = device.info().pid or os.getpid()
             assert slabs_of(child) >= 3
