@@ -1,7 +1,7 @@
-"""A served model with metrics, traces and a page: kill the process that computes, and watch the service recover.
+"""A model served by two devices to two tenants, with metrics, traces and a page: kill a process, and watch the service recover.
 
 Run: ``pip install '.[web,metrics,otel]'``, in a checkout, then ``python examples/watched_service.py``, and open http://localhost:8000/accel.
-The page names the process: ``kill -9`` it. PORT=8000, unless set. Spans go to the provider that ``opentelemetry-instrument`` sets up.
+The page names the processes: ``kill -9`` one. PORT=8000, unless set. Spans go to the provider that ``opentelemetry-instrument`` sets up.
 """
 
 import asyncio
@@ -31,29 +31,29 @@ class Scorer:
         return {"score": np.tanh(np.asarray(inputs["x"]) @ self.table)}
 
 
-async def ask(service: accel.ModelService) -> None:
+async def ask(service: accel.ModelService, tenant: str) -> None:
     """Send requests for ever, so that there is something to see."""
     while True:
         with contextlib.suppress(accel.AccelError):
-            await service.submit({"x": np.ones(256, np.float32)}, timeout=2.0)
+            await service.submit({"x": np.ones(256, np.float32)}, tenant=tenant, timeout=2.0)
         await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
-async def setup(device: accel.Device) -> AsyncIterator[accel.ModelService]:
+async def setup(pool: accel.Pool) -> AsyncIterator[accel.ModelService]:
     """Load the model, serve it, and have it asked until the application ends."""
-    instrument(device)
+    instrument(pool[0])
     weights, inputs = {"table": np.eye(256, dtype=np.float32)}, {"x": accel.TensorSpec(("batch", 256), "float32")}
-    model = await device.load_model("watched_service:Scorer", weights=weights, inputs=inputs, buckets={"batch": (1, 8, 64)})
-    async with accel.serve(model, overload="reject") as service, asyncio.TaskGroup() as group:
+    models = await pool.load_model("watched_service:Scorer", weights=weights, inputs=inputs, buckets={"batch": (1, 8, 64)})
+    async with accel.serve(models, shares={"gold": 3, "free": 1}, overload="reject") as service, asyncio.TaskGroup() as group:
         add_model(app, "/score", service)
-        clients = [group.create_task(ask(service)) for _ in range(8)]
+        clients = [group.create_task(ask(service, tenant)) for tenant in ("gold", "free") * 4]
         yield service
         for client in clients:
             client.cancel()
 
 
-app = FastAPI(lifespan=lifespan(setup, device="cpu", host="process", standby="model"))
-install(app, metrics="/metrics", page="/accel")
+app = FastAPI(lifespan=lifespan(setup, pool="cpu", count=2, host="process", standby="model"))
+install(app, metrics="/metrics", page="/accel", tenant=lambda request: "free")  # an application asks its session, or its token
 if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), timeout_graceful_shutdown=10)

@@ -62,6 +62,9 @@ async def test_the_page_shows_a_fault_and_the_recovery_from_it(tmp_path: Path) -
         )
         assert {entry for entry in entries if not entry.startswith(f"{base}/accel")} == set(), "another host, or another path"
 
+        (service,) = await browser.run("return data.services.map(service => service.replicas.map(replica => replica.device))")
+        assert service == ["cpu:0", "cpu:0#2"]
+        assert re.search(r"cpu:0#2\s*ready, [\d,]+ batches", await browser.text("#cards"))
         failed = await browser.run("return data.services.map(service => service.failed + service.expired)")
         assert failed == [0]
         await browser.run("source.close(); heard = -9999")
@@ -80,11 +83,11 @@ async def use_the_keyboard(browser: Browser) -> None:
         reached.append(await focused(browser))
     assert reached == ["pause", "span", "timeline", "log", "SUMMARY"], reached
     await browser.run("document.getElementById('timeline').focus()")
-    for _ in range(9):
+    for _ in range(12):
         await browser.press(LEFT)
-    first = await browser.text("#chosen")
-    assert "is ready, generation 1" in first
-    await browser.press(RIGHT)
+    for _ in range(2):  # of each device, in any order
+        assert re.search(r"cpu:0(#2)? is ready, generation 1", await browser.text("#chosen"))
+        await browser.press(RIGHT)
     assert "HostDiedError ended generation 1" in await browser.text("#chosen")
     await browser.run("document.querySelector('#span input:checked').focus()")
     await browser.press(RIGHT)
