@@ -11,8 +11,9 @@ import re
 import secrets
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,11 +23,11 @@ from accel.telemetry import Probe, fault_code
 from accel.telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from accel.device import System
     from accel.errors import AccelError
-    from accel.patterns import DynamicBatcher
+    from accel.patterns import DynamicBatcher, TenantStatistics
     from accel.telemetry import ServedBatch, Service
 
 __all__ = ["EVENTS", "PATIENCE", "PROFILE", "STREAM_HEADERS", "TRACE_HEADERS", "Page"]
@@ -67,6 +68,7 @@ _MESSAGES: Final = 5
 _VIEWERS: Final = 16
 _KEPT_EVENTS: Final = 512
 _KEPT_REQUESTS: Final = 1024
+_SHOWN_TENANTS: Final = 20
 _RECENT: Final = 10.0
 """Seconds over which latencies are taken."""
 
@@ -230,12 +232,22 @@ class Page:
         named = {batcher.service: name for name, batcher in self._names()}
         for service in dict.fromkeys((*named, *self._recent.latencies)):
             latencies = self._recent.latencies.get(service, ())
+            statistics = service.statistics()
             yield {
                 "name": named.get(service, service.name),
                 "device": service.device,
                 "latency": _quantiles([seconds for ended, seconds in latencies if ended > time.perf_counter() - _RECENT]),
-                **asdict(service.statistics()),
+                **asdict(replace(statistics, tenants=())),
+                "tenants": _tenants(statistics.tenants),
             }
+
+
+def _tenants(tenants: Sequence[TenantStatistics]) -> list[dict[str, Any]]:
+    """Return what is shown of the tenants that were charged most, with their parts of the device time and of the weights."""
+    seconds, weights = (sum(map(attrgetter(name), tenants)) for name in ("device_seconds", "weight"))
+    most = sorted(tenants, key=attrgetter("device_seconds"), reverse=True)[:_SHOWN_TENANTS]
+    parts = ((tenant, tenant.device_seconds / (seconds or 1.0), tenant.weight / weights) for tenant in most)
+    return [{**asdict(tenant), "part": round(part, 4), "share": round(share, 4)} for tenant, part, share in parts]
 
 
 def _quantiles(seconds: list[float]) -> dict[str, float]:

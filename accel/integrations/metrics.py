@@ -67,6 +67,7 @@ class MetricSpec(NamedTuple):
 
 
 _SERVICE = ("device", "model")
+_TENANT = (*_SERVICE, "tenant")
 _DEVICE = ("device",)
 _LATENCY = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """From a small batch on an idle GPU to a recovery without a spare."""
@@ -107,6 +108,10 @@ METRICS = (
     MetricSpec("accel_replica_device_seconds", "counter", _SERVICE, "Device time of them."),
     MetricSpec("accel_replica_batches_in_flight", "gauge", _SERVICE, "Batches that a device runs for a service."),
     MetricSpec("accel_replica_draining", "gauge", _SERVICE, "1 while a device takes no more batches, because it is drained."),
+    MetricSpec("accel_tenant_device_seconds", "counter", _TENANT, "Device time that a tenant was charged; only of services with shares."),
+    MetricSpec("accel_tenant_requests", "counter", (*_TENANT, "outcome"), "Requests of a tenant by how they ended."),
+    MetricSpec("accel_tenant_queue_items", "gauge", _TENANT, "Items in the queue of a tenant."),
+    MetricSpec("accel_tenant_queue_waiting_items", "gauge", _TENANT, "Items that wait for room in the queue of a tenant."),
     MetricSpec("accel_model_version", "gauge", _SERVICE, "Number of the weights that serve, from 1."),
     MetricSpec(
         "accel_model_forwards",
@@ -178,7 +183,8 @@ _MOST_KINDS = 1000
 _LAG_PERIOD = 0.5
 """Seconds between two readings of the loop's lag."""
 
-_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected", "refused")
+_TENANT_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected")
+_OUTCOMES = (*_TENANT_OUTCOMES, "refused")
 _READ = {
     "accel_requests_retried": "retried",
     "accel_requests_isolated": "isolated",
@@ -424,6 +430,13 @@ def _read_service(add: Callable[[str, tuple[str, ...], float], None], labels: tu
         add("accel_replica_device_seconds", own, replica.device_seconds)
         add("accel_replica_batches_in_flight", own, replica.in_flight)
         add("accel_replica_draining", own, replica.is_draining)
+    for tenant in statistics.tenants:
+        named = *labels, tenant.tenant
+        add("accel_tenant_device_seconds", named, tenant.device_seconds)
+        for outcome in _TENANT_OUTCOMES:
+            add("accel_tenant_requests", (*named, outcome), getattr(tenant, outcome))
+        add("accel_tenant_queue_items", named, tenant.queued)
+        add("accel_tenant_queue_waiting_items", named, tenant.waiting)
     for model in getattr(batcher, "models", ()):
         own = model.device.name, labels[1]
         add("accel_model_graph_replays", own, model.replays)

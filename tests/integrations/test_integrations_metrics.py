@@ -249,7 +249,8 @@ GOLDEN = Path(__file__).with_name("metrics.golden.txt")
 async def test_the_text_is_as_it_was(rng: np.random.Generator) -> None:
     """Names, types, texts and labels are an interface: dashboards and alerts have them. ``ACCEL_GOLDEN=1`` writes the file anew."""
     plan = FaultPlan()
-    async with on_fastapi(affine_service(affine(rng), max_items=1), {"name": "m"}, faults=plan, memory_limit=1 << 26) as client:
+    service = affine_service(affine(rng), max_items=1, shares={"gold": 3, "free": 1})
+    async with on_fastapi(service, {"name": "m"}, tenant=lambda _: "gold", faults=plan, memory_limit=1 << 26) as client:
         await client.post({"x": row(rng)})
         plan.poison_at(plan.count + 1)
         await client.post({"x": row(rng)})

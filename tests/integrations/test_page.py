@@ -125,6 +125,27 @@ async def test_batchers_that_no_route_names_are_shown_while_they_live() -> None:
         assert await shown() == []
 
 
+async def test_tenants_are_shown_with_their_parts_and_no_more_than_can_be_looked_at() -> None:
+    async def negate(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+    shares = {"gold": 3.0, "free": 1.0} | {str(number): 4 / 98 for number in range(98)}
+    async with DynamicBatcher(negate, shares=shares) as batcher:
+        page = _page.Page(lambda: [("negate", batcher)])
+        async with accel.System() as system:
+            page.open(system)
+            await batcher.submit(1, tenant="gold")
+            stream = page.stream("")
+            assert not isinstance(stream, Answer)
+            await anext(stream)
+            (service,) = json.loads((await anext(stream)).decode().partition("data: ")[2])["services"]
+            await stream.aclose()
+    first, *others = service["tenants"]
+    assert (first["tenant"], first["part"], first["share"], first["answered"]) == ("gold", 1.0, 0.375, 1)
+    assert len(others) == 19
+    assert "free" in {tenant["tenant"] for tenant in others}
+
+
 async def test_viewers_are_bounded_and_leave(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_page, "_VIEWERS", 2)
     async with serve(FaultPlan()) as session:
