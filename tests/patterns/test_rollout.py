@@ -167,7 +167,7 @@ async def test_a_swap_that_ends_on_the_second_replica_is_undone_on_the_first(rng
                 assert [model.version for model in models] == [3, 1, 1]
                 await cancelled(swap)
             assert versions_of(models) == {1}, ends
-            assert not any(replica.is_draining for replica in service.statistics().replicas)
+            assert not any(taker.is_paused or taker.is_draining for taker in service._takers.all)
         assert (await bounded(service.swap(versions[3]))).version == 4
         await clients.until_seen(3)
 

@@ -274,6 +274,19 @@ async def test_a_drained_device_answers_what_it_has_and_takes_no_more() -> None:
         batcher.add_handler(devices[0], device=Device("c"))
 
 
+async def test_a_paused_device_takes_batches_only_while_no_other_one_answers() -> None:
+    paused, other = Device("paused"), Device("other")
+    async with served_by([paused, other], max_items=1) as batcher:
+        batcher._takers.all[0].is_paused = True
+        await asyncio.gather(*map(batcher.submit, range(8)))
+        assert (len(paused.batches), len(other.batches)) == (0, 8)
+        other.is_stalled = True
+        await asyncio.gather(*map(batcher.submit, range(4)))
+        other.state = accel.DeviceState.LOST
+        await asyncio.gather(*map(batcher.submit, range(4)))
+        assert (len(paused.batches), len(other.batches)) == (8, 8)
+
+
 async def test_a_device_that_is_added_takes_what_waits() -> None:
     first, second = Device("first"), Device("second")
     first.gate.clear()
