@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription
+from accel.backend import KnowsPeers
 from accel.cli.console import print_table
 from accel.registry import backend_names, load_backend
 
@@ -29,10 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     listing = list_devices()
     devices = [device for found in listing.values() if isinstance(found, list) for device in found]
     if arguments.json:
-        print(json.dumps([_as_json(device) for device in devices], indent=2))
+        print(json.dumps([_as_json(device, _peers_of(device, devices)) for device in devices], indent=2))
     elif devices:
         rows = [(device.spec, device.name, device.uuid, memory_text(device.memory)) for device in devices]
         print_table("", ("spec", "name", "uuid", "memory"), rows)
+        for device in devices:
+            if peers := _peers_of(device, devices):
+                print(f"{device.spec} can reach the memory of {', '.join(peers)}")
     for backend, found in listing.items():
         if isinstance(found, BackendUnavailableError):
             print(f"{backend}: {found.message.rstrip('.')}. {found.remedy}", file=sys.stderr)
@@ -55,7 +59,16 @@ def memory_text(nbytes: int) -> str:
     return f"{nbytes / 2**30:.1f} GiB" if nbytes else ""
 
 
-def _as_json(device: DeviceDescription) -> dict[str, str | int]:
+def _peers_of(device: DeviceDescription, devices: list[DeviceDescription]) -> list[str]:
+    """Return the devices whose memory this one can reach without the host. May block."""
+    backend = load_backend(device.backend)
+    if not isinstance(backend, KnowsPeers):
+        return []
+    others = [other for other in devices if other.backend == device.backend and other.index != device.index]
+    return [other.spec for other in others if backend.can_access_peer(device.index, other.index)]
+
+
+def _as_json(device: DeviceDescription, peers: list[str]) -> dict[str, str | int | list[str]]:
     return {
         "spec": device.spec,
         "backend": device.backend,
@@ -63,4 +76,5 @@ def _as_json(device: DeviceDescription) -> dict[str, str | int]:
         "name": device.name,
         "uuid": device.uuid,
         "memory": device.memory,
+        "peers": peers,
     }

@@ -20,6 +20,7 @@ from accel import BackendUnavailableError, DeviceDescription, LibraryError, Syst
 from accel.cli import console, devices, doctor, extras
 from accel.cli.doctor import SelfTest, self_test
 from accel.cli.main import COMMANDS, Command, main
+from accel.cpu.backend import CpuBackend
 
 if TYPE_CHECKING:
     import argparse
@@ -199,12 +200,22 @@ def test_devices_lists_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     cpu = next(device for device in listed if device["backend"] == "cpu")
-    assert set(cpu) == {"spec", "backend", "index", "name", "uuid", "memory"}
-    assert cpu["spec"] == "cpu:0"
+    assert set(cpu) == {"spec", "backend", "index", "name", "uuid", "memory", "peers"}
+    assert (cpu["spec"], cpu["peers"]) == ("cpu:0", [])
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     assert out.split()[:4] == ["spec", "name", "uuid", "memory"]
     assert cpu["uuid"] in out
+
+
+def test_devices_says_whose_memory_a_device_can_reach(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    described = [DeviceDescription("cpu", index, "a", f"CPU-{index}") for index in range(3)]
+    monkeypatch.setattr(CpuBackend, "can_access_peer", lambda _, index, other: index < 2 and other < 2, raising=False)
+    monkeypatch.setattr(devices, "list_devices", lambda: {"cpu": described})
+    assert main(["devices", "--json"]) == 0
+    assert [device["peers"] for device in json.loads(capsys.readouterr().out)] == [["cpu:1"], ["cpu:0"], []]
+    assert main(["devices"]) == 0
+    assert capsys.readouterr().out.endswith("cpu:0 can reach the memory of cpu:1\ncpu:1 can reach the memory of cpu:0\n")
 
 
 def test_devices_says_why_a_backend_has_none_and_returns_1_if_none_has(
