@@ -209,7 +209,7 @@ class HeldSlab(SlabMemory, Protocol):
 Kernel: TypeAlias = Callable[[Any, Any, Any, Sequence[int], Sequence[int]], None]
 """Enqueues one op: ``kernel(lane, op, plan, inputs, outputs)``.
 
-``lane.stream`` belongs to the calling kernel actor. ``plan`` is the op's
+``lane.stream`` is the one to enqueue into. ``plan`` is the op's
 :class:`~accel.ops.Plan`, worked out when it was sent. ``inputs`` are the addresses of
 ``plan.reads``; ``outputs`` are those of ``plan.writes`` and ``plan.creates``, then those of the
 status and of scratch memory, if the op has them. Raises an :class:`~accel.AccelError` if the op

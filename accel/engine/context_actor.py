@@ -148,7 +148,7 @@ class ContextActor(Actor[Never, None]):
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Close the context; abandon work that is still in flight, which might not end."""
+        """Close the context; abandon what might not end: work in flight, or a call that opens a user's library."""
         closing = self._context
         await self._close(
             abandon=closing is None or closing.fault is not None or closing.in_flight > 0 or bool(closing.libraries.opening_calls)

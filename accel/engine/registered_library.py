@@ -66,6 +66,7 @@ class RegisteredLibrary:
                 Operand(address, ref.shape, ref.dtype, False, backend, index, stream)
                 for address, ref in zip(inputs, plan.reads, strict=True)
             ]
+            # What `outputs` are for; a user's library has no scratch memory.
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
             writes = [
                 Operand(address, spec.shape, spec.dtype, True, backend, index, stream)

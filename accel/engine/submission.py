@@ -119,7 +119,7 @@ class Submission(ABC):
     @property
     @abstractmethod
     def plans(self) -> Sequence[Plan]:
-        """The ops' plans. Empty once the last op is launched."""
+        """The ops' plans. Empty once the operands are released."""
 
     @abstractmethod
     def is_dropped(self, index: int) -> bool:
@@ -138,9 +138,11 @@ class Submission(ABC):
 
     @abstractmethod
     def release_operands(self) -> None:
-        """Drop the references to operands, once all ops are launched.
+        """Drop the references to operands. Idempotent.
 
-        A ref that its user has dropped is then freed; its memory is reused only after the ops.
+        Called when all ops are launched, or when the future ends, if that is earlier; the launches
+        of ops that still run keep theirs. A ref that its user has dropped is then freed; its memory
+        is reused only after the ops.
         """
 
     @abstractmethod

@@ -49,7 +49,7 @@ class MappedBlocks:
         self._not_mapped: dict[int, tuple[int, int]] = {}  # number -> descriptor, size
 
     def close_inherited(self) -> None:
-        """Unmap all blocks in a fork; see :class:`accel.fork.Inherited`."""
+        """Unmap all blocks in a fork; called by the :class:`Server` that owns this."""
         blocks, self._blocks = self._blocks, {}
         for mapping, _ in blocks.values():
             with contextlib.suppress(BufferError):

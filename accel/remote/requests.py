@@ -228,7 +228,10 @@ class RequestContext(ContextBase):
             raise
 
     def begin_chunked(self, submission: Submission) -> None:
-        """Count an op as launched and in flight, before the first chunk of its array is sent."""
+        """Count an op as launched and in flight, before the first chunk of its array is sent.
+
+        After its last chunk, or a failed one, the caller takes it back: ``retire_ops(submission, 1)``.
+        """
         submission.launched += 1
         submission.outstanding += 1
         self.on_dispatched(submission, 1, 1)

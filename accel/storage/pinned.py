@@ -264,9 +264,10 @@ class PinnedMemory:
         return PinnedInfo(statistics.used, statistics.reserved, statistics.limit, self._waiting)
 
     async def aclose(self) -> None:
-        """Close the arena: memory that no array uses now, the rest when its arrays are dropped.
+        """Close the arena: memory that no array uses now; what arrays use, when they are dropped.
 
-        Also if this is cancelled; the rest is then closed on the loop, which may block.
+        If this is cancelled, or the system has no thread left, what is still open is closed on the
+        loop, which may block, and that is raised.
         """
         self.arena.on_block_closed = None  # its listeners have ended
         try:
