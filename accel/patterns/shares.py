@@ -334,8 +334,11 @@ def _checked(weights: Mapping[str, float]) -> Mapping[str, float]:
             f"shares is {weights!r:.80}", remedy=f"Give a mapping of 1 to {_MOST} tenants to their weights: {{'gold': 3, 'free': 1}}."
         )
     for name, weight in weights.items():
-        if not isinstance(name, str) or not name:
-            raise InvalidArgumentError(f"shares has a tenant {name!r:.80}", remedy="Give names that are texts, and not empty.")
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InvalidArgumentError(
+                f"shares has a tenant {name!r:.80}",
+                remedy="Give names that are printable texts, and not empty: metrics have them as labels.",
+            )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= _HEAVIEST:
             raise InvalidArgumentError(
                 f"the weight of tenant {name!r:.80} is {weight!r:.80}",

@@ -100,7 +100,7 @@ async def use_the_keyboard(browser: Browser) -> None:
 
 
 async def texts_are_texts(browser: Browser) -> None:
-    """Put what would be HTML into every text of a message: names of devices, services, actors, states, codes and ops."""
+    """Put what would be HTML into every text of a message: names of devices, services, tenants, actors, states, codes and ops."""
     elements = "return document.querySelectorAll('*').length"
     await browser.run("source.close(); at('pause').click()")
     before = await browser.run(elements)
@@ -109,15 +109,18 @@ async def texts_are_texts(browser: Browser) -> None:
         const taint = value => typeof value === "string" ? value + mark : Array.isArray(value) ? value.map(taint)
           : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([key, part]) => [key, taint(part)])) : value;
         const fault = { kind: "fault", device: "cpu:0", generation: 1, error: mark, scope: mark, code: mark, op: mark, time: data.time, number: 99 };
+        const tenants = ["queue", "queue=", mark].map(tenant => ({ tenant, part: 0, share: 1, answered: 1, failed: 0, expired: 0, rejected: 0, queued: 0 }));
+        const services = taint(data.services).map(service => ({ ...service, tenants }));
         const events = data.events.map(taint);
-        receive({ ...taint(data), events: [...events, { ...fault, device: `cpu:0${mark}` }] });
+        receive({ ...taint(data), services, events: [...events, { ...fault, device: `cpu:0${mark}` }] });
         showAll();
+        for (let again = 0; again < 20; again++) showAll();
     """)
     assert "<img src=x" in await browser.text("#cards")
     assert "<img src=x" in await browser.text("#log")
     assert await browser.run("return document.querySelectorAll('img, main script').length") == 0
     assert await browser.run("return window.attacked ?? null") is None
-    assert await browser.run(elements) < before + 60, "the fault has a line and marks"
+    assert await browser.run(elements) < before + 60, "the fault has a line and marks, tenants have facts, and there are no more each time"
 
 
 @pytest.mark.page

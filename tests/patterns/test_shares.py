@@ -257,6 +257,8 @@ def test_keyed_items_find_another_taker(loop: asyncio.AbstractEventLoop) -> None
     [
         {},
         {"": 1},
+        {"\ud800": 1},
+        {"gold\n": 1},
         {"a": 0},
         {"a": -1},
         {"a": math.inf},
