@@ -255,6 +255,7 @@ async def roll_out(
         for taker, model in models.items():
             taker.is_paused = False
             model.leave(version, error)
+            model.on_rollback = None  # what it holds is not needed, and holds the error
             model.drop_kept()  # or one that rolls back later would serve what others do not have
         launch()
         raise

@@ -188,7 +188,7 @@ class ModelService(DynamicBatcher[Any, Any]):
             As for :meth:`accel.models.Model.swap`. Canaries are answered on each device, and compared on the first.
         hold
             Seconds for which errors, NaNs and infinities in answers, and the times of batches are held against those of the old weights, on all devices.
-            Before the swap these are watched for up to as long.
+            With one device that is ready these are watched for as long before the swap.
 
         Raises
         ------
