@@ -116,11 +116,11 @@ class _Watch:
         self.refused: asyncio.Future[LibraryError] = asyncio.get_running_loop().create_future()
 
     def rolled_back(self, left: int, error: BaseException | None) -> None:
-        """Let all replicas leave a version that one of them has left: see :attr:`accel.models.Model.on_rollback`."""
+        """Let all replicas leave the version that one of them has left: see :attr:`accel.models.Model.on_rollback`."""
         for model in self._models.values():
+            model.on_rollback = None  # it is told once, and would hold the error
             model.leave(left, error)
-        if left == self._version:
-            self._refuse("rollback", "it was rolled back" if error is None else f"the old weights answered instead: {error}", error)
+        self._refuse("rollback", "it was rolled back" if error is None else f"the old weights answered instead: {error}", error)
 
     def check(self) -> None:
         """Raise why the new weights do not serve, if that is so."""
@@ -232,9 +232,11 @@ async def roll_out(
     try:
         if hold and sum(taker.state is DeviceState.READY for taker in models) < 2:  # none will serve the old weights meanwhile
             await watch.listen(hold)
+        for model in models.values():
+            model.drop_kept()  # or one that rolls back meanwhile would serve what others do not have
+            model.on_rollback = watch.rolled_back
         for taker, model in models.items():
             taker.is_paused = True
-            model.on_rollback = watch.rolled_back
             try:
                 await _until_idle(taker, models)
                 await _swap(model, collected, compare=None if swapped else compare, **options)
@@ -254,9 +256,8 @@ async def roll_out(
     except BaseException as error:
         for taker, model in models.items():
             taker.is_paused = False
+            model.on_rollback = None  # what it holds has the error
             model.leave(version, error)
-            model.on_rollback = None  # what it holds is not needed, and holds the error
-            model.drop_kept()  # or one that rolls back later would serve what others do not have
         launch()
         raise
     logger.info("service_swapped", version=version, replicas=swapped, left_out=left_out)

@@ -204,8 +204,8 @@ class ModelService(DynamicBatcher[Any, Any]):
         again, up to three times in all. One that is LOST or closed is left out and drained, unless it is the first; :meth:`add` brings it back, with the
         weights that serve then.
 
-        The old weights stay on each device, as after :meth:`accel.models.Model.swap`. Where the new ones fail on one device, and the old ones answer, all
-        devices roll back.
+        The old weights stay on each device, as after :meth:`accel.models.Model.swap`; those of before the last swap go first. Where the new ones fail on one
+        device, and the old ones answer, all devices roll back.
         """
         if self._state == "new":
             raise self._not_open()

@@ -115,6 +115,11 @@ async def test_what_one_replica_rolls_back_all_do(rng: np.random.Generator) -> N
         assert (await service.swap(moody(rng, 3))).version == 3
         assert await models[1].rollback() == 1
         assert versions_of(models) == {1}
+        assert (await service.swap(moody(rng, 4))).version == 4
+        await failure(service.swap(moody(rng, 5) | WRONG["other shapes"][0]), accel.InvalidArgumentError)
+        for model in models:
+            await failure(model.rollback(), accel.InvalidArgumentError)
+        assert versions_of(models) == {4}, "none has weights to go back to that others do not have"
 
 
 WRONG: dict[str, tuple[Any, type[AccelError]]] = {
