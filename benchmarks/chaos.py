@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         default=Options.models,
         help="tasks that ask a served model, with poison and while its weights are swapped (default %(default)s; 0: none)",
     )
+    parser.add_argument(
+        "--replicas", type=int, default=Options.replicas, help="devices of a pool with one service (default %(default)s; 0: none)"
+    )
     parser.add_argument("--hosts", default="process,auto", help="hosts of the devices that faults are sent to (default process,auto)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="kinds of faults (default: all)")
     parser.add_argument("--gap", type=int, default=400, help="answers between two faults, on average (default 400)")
@@ -70,6 +73,7 @@ def _options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tu
         clients=given.clients,
         suspects=given.suspects,
         models=given.model,
+        replicas=given.replicas,
         hosts=hosts,
         faults=kinds,
         gap=given.gap,

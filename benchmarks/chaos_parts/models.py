@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from benchmarks.chaos_parts.oracle import Ledger
     from benchmarks.chaos_parts.subject import Subject
 
-__all__ = ["CpuModel", "Modelled", "build", "is_possible", "weights"]
+__all__ = ["OUTPUTS", "CpuModel", "Modelled", "build", "expected", "is_possible", "weights"]
 
 Array = np.ndarray[Any, Any]
 
-_WIDTH, _OUTPUTS = 4, 8
+_WIDTH, OUTPUTS = 4, 8
 _BATCHES = (1, 8, 64)
 _PAUSE = 0.02
 _POISON_EVERY = 4.0
@@ -48,11 +48,11 @@ _GUILTY = (signal.SIGSEGV, 700, 710)
 def weights(seed: int, version: int) -> dict[str, Array]:
     """Return the weights of a version, which is one of them."""
     rng = np.random.default_rng([seed, 1 << 22, version])
-    table, mix = rng.standard_normal((VOCABULARY, _WIDTH), np.float32), rng.standard_normal((_WIDTH, _OUTPUTS), np.float32)
+    table, mix = rng.standard_normal((VOCABULARY, _WIDTH), np.float32), rng.standard_normal((_WIDTH, OUTPUTS), np.float32)
     return {"encoder.table": table, "encoder.mix": mix, "encoder.version": np.full((1, 1), version, np.float32)}
 
 
-def _expected(given: Mapping[str, Array], ids: Array) -> Array:
+def expected(given: Mapping[str, Array], ids: Array) -> Array:
     """Return the answer to one request, in double precision."""
     row: Array = given["encoder.table"][ids].astype(np.float64).mean(0) @ given["encoder.mix"]
     return row
@@ -214,10 +214,10 @@ class Modelled:
             if not self._is_hunted:
                 raise WrongAnswerError(f"a clean request failed with what its neighbour did: {error}") from error
             raise
-        version = int(answer[_OUTPUTS])
+        version = int(answer[OUTPUTS])
         if version not in self._versions:
-            raise WrongAnswerError(f"the answer is of version {answer[_OUTPUTS]}; there are {sorted(self._versions)}")
-        check(answer[:_OUTPUTS], _expected(self._versions[version], ids), f"version {version}")
+            raise WrongAnswerError(f"the answer is of version {answer[OUTPUTS]}; there are {sorted(self._versions)}")
+        check(answer[:OUTPUTS], expected(self._versions[version], ids), f"version {version}")
 
     async def _poison(self, ids: Array) -> None:
         """Send poison: the error must be the one of its kind."""

@@ -148,6 +148,8 @@ class Report:
             words.append(f"--suspects {options.suspects}")
         if options.models != Options.models:
             words.append(f"--model {options.models}")
+        if options.replicas != Options.replicas:
+            words.append(f"--replicas {options.replicas}")
         if options.standby != "none":
             words.append(f"--standby {options.standby}")
         if not options.durable:

@@ -50,6 +50,8 @@ class Options:
         How many more send items of which one is poison now and then, to a batcher that looks for it.
     models
         How many more ask a served model, whose weights are swapped meanwhile; poison is among their requests too.
+    replicas
+        Devices of a pool on which one more model is served, while its members are killed, stopped, drained and added; 0: none.
     hosts
         The hosts of the devices that faults are sent to, one device each.
     faults
@@ -74,6 +76,7 @@ class Options:
     clients: int = 200
     suspects: int = 8
     models: int = 8
+    replicas: int = 2
     hosts: tuple[str, ...] = ("process", "auto")
     faults: tuple[str, ...] = tuple(FAULTS)
     gap: int = 400

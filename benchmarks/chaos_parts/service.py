@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import accel
+from accel.registry import find_specs
 from accel.testing import FaultPlan
 from benchmarks.chaos_parts.audit import growth, living_refs, own_memory
 from benchmarks.chaos_parts.clients import Client, Scoring, ask
@@ -19,6 +20,7 @@ from benchmarks.chaos_parts.durable import DurableCounter, DurableData
 from benchmarks.chaos_parts.faults import Saboteur
 from benchmarks.chaos_parts.models import Modelled, is_possible
 from benchmarks.chaos_parts.processes import send_signal
+from benchmarks.chaos_parts.replicas import Replicated
 from benchmarks.chaos_parts.report import Figures
 from benchmarks.chaos_parts.requests import check
 from benchmarks.chaos_parts.schedule import Schedule
@@ -40,6 +42,7 @@ _BUDGET = accel.RestartStrategy(max_restarts=2, within=3600.0, backoff=(0.0, 0.1
 _MEMORY = {"cpu": 1 << 30, "cuda": 8 << 30}
 _CLOSE = 20.0
 _COUNTERS = 4
+_POOL_CLIENTS = 8
 _RECOVERS = 60.0
 _PROGRESS = 5.0
 _GROWTH = 64
@@ -90,7 +93,8 @@ class Service:
                 services = {each.label: Scoring(self._ledger, each, options.seed) for each in self.subjects}
                 suspects = await self._open_suspects()
                 models = await self._open_models()
-                batching: list[Scoring | Suspects | Modelled] = [*services.values(), *suspects, *models]
+                pools = await self._open_pools()
+                batching: list[Scoring | Suspects | Modelled | Replicated] = [*services.values(), *suspects, *models, *pools]
                 for service in batching:
                     await service.batcher.__aenter__()
                 self.saboteur = Saboteur(
@@ -99,13 +103,20 @@ class Service:
                 self._plant.begin(self._ledger, calm)
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
-                await self._serve(services, [*under_fire, calm, doomed], suspects, models)
+                await self._serve(services, [*under_fire, calm, doomed], suspects, models, pools)
                 for service in batching:
                     await service.batcher.aclose()
                     await service.forget()
                 if not self._hung.is_set():
                     await self._afterwards(
-                        [*under_fire, *(each.subject for each in suspects), *(each.subject for each in models)], calm, doomed
+                        [
+                            *under_fire,
+                            *(each.subject for each in suspects),
+                            *(each.subject for each in models),
+                            *(each for pool in pools for each in pool.subjects),
+                        ],
+                        calm,
+                        doomed,
                     )
                 operator.cancel()
                 late = await self._fault_during_close([*under_fire, calm])
@@ -124,13 +135,15 @@ class Service:
 
     # -- devices
 
-    async def _open(self, label: str, host: Any, restart: accel.RestartStrategy, standby: str = "", **flags: bool) -> Subject:
+    async def _open(
+        self, label: str, host: Any, restart: accel.RestartStrategy, standby: str = "", spec: str = "", **flags: bool
+    ) -> Subject:
         options, plan = self._options, FaultPlan()
         self._plans.append(plan)
         more: dict[str, Any] = {} if options.hang_timeout is None else {"hang_timeout": options.hang_timeout}
         rejects = flags.get("rejects", False)
         device = await self._system.open_device(
-            options.device,
+            spec or options.device,
             # Children that are stopped are found out within seconds.
             host=accel.ProcessHost(after_fault=host == "auto", heartbeat_interval=options.silence / 10, heartbeat_timeout=options.silence),
             restart=restart,
@@ -188,9 +201,29 @@ class Service:
         await model.load()
         return [model]
 
+    async def _open_pools(self) -> list[Replicated]:
+        options = self._options
+        if not options.replicas or not is_possible(options.device):
+            return []
+        visible = find_specs(options.device)
+        specs = [visible[number % len(visible)] for number in range(options.replicas)]
+        opening = [self._open(f"replica{number}", "process", _FOREVER, spec=spec) for number, spec in enumerate(specs)]
+        subjects = await asyncio.gather(*opening)
+        pool = accel.Pool(self._system, [subject.device for subject in subjects], {})
+        replicated = Replicated(subjects, pool, self._ledger, options.seed, options.faults)
+        await replicated.load()
+        return [replicated]
+
     # -- the load
 
-    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject], suspects: list[Suspects], models: list[Modelled]) -> None:
+    async def _serve(
+        self,
+        services: dict[str, Scoring],
+        subjects: list[Subject],
+        suspects: list[Suspects],
+        models: list[Modelled],
+        pools: list[Replicated],
+    ) -> None:
         options, ledger = self._options, self._ledger
         # Most requests go where faults go.
         weights = [1.0 if each.is_calm or each.is_doomed else 2.0 for each in subjects]
@@ -202,6 +235,8 @@ class Service:
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in suspects for number in range(options.suspects)]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in models for number in range(options.models)]
         tasks += [asyncio.ensure_future(each) for model in models for each in (model.change(stop), model.bad_loads.run(stop))]
+        tasks += [asyncio.ensure_future(each.run(number, stop)) for each in pools for number in range(_POOL_CLIENTS)]
+        tasks += [asyncio.ensure_future(each.change(stop)) for each in pools]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]
