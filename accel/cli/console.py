@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from accel._log import one_line
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["LoadingProgress", "Progress", "print_table", "progress", "quiet_log"]
-
-_REFRESH = 0.1
-"""Seconds between two drawings of how much is loaded; each takes a millisecond or two from the loop."""
 
 _MIB = 1 << 20
 
@@ -108,7 +104,7 @@ class Progress:
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Progress]:
     """Show progress while the block runs: a bar on a terminal with rich, else a line per step."""
-    bar = _rich_bar() if sys.stderr.isatty() else None
+    bar = _rich_bar(sys.stderr, "steps") if sys.stderr.isatty() else None
     if bar is None:
         yield Progress(None, None, total)
         return
@@ -116,16 +112,21 @@ def progress(total: int) -> Iterator[Progress]:
         yield Progress(bar, bar.add_task("", total=total), total)
 
 
-def _rich_bar() -> Any:
+def _rich_bar(out: TextIO, counted: str) -> Any:
+    """Return a bar that counts ``"steps"`` and goes at the end, bytes of ``"weights"``, or something else; ``None`` where rich is not installed."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
         from rich.progress import Progress as Bar
     except ImportError:
         return None
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    what, counts = TextColumn("{task.description}", markup=False), (MofNCompleteColumn(), TimeElapsedColumn())
+    columns = {
+        "steps": (BarColumn(), *counts, what),
+        "weights": (what, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()),
+    }.get(counted, (what, BarColumn(), counts[0], TextColumn(counted, markup=False), counts[1]))
     # Refreshing by itself means a thread that wakes ten times a second and takes the GIL.
-    return Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    return Bar(*columns, console=Console(file=out), auto_refresh=False, transient=counted == "steps")
 
 
 class LoadingProgress:
@@ -142,11 +143,10 @@ class LoadingProgress:
     def __init__(self, what: str, out: TextIO) -> None:
         self._what = what
         self._out = out
-        self._stage = ""
+        self._stage = self._title = ""
         self._bar: Any = None
         self._task: Any = None
-        self._drawn = 0.0
-        self._tenths = -1
+        self._drawn = -1
 
     def __enter__(self) -> Self:
         return self
@@ -156,57 +156,29 @@ class LoadingProgress:
             self._bar.stop()
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Draw if it is time; see ``on_progress`` of :meth:`accel.Device.load_model`. A stage that has nothing draws nothing."""
+        """Draw each hundredth, or print each tenth; see ``on_progress`` of :meth:`accel.Device.load_model`. A stage that has nothing draws nothing."""
         if not total:
             return
         if stage != self._stage:
             self._begin(stage, total)
-        tenths = 10 * done // total
+        drawn, self._drawn = self._drawn, done * (10 if self._bar is None else 100) // total
+        if self._drawn <= drawn:
+            return
         if self._bar is not None:
-            now = time.perf_counter()
-            if now - self._drawn >= _REFRESH or done == total or not done:
-                self._drawn = now
-                self._bar.update(self._task, completed=done, refresh=True)
-        elif tenths > self._tenths:
+            self._bar.update(self._task, completed=done, total=total, refresh=True)
+        else:
             text = f"{done / _MIB:,.1f} of {total / _MIB:,.1f} MiB" if stage == "weights" else f"{done} of {total} {stage}"
             print(f"  {self._title}: {text}", file=self._out, flush=True)
-        self._tenths = tenths
-
-    @property
-    def _title(self) -> str:
-        return f"loading {self._what}" if self._stage == "weights" else f"warming up {self._what}"
 
     def _begin(self, stage: str, total: int) -> None:
         if self._bar is not None:
             self._bar.stop()
-        self._stage, self._tenths = stage, -1
-        self._bar = _rich_stage(self._out, stage) if self._out.isatty() else None
+        self._stage, self._drawn = stage, -1
+        self._title = f"{'loading' if stage == 'weights' else 'warming up'} {self._what}"
+        self._bar = _rich_bar(self._out, stage) if self._out.isatty() else None
         if self._bar is not None:
             self._task = self._bar.add_task(self._title, total=total)
             self._bar.start()
-
-
-def _rich_stage(out: TextIO, stage: str) -> Any:
-    """Return a bar that counts bytes of weights, or else what the stage has; ``None`` where rich is not installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TransferSpeedColumn,
-        )
-    except ModuleNotFoundError:
-        return None
-    if stage == "weights":
-        counts: tuple[Any, ...] = (DownloadColumn(binary_units=True), TransferSpeedColumn())
-    else:
-        counts = (MofNCompleteColumn(), TextColumn(stage, markup=False), TimeElapsedColumn())
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts)
-    return Progress(*columns, console=Console(file=out), auto_refresh=False)
 
 
 @contextlib.contextmanager
