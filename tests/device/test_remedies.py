@@ -76,8 +76,9 @@ async def free_twice(system: Any, device: Any, x: Any) -> None:
 
 
 async def use_ref_of_another_device(system: Any, device: Any, x: Any) -> None:
-    other = await system.open_device("cpu")
-    await other.blas.gemm(x, x)
+    async with accel.System() as another:  # in one system they would have names of their own
+        other = await another.open_device("cpu")
+        await other.blas.gemm(x, x)
 
 
 async def open_after_close(system: Any, device: Any, x: Any) -> None:
