@@ -32,7 +32,7 @@ logger = get_logger()
 _ATTEMPTS = 3
 """How often a replica's weights are swapped while faults interrupt that."""
 
-_PATIENCE = 2.0
+_PATIENCE = 0.5
 """Seconds after which a replica is swapped although it runs a batch, or has items of its own: it answers them all the same."""
 
 _LEAST = 5

@@ -39,7 +39,7 @@ class Echo(accel.Actor[Any, Any]):
 
 _HOOKS = ("on_progress", "compare")
 _NOT_FUNCTIONS = ("device", "recordings", "evaluate", "method", "indexed", "masked", "repeated", "several", "make", "check_device")
-_NOT_OPTIONS = ("model", "handler", "device", "idempotent")  # the service's own
+_NOT_OPTIONS = ("handler", "device", "idempotent")  # the service's own
 SPEC = accel.TensorSpec(("batch", 2))
 
 
@@ -151,15 +151,17 @@ async def test_models_and_services(numbers: np.random.Generator) -> None:
         model = await device.load_model(**given)
 
         async def serve(**options: Any) -> None:
-            async with accel.serve(model, **options):
+            async with accel.serve(**options):
                 pass
 
         names = (n for n in parameters(accel.serve, accel.patterns.DynamicBatcher) if n not in _NOT_OPTIONS)
-        wrong += await check("serve", serve, names, numbers, {})
+        wrong += await check("serve", serve, names, numbers, {"models": model})
         async with accel.serve(model) as service:
             wrong += await check("submit", service.submit, parameters(service.submit), numbers, {"item": [1, 2]})
+            swap: dict[str, Any] = {"weights": {}, "canaries": [[1.0, 2.0]]}
+            names = (n for n in parameters(service.swap) if n != "hold")  # which may be as long as it takes
+            wrong += await check("service.swap", service.swap, names, numbers, swap, 8)
         wrong += await check("model.numpy", model.numpy, iter(("x",)), numbers, {})
-        swap: dict[str, Any] = {"weights": {}, "canaries": [[1.0, 2.0]]}
         wrong += await check("swap", model.swap, parameters(model.swap), numbers, swap, 8)
         for name in ("batch", "graph", "aclose"):
             wrong += await check(name, getattr(device, name), parameters(getattr(device, name)), numbers, {})
