@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from asyncio import get_running_loop
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ _HEAVIEST = 1e9
 
 OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected")
 """How a request of a tenant may end: fields of :class:`TenantStatistics`."""
+
+_TURNS = 8
+"""Parts in which a batch is filled: the next one is given to the tenant with the smallest virtual time."""
 
 _RECENT = 5.0
 """Seconds in which the fastest batch is looked for. A cold start's slow one counts no longer."""
@@ -60,7 +64,7 @@ class _Tenant:
 class Shares:
     """A queue for each tenant, in place of a :class:`RequestQueue`, and the order in which they are served.
 
-    A batch is filled from the tenant with the smallest virtual time, item by item. Each item is charged what it is expected to
+    A batch is filled from the tenant with the smallest virtual time, some items at a time. Each item is charged what it is expected to
     take, which is corrected when the batch has ended: then its part, by size, of the measured device time is known. A
     tenant that had nothing queued comes back at the present virtual time: it cannot save up.
 
@@ -125,13 +129,14 @@ class Shares:
 
         One that has less time left than the fastest recent batch took fails at once.
         """
-        if not self._is_hopeless(request, request.since):
-            tenant = self._tenants[request.tenant]
-            queued, waiting = tenant.queue.queued, tenant.queue.waiting
-            if not tenant.queue.offer(request):
-                return False
-            self._follow(tenant, queued, waiting)
-        return True
+        if request.deadline < math.inf and request.deadline < self._soonest(request.since):
+            self._refuse(request)
+            return True
+        tenant = self._tenants[request.tenant]
+        queued, waiting = tenant.queue.queued, tenant.queue.waiting
+        is_taken = tenant.queue.offer(request)
+        self._follow(tenant, queued, waiting)
+        return is_taken
 
     def discard(self, request: Request) -> None:
         """Remove a request whose caller has left, uncharged; does nothing if it is not here."""
@@ -143,31 +148,40 @@ class Shares:
     def take(self, limit: int, taker: Any = None) -> list[Request]:
         """Take requests by the virtual time of their tenants, and those of one by deadline, as many as fit into ``limit`` items.
 
-        One that does not fit begins the next batch: filled up with smaller ones, batches would be of those who send these.
+        Where one does not fit, others fill up the batch that are ahead of its tenant by one batch at most: filled up with small items
+        for ever, batches would be of those who send these.
         """
         taken: list[Request] = []
-        passed: list[_Tenant] = []  # with nothing for this taker
-        now, backlog = self._time(), self._backlog
+        passed: list[_Tenant] = []  # with nothing for this taker, or nothing that fits
+        backlog, latest = self._backlog, math.inf
+        batch, turn = limit * self._seconds_per_item, max(1, limit // _TURNS)
+        soonest = self._soonest(self._time())
         while limit > 0 and (place := backlog.first()) is not None:
             tenant = backlog.values[place]
+            if tenant.clock > latest + batch / tenant.weight:
+                break
             queue = tenant.queue
             queued, waiting = queue.queued, queue.waiting
-            request = next(iter(queue.take(1, taker, 1)), None)
-            is_too_large = request is not None and bool(taken) and request.size > limit
-            if request is not None and is_too_large:
-                queue.put_back((request,))
-            elif request is not None and not self._is_hopeless(request, now):
-                limit -= request.size
-                taken.append(request)
-                self._virtual = tenant.clock
-                request.charged = request.size * self._seconds_per_item
-                tenant.clock += request.charged / tenant.weight
-            self._follow(tenant, queued, waiting)
-            if request is None:
-                self._remove(tenant)
+            found = queue.take(min(turn, limit), taker)
+            fits = bool(found) and (found[0].size <= limit or not taken)
+            if not fits:
                 passed.append(tenant)
-            elif is_too_large:
-                break
+                if found:
+                    queue.put_back(found)
+                    latest = min(latest, tenant.clock)
+            else:
+                self._virtual = tenant.clock
+                for request in found:
+                    if request.deadline < soonest:
+                        self._refuse(request)
+                    else:
+                        taken.append(request)
+                        limit -= request.size
+                        request.charged = request.size * self._seconds_per_item
+                        tenant.clock += request.charged / tenant.weight
+            self._follow(tenant, queued, waiting)
+            if not fits:
+                self._remove(tenant)
         for tenant in passed:
             self._place(tenant)
         return taken
@@ -282,21 +296,22 @@ class Shares:
 
     # -- inside
 
-    def _is_hopeless(self, request: Request, now: float) -> bool:
-        """Fail a request that has less time left than the fastest recent batch took; return whether it was."""
+    def _soonest(self, now: float) -> float:
+        """Return the loop time at which the fastest batch of the last seconds would end that began now."""
         fastest = self._fastest
         while fastest and fastest[0][0] < now - _RECENT:
             fastest.popleft()
-        left = request.deadline - now
-        if not fastest or left >= fastest[0][1]:
-            return False
+        return now + fastest[0][1] if fastest else -math.inf
+
+    def _refuse(self, request: Request) -> None:
+        """Fail a request that has less time left than the fastest recent batch took."""
         self._counters.expired += 1
+        left = max(0.0, request.deadline - self._time())
         request.future.set_exception(
             DeadlineExceededError(
-                f"the item has {max(left, 0.0):.3g} s left, and the fastest recent batch took {fastest[0][1]:.3g} s; it will not be launched"
+                f"the item has {left:.3g} s left, and the fastest recent batch took {self._fastest[0][1]:.3g} s; it will not be launched"
             )
         )
-        return True
 
     def _follow(self, tenant: _Tenant, queued: int, waiting: int) -> None:
         """Take over how the queue of a tenant has changed since it had so many items inside, and so many that wait for room."""
@@ -310,10 +325,12 @@ class Shares:
 
     def _place(self, tenant: _Tenant) -> None:
         """Put a tenant where it belongs in the backlog; one with nothing queued is not in it."""
-        self._remove(tenant)
-        if tenant.queue.queued:
-            tenant.place = tenant.clock, tenant.number
-            self._backlog.add(tenant.place, tenant)
+        place = (tenant.clock, tenant.number) if tenant.queue.queued else None
+        if place != tenant.place:
+            self._remove(tenant)
+            tenant.place = place
+            if place is not None:
+                self._backlog.add(place, tenant)
 
     def _remove(self, tenant: _Tenant) -> None:
         if tenant.place is not None:

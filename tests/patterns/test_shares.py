@@ -213,15 +213,28 @@ def test_the_fastest_batch_is_that_of_the_last_seconds(loop: asyncio.AbstractEve
     assert hopeless.future.exception() is not None
 
 
-def test_items_of_other_takers_are_passed_over_and_one_that_does_not_fit_begins_the_next_batch(loop: asyncio.AbstractEventLoop) -> None:
+def test_items_of_other_takers_and_those_that_do_not_fit_are_passed_over(loop: asyncio.AbstractEventLoop) -> None:
     bench = Bench({"a": 1, "b": 1, "c": 1}, loop, most=8)
     kept = bench.submit("a", home="x")
     large = [bench.submit("b", 6) for _ in range(2)]
     small = [bench.submit("c") for _ in range(9)]
     assert bench.shares.take(8) == [large[0], *small[:2]]
-    assert bench.shares.take(8, "x") == [kept, *small[2:6]]
-    assert bench.shares.take(8, "x") == [large[1], *small[6:8]]
-    assert bench.shares.take(4) == [small[8]]
+    assert bench.shares.take(8, "x") == [kept, *small[2:]]
+    for size in (1, 1, 9):
+        bench.submit("c", size)
+    assert [request.size for request in bench.shares.take(8)] == [6, 1, 1]
+    assert [request.size for request in bench.shares.take(4)] == [9]
+
+
+def test_who_has_small_items_gets_no_more_than_a_batch_by_filling_up(loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench({"large": 1, "small": 1}, loop, most=16)
+    for _ in range(200):
+        while bench.shares._tenants["large"].queue.queued < 30:
+            bench.submit("large", 10)
+        while bench.shares._tenants["small"].queue.queued < 30:
+            bench.submit("small")
+        bench.run()
+    assert abs(bench.seconds["small"] - bench.seconds["large"]) <= 0.016 + 0.006
 
 
 def test_what_is_put_back_is_not_charged_and_comes_first(loop: asyncio.AbstractEventLoop) -> None:
