@@ -21,13 +21,13 @@ async def main() -> int:
     if importlib.util.find_spec("torch") is None:
         print("This example needs torch: pip install torch", file=sys.stderr)
         return 1
-    torch: Any = importlib.import_module("torch")
     async with accel.System() as system:
         try:
             device = await system.open_device("cuda", libraries=("blas",))
         except accel.BackendUnavailableError as error:
             print(f"This example needs an NVIDIA GPU: {error}", file=sys.stderr)
             return 1
+        torch: Any = importlib.import_module("torch")
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(INPUTS, FEATURES), torch.nn.ReLU()).to("cuda")
         head = torch.randn(FEATURES, CLASSES, device="cuda")

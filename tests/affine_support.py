@@ -46,7 +46,7 @@ class Affine(accel.KernelLibrary):
 
     def open(self, stream: Any) -> None:
         if self.way == "slow":
-            time.sleep(1.0)
+            time.sleep(0.4)
         if self.way == "fails later" and "open" in read(self.journal):
             raise RuntimeError("not a second time")
         if self.way.startswith("only ") and self.journal.exists() and self.way != f"only {os.getpid()}":

@@ -17,7 +17,7 @@ PATIENCE = 10.0
 
 @pytest.mark.parametrize("name", ["killed", "each", "flood"])
 async def test_innocent_clients_are_answered_and_the_device_is_kept(name: str, rng: np.random.Generator) -> None:
-    line = await scenarios(1.5, PATIENCE)[name].run("cpu", 1, 0.3, int(rng.integers(1 << 32)))
+    line = await scenarios(0.7, PATIENCE)[name].run("cpu", 1, 0.3, int(rng.integers(1 << 32)))
     assert line.violated == [], line
     assert line.failed == 0
     assert line.answered > 0
