@@ -46,9 +46,6 @@ R = TypeVar("R")
 _WAITERS = 16
 """Bound of the queue of waiters, as a multiple of the queue's length."""
 
-_AGAIN, _SOON = 0.05, 0.001
-"""Seconds until a taker is looked for again, where none of several is ready and answers; and the fewest, where one is busy."""
-
 _AGES = 1e9
 """The longest timer, in seconds: event loops count in 64 bits."""
 
@@ -149,7 +146,6 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         check_flag("idempotent", idempotent)
         _check_functions(size, fingerprint, quarantine)
         self._max_items = max_items
-        self._careful_items = max(1, max_items // 8)
         self._max_delay = max_delay
         self._max_pending = max_pending
         self._max_in_flight = max_in_flight
@@ -163,7 +159,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._queue = self._shares or RequestQueue(*bounds)
         self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
         options = IsolationOptions(max_pending, max_items, quarantine_idle, self._name)
-        self._takers = Takers(options, self._poison, self._queue, self._launch, self._interrupted)
+        self._takers = Takers(max_in_flight, options, self._poison, self._queue, self._launch, self._interrupted)
         self._in_flight = self._most_in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -431,9 +427,11 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise InvalidArgumentError(f"{device!r} takes no batches here", remedy="Give a device of this service.")
         if not any(other is not taker and not other.is_draining for other in self._takers.all):
             raise InvalidArgumentError(f"{device!r} is the only one that takes batches", remedy="Add another first, or close the service.")
-        taker.is_draining = True
+        self._takers.drain(taker)
         if taker.isolation is not None:
             taker.isolation.close()
+        if self._root is not None:
+            self._launch()
         try:
             async with asyncio.timeout(timeout):
                 await taker.idle()
@@ -524,11 +522,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         assert root is not None, "a batcher that takes items has a root"
         while queue.queued:
             taker = self._takers.next(root)
-            is_careful = taker is not None and taker.isolation is not None and root.loop.time() < taker.isolation.besieged_until
-            most, at_once = (self._careful_items, 1) if is_careful else (self._max_items, self._max_in_flight)
-            if taker is None or taker.in_flight >= at_once:
+            most = 0 if taker is None else taker.room
+            if taker is None or not most:
                 if len(self._takers.all) > 1:  # this one ends first although it is busy; if it is late, another will
-                    self._launch_at(root.loop.time() + (max(taker.seconds, _SOON) if taker is not None and taker.seconds else _AGAIN))
+                    self._launch_at(root.loop.time() + self._takers.soon(taker))
                 break
             if taker.in_flight and queue.queued < most and self._state == "open" and self._waits():
                 break

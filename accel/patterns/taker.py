@@ -34,6 +34,9 @@ _COMING = frozenset((DeviceState.STARTING, DeviceState.REBUILDING))
 _TRUSTED = 1.0
 """Seconds after which a taker that took nothing gets one more batch: it may have become faster since."""
 
+_FAILURES = 5
+"""Batches in a row without an answer, after which a taker comes behind the others: fewer may have had wrong items."""
+
 
 class Taker:
     """Takes batches from the queue of a batcher, and calls the handler of one device with them.
@@ -50,6 +53,8 @@ class Taker:
         Takes the idempotent requests that were on the device at a fault; without it they are retried like the others.
     hand_over
         ``hand_over(taker, requests)`` gives requests that are to be retried to another taker, if there is one that is ready, and returns whether it did.
+    max_items, max_in_flight
+        Items in a batch, and batches that it may have at once.
 
     Attributes
     ----------
@@ -74,8 +79,11 @@ class Taker:
         "_began",
         "_busy",
         "_ended_at",
+        "_failures",
         "_hand_over",
         "_idled",
+        "_max_in_flight",
+        "_max_items",
         "counters",
         "device",
         "handler",
@@ -96,6 +104,9 @@ class Taker:
         counters: Counters,
         isolation: Isolation | None = None,
         hand_over: Callable[[Taker, list[Request]], bool] = lambda taker, requests: False,
+        *,
+        max_items: int = 1,
+        max_in_flight: int = 1,
     ) -> None:
         self.handler = handler
         self.device = device
@@ -103,6 +114,7 @@ class Taker:
         self.counters = counters
         self.isolation = isolation
         self._hand_over = hand_over
+        self._max_items, self._max_in_flight = max_items, max_in_flight
         # Without quarantine nothing is examined, and each death is the device's own.
         self._attribution: Callable[[], AbstractContextManager[Attribution | None]] = getattr(
             None if isolation is None else device, "attribution", nullcontext
@@ -114,6 +126,7 @@ class Taker:
         self._began: deque[float] = deque()  # of the calls of the handler that run now
         self._ended_at = 0.0  # of the last one
         self._busy = 0.0  # seconds of the last one in which no earlier one ran
+        self._failures = 0  # batches in a row without an answer
         self._idled = asyncio.Event()
 
     @property
@@ -136,6 +149,17 @@ class Taker:
         """Whether its device is ready and does not answer."""
         health = getattr(self.device, "health", None)
         return health is not None and health().is_stalled
+
+    @property
+    def room(self) -> int:
+        """The most items of a batch that it may take now; 0 if it has enough of them.
+
+        While most batches have poison it takes small ones, one at a time.
+        """
+        until = 0.0 if self.isolation is None else self.isolation.besieged_until
+        if until and asyncio.get_running_loop().time() < until:
+            return 0 if self.in_flight else max(1, self._max_items // 8)
+        return self._max_items if self.in_flight < self._max_in_flight else 0
 
     @property
     def is_idle(self) -> bool:
@@ -183,8 +207,13 @@ class Taker:
         left = self.in_flight * seconds - ran if ran < seconds else (self.in_flight - 1) * seconds + ran - seconds
         return now + left + seconds
 
+    def is_failing(self, now: float) -> bool:
+        """Return whether its last batches had errors alone; once it took none for a while it is tried again."""
+        return self._failures >= _FAILURES and now - self._ended_at < _TRUSTED
+
     async def run(self, batch: list[Request]) -> None:
         """Run a batch to its end. If this is cancelled, requests stay unanswered: then call :meth:`fail`."""
+        answered, failed = self.counters.answered, self.counters.failed
         with self._attribution() as attribution:
             while batch:
                 again = await self._attempt(batch, attribution)
@@ -193,6 +222,10 @@ class Taker:
                 if again and self.device is not None:
                     await self._recovered(self.device, again)
                 batch = again
+        if self.counters.answered > answered:
+            self._failures = 0
+        elif self.counters.failed > failed:
+            self._failures += 1
 
     def fail(self, batch: Iterable[Request], error: Exception) -> None:
         """Fail all requests that are not answered yet."""

@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Takers"]
 
+_AGAIN, _SOON = 0.05, 0.001
+"""The most and the fewest seconds until a taker is looked for again: one that is late, stalled or not ready tells nothing."""
+
 
 class Takers:
     """Several takers of one queue, or one.
 
     Parameters
     ----------
+    max_in_flight
+        Batches that each may have at once.
     options
         Of the isolation of each.
     poison
@@ -55,12 +60,14 @@ class Takers:
 
     def __init__(
         self,
+        max_in_flight: int,
         options: IsolationOptions,
         poison: PoisonMemory,
         queue: RequestQueue | Shares,
         launch: Callable[[], None],
         interrupted: Callable[[], Exception],
     ) -> None:
+        self._max_in_flight = max_in_flight
         self._options = options
         self._poison = poison
         self._queue = queue
@@ -98,7 +105,14 @@ class Takers:
             isolation = Isolation(device, made, counters, self._poison, self._options, self._launch, self._interrupted)
             if self._root is not None:
                 isolation.open(self._root)
-        self.all.append(Taker(handler, device, counters, isolation, self._hand_over))
+        self.all.append(
+            Taker(handler, device, counters, isolation, self._hand_over, max_items=self._options.most, max_in_flight=self._max_in_flight)
+        )
+
+    def drain(self, taker: Taker) -> None:
+        """Let a taker take no more; the keyed items that wait for it, also for room, go to others."""
+        taker.is_draining = True
+        self._queue.rehome(taker, self.home)
 
     def remove(self, taker: Taker) -> bool:
         """Remove a taker, and return whether it was there."""
@@ -116,8 +130,10 @@ class Takers:
     def next(self, root: RootTask) -> Taker | None:
         """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
 
-        A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be ready again one is returned all the same: what keeps it
-        from that is told to each item by the handler. One that is paused takes what no other one may take now.
+        Where it is busy, one that has room is returned if there are items that it alone may take. One that fails whatever it is given comes last: it would
+        be the first always, sooner than others answer. A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be ready
+        again one is returned all the same: what keeps it from that is told to each item by the handler. One that is paused takes what no other one may take
+        now.
         """
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
@@ -130,8 +146,16 @@ class Takers:
             return None if (away and self._await(away, root)) or not takers else takers[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
         pauses = {taker: taker.is_paused and not self._queue.has_own(taker) for taker in ready}
-        in_order = sorted(ready, key=lambda taker: (pauses[taker], taker.expected_end(now, usual), taker.in_flight))
-        return next((taker for taker in in_order if not taker.is_stalled), None)
+        in_order = sorted(ready, key=lambda taker: (pauses[taker], taker.is_failing(now), taker.expected_end(now, usual), taker.in_flight))
+        first = next((taker for taker in in_order if not taker.is_stalled), None)
+        if first is None or first.room:
+            return first
+        return next((taker for taker in in_order if taker.room and self._queue.has_own(taker) and not taker.is_stalled), first)
+
+    def soon(self, taker: Taker | None) -> float:
+        """Return in how many seconds to look again which of several takers is :meth:`next`, where that is ``taker``, and it is busy."""
+        has_room = any(other.room for other in self.all if other is not taker and other.state is DeviceState.READY)
+        return min(_AGAIN, max(taker.seconds, _SOON)) if taker is not None and taker.seconds and has_room else _AGAIN
 
     def home(self, key: Key) -> Taker | None:
         """Return the taker of all items with this key: another one only if it is lost, closed or drained. ``None``: any."""

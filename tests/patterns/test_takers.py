@@ -72,6 +72,11 @@ def served_by(devices: list[Device], **options: Any) -> DynamicBatcher[int, int]
     return batcher
 
 
+def key_of(batcher: DynamicBatcher[int, int], device: Device) -> int:
+    """Return a key whose items this device takes."""
+    return next(key for key in range(1000) if getattr(batcher._takers.home(key), "device", None) is device)
+
+
 async def test_devices_that_are_idle_take_a_batch_each_and_a_third_one_waits_for_the_first_that_ends() -> None:
     devices = [Device("a"), Device("b")]
     for device in devices:
@@ -402,3 +407,103 @@ async def test_keyed_items_of_a_device_that_is_drained_go_to_others_while_it_is_
         devices[0].gate.set()
         await bounded(drain)
         assert await asked[0] == 2 * keys[0]
+
+
+async def test_keyed_items_that_wait_for_a_device_that_is_rebuilt_go_to_others_when_it_is_drained() -> None:
+    devices = [Device("a"), Device("b")]
+    async with served_by(devices, max_items=1) as batcher:
+        devices[1].state = accel.DeviceState.REBUILDING
+        asked = asyncio.ensure_future(batcher.submit(5, key=key_of(batcher, devices[1])))
+        await turns()
+        assert batcher.statistics().queued == 1
+        await bounded(batcher.drain(devices[1]))
+        assert await bounded(asked) == 10
+        assert await bounded(batcher.submit(1)) == 2
+        devices[1].become(accel.DeviceState.READY)
+
+
+async def test_keyed_items_that_wait_for_room_go_to_others_when_their_device_is_drained() -> None:
+    devices = [Device(name) for name in "abc"]
+    for device in devices:
+        device.gate.clear()
+    async with served_by(devices, max_items=1, max_in_flight=1, max_pending=2) as batcher:
+        asked = [asyncio.ensure_future(batcher.submit(n, key=key_of(batcher, devices[0]))) for n in range(3)]
+        await turns()
+        asked.append(asyncio.ensure_future(batcher.submit(3, key=key_of(batcher, devices[1]))))
+        await turns()
+        assert (batcher.statistics().queued, batcher.statistics().waiting) == (2, 1)
+        await bounded(batcher.drain(devices[1]))
+        for device in devices:
+            device.gate.set()
+        assert await bounded(asyncio.gather(*asked)) == [0, 2, 4, 6]
+    assert settled(batcher.statistics())
+
+
+async def test_keyed_items_of_a_slow_device_do_not_wait_for_a_fast_one_that_is_busy() -> None:
+    fast, slow = Device("fast", 0.001), Device("slow", 0.1)
+    async with served_by([fast, slow], max_items=1, max_in_flight=1) as batcher:
+        await asyncio.gather(*(batcher.submit(1, key=key_of(batcher, device)) for device in (fast, slow)))
+        slow.batches.clear()
+        fast.gate.clear()
+        asked = [asyncio.ensure_future(batcher.submit(1, key=key_of(batcher, fast)))]
+        await turns()
+        asked.append(asyncio.ensure_future(batcher.submit(2, key=key_of(batcher, slow))))
+        asked += [asyncio.ensure_future(batcher.submit(3)) for _ in range(3)]
+        await turns()
+        assert slow.batches == [[2]], "although the fast one would end the next batch first"
+        fast.gate.set()
+        await bounded(asyncio.gather(*asked))
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+async def test_a_device_that_fails_whatever_it_is_given_draws_no_items_from_one_that_answers(has_served: bool) -> None:
+    good, bad = Device("good", 0.005), Device("bad")
+    async with served_by([bad, good], max_items=1) as batcher:
+        if has_served:
+            await asyncio.gather(*map(batcher.submit, range(20)))
+        bad.error = ValueError("of this device")
+        results: list[int | BaseException] = []
+
+        async def client() -> None:
+            for n in range(20):
+                results.extend(await asyncio.gather(batcher.submit(n), return_exceptions=True))
+
+        await bounded(asyncio.gather(*(client() for _ in range(4))))
+        assert 5 <= sum(isinstance(result, ValueError) for result in results) <= 8, "five, and what it had in flight then"
+        bad.error = None
+        good.state = accel.DeviceState.LOST
+        assert await batcher.submit(1) == 2
+        good.state = accel.DeviceState.READY
+
+
+async def test_wrong_items_among_others_are_no_proof_against_a_device() -> None:
+    devices = [Device("a"), Device("b")]
+    async with served_by(devices, max_items=1) as batcher:
+        for n in range(20):
+            devices[0].error = devices[1].error = ValueError("of this item") if n % 4 else None
+            await asyncio.gather(batcher.submit(n), return_exceptions=True)
+        assert not any(taker.is_failing(time.perf_counter()) for taker in batcher._takers.all)
+
+
+async def test_a_batcher_whose_devices_are_all_busy_hardly_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [Device("a", 0.001), Device("b", 0.001)]
+    async with served_by(devices, max_items=1, max_in_flight=1) as batcher:
+        await asyncio.gather(*map(batcher.submit, range(20)))
+        for device in devices:
+            device.gate.clear()
+        asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(4)]
+        await turns()
+        looks = 0
+        following = batcher._takers.next
+
+        def counted(root: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return following(root)
+
+        monkeypatch.setattr(batcher._takers, "next", counted)
+        await asyncio.sleep(0.3)
+        assert looks <= 10
+        for device in devices:
+            device.gate.set()
+        await bounded(asyncio.gather(*asked))
