@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from accel.patterns import ModelService
 
-WIDTH, ITEMS = 2048, 64
+WIDTH, ITEMS = 2048, 16
 BATCH_SECONDS = 0.006
 SLOWER = 4
 MUST = {"scale": 0.95, "small": 1.0, "slow": 1.5, "gap": 0.05}

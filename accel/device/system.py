@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import time
+from collections.abc import Iterator
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
 
@@ -295,6 +296,8 @@ class System(ActorSystem):
         self._check_open("opens no more devices")
         if count is not None:
             check_count("count", count)
+        if isinstance(libraries := options.get("libraries"), Iterator):
+            options["libraries"] = tuple(libraries)  # it is read once, and there are several devices
         found = await self.run_blocking(find_specs, specs, count)
         opening = [self.open_device(spec, **options) for spec in found]
         opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))

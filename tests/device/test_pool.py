@@ -389,6 +389,13 @@ async def test_a_device_is_added_by_its_spec_with_the_options_of_the_pool() -> N
         await failure(pool.add(cast("Any", 3)), accel.InvalidArgumentError)
 
 
+async def test_libraries_may_be_given_by_an_iterator() -> None:
+    async with accel.System() as system:
+        pool = await system.open_pool("cpu", count=2, libraries=iter(["blas", "fft"]))
+        await pool.add("cpu")
+        assert [device._core.options.libraries for device in pool] == [("blas", "fft")] * 3
+
+
 async def test_health_counts_as_many_as_are_asked_for(pool: accel.Pool) -> None:
     health = pool.health(3)
     assert (health.is_ready, health.ready, [*health.devices]) == (True, 3, ["cpu:0", "cpu:0#2", "cpu:0#3"])
