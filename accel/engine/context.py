@@ -398,7 +398,7 @@ class Context(ContextBase):
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
         """Make a lane ready for a library, with its workspaces; raises as `Buffers.ensure_room`."""
         if lane.needs_workspace(library):
-            self.lanes.workspace_libraries.add(library)
+            self.lanes.workspace_libraries.add(library)  # from now on its batches go only to lanes that are ready for it
         await self.buffers.provide_workspaces(lane, lane.stream, library)
         lane.ready_libraries.add(library)
 

@@ -199,7 +199,7 @@ class Lane(StreamClock):
                     await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
                 if self._must_offload(launch):
                     await self._enqueue_offloaded(launch, group)
-                    # The next turn of the loop enqueues the group's later ops, or records its mark.
+                    # The next pass of this ``while`` enqueues the group's later ops, or records its mark.
                     self.advance(launch.seq)
                     self._next_index += 1
                 del group, launch

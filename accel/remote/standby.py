@@ -162,7 +162,7 @@ class StandbyActor(HelperProcessActor):
         elif kind == Kind.FAILED:
             self._on_answer(link, Failure.unpack_from(data)[0], decode_error(data[Failure.size :]))
         elif kind in (Kind.REFUSED, Kind.FAULT):
-            self._error = decode_error(data)
+            self._give_up(decode_error(data))
             link.kill()
         elif kind not in (Kind.MEMORY, Kind.BUSY):
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
@@ -174,14 +174,19 @@ class StandbyActor(HelperProcessActor):
 
     def on_lost(self, error: AccelError | None) -> None:
         """Keep the error of the connection for :meth:`on_exit`: the link has killed the child."""
-        self._error = self._error or error
+        if error is not None and self._error is None:
+            self._give_up(error)
 
     def on_expired(self, why: str) -> None:
         """Kill the spare, which the watchdog has given up; :meth:`on_exit` has it replaced."""
         if self._link is not None:
-            self.state = "none"
-            self._error = HostDiedError(f"the spare child of {self._core.name} {why}", hung=True, device=self._core.name)
+            self._give_up(HostDiedError(f"the spare child of {self._core.name} {why}", hung=True, device=self._core.name))
             self._link.kill()
+
+    def _give_up(self, error: AccelError) -> None:
+        """Count the spare as none from now on: a child that is killed may end late."""
+        self.state = "none"
+        self._error = error
 
     def on_exit(self, status: ExitStatus) -> None:
         """Forget the spare, fail its questions, and have another one started after a pause."""

@@ -512,7 +512,7 @@ class DurableBook:
         return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs that the durable ones of ``buffers`` are in, each with these only."""
+        """Return the slabs of a spare: those that the durable ones of ``buffers`` are in, with these only, by number."""
         blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -526,7 +526,7 @@ class DurableBook:
     def apply_frees(self) -> None:
         """Remove the buffers of dropped refs, and empty slabs, while there is no context to do so.
 
-        ``refs.dropped`` stays as it is: the next context takes from it, and has none of them.
+        ``refs.dropped`` stays as it is: the next context takes from it, and ignores what it does not have.
         """
         for buffer in list(self._refs.dropped):
             self.remove_buffer(buffer)
