@@ -423,10 +423,8 @@ class Pool(Sequence[Device], NotEntered):
         return chosen
 
     def _member(self, device: Device | str | int) -> _Member:
-        if isinstance(device, int):
-            return self._members[device]
-        for member in self._members:
-            if device in (member.device, member.device.name):
+        for place, member in enumerate(self._members):
+            if device in (place, place - len(self), member.device, member.device.name):
                 return member
         names = ", ".join(known.name for known in self)
         raise InvalidArgumentError(f"{device!r:.80} is not in the pool", remedy=f"It has {names or 'no devices'}.")
@@ -446,13 +444,22 @@ class Pool(Sequence[Device], NotEntered):
 async def all_or_nothing(calls: Iterable[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> list[T]:
     """Await calls at the same time. If one raises, or this is cancelled, undo those that succeeded.
 
-    The error is the first one, when all others have ended and are undone.
+    The error is the first one, when all others have ended and are undone. Cancelling meanwhile does not stop that.
     """
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
-        await _end(tasks, undo)
+        ending = asyncio.create_task(_end(tasks, undo))
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.wait({ending})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        ending.result()
+        if cancelled is not None:
+            raise cancelled from None
         raise
     finally:
         del tasks  # the error's traceback keeps this frame, and theirs what they had loaded

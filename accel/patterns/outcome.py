@@ -12,6 +12,7 @@ from accel.errors import (
     BackendUnavailableError,
     ClosedError,
     ContextPoisonedError,
+    DeviceLostError,
     FaultScope,
     HostDiedError,
     KernelFaultError,
@@ -20,7 +21,17 @@ from accel.errors import (
     StaleRefError,
 )
 
-__all__ = ["is_by_work", "is_fault", "is_of_an_item", "is_same_fault", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
+__all__ = [
+    "is_by_work",
+    "is_fault",
+    "is_of_an_item",
+    "is_of_the_device",
+    "is_same_fault",
+    "is_suspicious",
+    "is_worth_a_retry",
+    "kind_of_fault",
+    "own_instance",
+]
 
 _OF_NO_ITEM = (
     ActorStoppedError,
@@ -52,6 +63,11 @@ def is_fault(error: object) -> bool:
     if isinstance(error, ContextPoisonedError) and error.executed == "no":
         return False
     return isinstance(error, AccelError) and FaultScope.OP < error.scope < FaultScope.DEVICE
+
+
+def is_of_the_device(error: Exception) -> bool:
+    """Return whether a device that is lost or closed did not do the work for that reason, so that another one can."""
+    return is_fault(error) or isinstance(error, (ClosedError, ContextPoisonedError, DeviceLostError, StaleRefError))
 
 
 def is_suspicious(error: Exception) -> bool:

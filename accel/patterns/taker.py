@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from accel.device import DeviceState
 from accel.errors import ClosedError
 from accel.models import Rows
-from accel.patterns.outcome import is_by_work, is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
+from accel.patterns.outcome import is_by_work, is_of_an_item, is_of_the_device, is_suspicious, is_worth_a_retry, own_instance
 from accel.patterns.recovering import until_ready
 from accel.patterns.requests import ReplicaStatistics, call, end
 from accel.telemetry import DeviceTime, ServedBatch
@@ -52,7 +52,7 @@ class Taker:
     isolation
         Takes the idempotent requests that were on the device at a fault; without it they are retried like the others.
     hand_over
-        ``hand_over(taker, requests)`` gives requests that are to be retried to another taker, if there is one that is ready, and returns whether it did.
+        ``hand_over(taker, requests)`` gives requests that are to be retried, if any, to another taker, if one is ready, and returns whether one is.
     max_items, max_in_flight
         Items in a batch, and batches that it may have at once.
 
@@ -334,7 +334,10 @@ class Taker:
             elif not isinstance(result, Exception):
                 answered.append(request)
                 future.set_result(result)
-            elif request.is_idempotent and is_worth_a_retry(result) and (died or not request.is_retried):
+            elif request.is_idempotent and (
+                (is_worth_a_retry(result) and (died or not request.is_retried))
+                or (self.is_gone and not request.is_retried and is_of_the_device(result) and self._hand_over(self, []))
+            ):
                 request.is_retried = True
                 again.append(request)
             else:

@@ -13,6 +13,7 @@ import pytest
 
 import accel
 from accel.backend import KnowsPeers
+from accel.device.pool import all_or_nothing
 from accel.testing import FaultPlan
 from tests.child_support import children, no_child_left, until_so
 from tests.device_support import child_pid, failure, generation, task, turns, until, used
@@ -147,6 +148,37 @@ async def test_a_pool_opens_as_a_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left", "no_child_left")
+async def test_cancelling_while_calls_are_undone_undoes_all_of_them() -> None:
+    undone: list[str] = []
+    is_ending = asyncio.Event()
+
+    async def opens() -> str:
+        return "opened"
+
+    async def fails() -> str:
+        raise ValueError("no")
+
+    async def opens_late() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            is_ending.set()
+            await turns()
+        return "opened late"
+
+    async def undo(opened: str) -> None:
+        await turns()
+        undone.append(opened)
+
+    called = task(all_or_nothing([opens(), fails(), opens_late()], undo))
+    await is_ending.wait()
+    for _ in range(12):
+        called.cancel()
+        await turns(1)
+    await failure(called, asyncio.CancelledError)
+    assert sorted(undone) == ["opened", "opened late"]
+
+
 async def test_cancelling_while_a_pool_opens_leaves_no_child() -> None:
     async with accel.System() as system:
         before = children()
@@ -353,6 +385,13 @@ async def test_a_drained_device_ends_its_work_and_leaves() -> None:
         assert await pool.add(device) is device
         assert pool.pick(key=key) is device
         await failure(pool.add(device), accel.InvalidArgumentError)
+
+
+async def test_a_place_that_is_not_in_the_pool_is_not_drained(pool: accel.Pool) -> None:
+    for place in (3, -4):
+        assert "has cpu:0, cpu:0#2" in str(await failure(pool.drain(place), accel.InvalidArgumentError))
+    last = pool[-1]
+    assert await pool.drain(-1) is last
 
 
 async def test_a_drain_that_does_not_end_changes_nothing() -> None:

@@ -230,6 +230,41 @@ async def test_what_a_death_interrupts_is_taken_first_by_another_device() -> Non
         dying.become(accel.DeviceState.LOST)
 
 
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_what_a_device_had_that_is_lost_is_taken_by_another_one_if_it_may_run_twice(is_idempotent: bool) -> None:
+    dying, other = Device("dying"), Device("other")
+    dying.gate.clear()
+    async with served_by([dying, other], max_items=1) as batcher:
+        asked = asyncio.ensure_future(batcher.submit(1, idempotent=is_idempotent, key=key_of(batcher, dying)))
+        await turns()
+        dying.error, dying.state = accel.ContextPoisonedError("the fault that lost it", retryable=False), accel.DeviceState.LOST
+        dying.gate.set()
+        if is_idempotent:
+            assert await bounded(asked) == 2
+            assert other.batches == [[1]]
+        else:
+            with pytest.raises(accel.ContextPoisonedError):
+                await bounded(asked)
+        assert batcher.statistics().retried == int(is_idempotent)
+    assert settled(batcher.statistics())
+
+
+async def test_an_item_that_loses_two_devices_gets_no_third() -> None:
+    devices = [Device(name) for name in "abc"]
+    async with served_by(devices, max_items=1) as batcher:
+        for device in devices:
+            device.gate.clear()
+        asked = asyncio.ensure_future(batcher.submit(1))
+        for device in devices[:2]:
+            await turns()
+            assert device.batches == [[1]]
+            device.error, device.state = accel.ContextPoisonedError("the fault that lost it", retryable=False), accel.DeviceState.LOST
+            device.gate.set()
+        with pytest.raises(accel.ContextPoisonedError):
+            await bounded(asked)
+        assert devices[2].batches == []
+
+
 async def test_an_interrupted_item_that_waits_again_may_be_cancelled_or_expire() -> None:
     dying, other = Device("dying"), Device("other")
     dying.gate.clear()
