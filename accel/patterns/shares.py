@@ -227,13 +227,14 @@ class Shares:
 
     def charge(self, batch: ServedBatch) -> None:
         """Charge what a batch has taken to the tenants of its requests, also if it failed; its own measurement is set."""
-        wall = perf_counter() - batch.launched_at
+        shortest = perf_counter() - batch.launched_at
         seconds = batch.device_seconds
         if seconds is None:
             # A device that measures has none of this batch: it was interrupted, or waited for a rebuild, which was not its fault.
-            seconds = batch.items * self._seconds_per_item if self._is_measured else wall
+            seconds = batch.items * self._seconds_per_item if self._is_measured else shortest
         else:
             self._is_measured = True
+            shortest = min(shortest, seconds)  # a batch that waited for another one would have been faster alone
         per_item = seconds / batch.items
         self._seconds_per_item += 0.2 * (per_item - self._seconds_per_item)
         charges: dict[_Tenant, float] = {}
@@ -246,9 +247,9 @@ class Shares:
             request.charged = 0.0
         self._correct(charges)
         now, fastest = self._time(), self._fastest
-        while fastest and fastest[-1][1] >= wall:
+        while fastest and fastest[-1][1] >= shortest:
             fastest.pop()
-        fastest.append((now, wall))
+        fastest.append((now, shortest))
 
     def release(self, batch: Iterable[Request]) -> None:
         """Take back what was charged ahead for the requests of a batch that has ended and have not run in it."""
@@ -264,6 +265,8 @@ class Shares:
     def count(self, request: Request) -> None:
         """Count a request whose caller goes on."""
         future = request.future
+        if not future.done():
+            return  # the loop was closed
         if future.cancelled():
             outcome = "abandoned" if request.is_launched else "dropped"
         elif (error := future.exception()) is None:

@@ -150,7 +150,7 @@ def test_a_batch_that_fails_is_charged_and_what_was_not_run_is_not(loop: asyncio
     bench.shares.release(taken)
     assert [tenant.clock for tenant in bench.shares._tenants.values()] == pytest.approx(before)
     charged = sum(statistics.device_seconds for statistics in bench.shares.statistics())
-    bench.run(is_measured=False)  # on a device that does measure: it was interrupted
+    bench.run(is_measured=False, cost=1.0)  # on a device that does measure: it was interrupted, and waited for a rebuild
     assert sum(statistics.device_seconds for statistics in bench.shares.statistics()) == pytest.approx(charged + 0.016, rel=0.1)
 
 
@@ -202,6 +202,16 @@ def test_an_item_that_has_no_time_for_the_fastest_recent_batch_fails_at_once(loo
     bench.now += 10  # a slow batch is not remembered for ever
     quick = bench.submit("a", timeout=0.5)
     assert bench.run() == [quick]
+
+
+def test_a_batch_that_waited_for_others_is_as_fast_as_the_device_was(loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench({"a": 1}, loop)
+    batch = ServedBatch(_SERVICE, [bench.submit("a")], 1)
+    batch.launched_at -= 1.0
+    batch.device_seconds = 0.1
+    bench.shares.charge(batch)
+    assert not bench.submit("a", timeout=0.2).future.done()
+    assert bench.submit("a", timeout=0.05).future.exception() is not None
 
 
 def test_the_fastest_batch_is_that_of_the_last_seconds(loop: asyncio.AbstractEventLoop) -> None:

@@ -64,9 +64,20 @@ class Device:
         return [2 * item for item in items]
 
 
-def served_by(devices: list[Device], **options: Any) -> DynamicBatcher[int, int]:
+class OfOneTenant(DynamicBatcher[int, int]):
+    """A batcher with shares, all of whose items are of one tenant."""
+
+    async def submit(self, item: int, **options: Any) -> int:
+        return await super().submit(item, tenant="one", **options)
+
+
+with_and_without_shares = pytest.mark.parametrize("shares", [None, {"one": 1.0, "other": 1.0}], ids=["plain", "shares"])
+
+
+def served_by(devices: list[Device], shares: dict[str, float] | None = None, **options: Any) -> DynamicBatcher[int, int]:
     first, *others = devices
-    batcher: DynamicBatcher[int, int] = DynamicBatcher(first, device=first, idempotent=True, **options)
+    kind = DynamicBatcher[int, int] if shares is None else OfOneTenant
+    batcher = kind(first, device=first, idempotent=True, shares=shares, **options)
     for device in others:
         batcher.add_handler(device, device=device)
     return batcher
@@ -210,11 +221,12 @@ async def test_where_all_devices_are_lost_each_item_is_told_so() -> None:
             await bounded(batcher.submit(1))
 
 
-async def test_what_a_death_interrupts_is_taken_first_by_another_device() -> None:
+@with_and_without_shares
+async def test_what_a_death_interrupts_is_taken_first_by_another_device(shares: dict[str, float] | None) -> None:
     dying, other = Device("dying"), Device("other")
     dying.gate.clear()
     other.gate.clear()
-    async with served_by([dying, other], max_items=2, max_in_flight=1) as batcher:
+    async with served_by([dying, other], shares, max_items=2, max_in_flight=1) as batcher:
         asked = [asyncio.ensure_future(batcher.submit(n)) for n in range(6)]
         await turns()
         dying.error = killed()
@@ -265,11 +277,12 @@ async def test_an_item_that_loses_two_devices_gets_no_third() -> None:
         assert devices[2].batches == []
 
 
-async def test_an_interrupted_item_that_waits_again_may_be_cancelled_or_expire() -> None:
+@with_and_without_shares
+async def test_an_interrupted_item_that_waits_again_may_be_cancelled_or_expire(shares: dict[str, float] | None) -> None:
     dying, other = Device("dying"), Device("other")
     dying.gate.clear()
     other.gate.clear()
-    async with served_by([dying, other], max_items=1, max_in_flight=1) as batcher:
+    async with served_by([dying, other], shares, max_items=1, max_in_flight=1) as batcher:
         asked = [asyncio.ensure_future(batcher.submit(0, timeout=0.05)), *(asyncio.ensure_future(batcher.submit(n)) for n in (1, 2))]
         await turns()
         dying.error, dying.state = killed(), accel.DeviceState.LOST
@@ -401,9 +414,10 @@ async def test_a_replica_that_is_killed_under_load_costs_no_request_and_no_pause
             await bounded(service.submit(rng.standard_normal(5, np.float32)))
 
 
-async def test_items_of_one_key_go_to_one_device_for_as_long_as_it_is_there() -> None:
+@with_and_without_shares
+async def test_items_of_one_key_go_to_one_device_for_as_long_as_it_is_there(shares: dict[str, float] | None) -> None:
     devices = [Device(name) for name in "abc"]
-    async with served_by(devices, max_items=4) as batcher:
+    async with served_by(devices, shares, max_items=4) as batcher:
         homes = []
         for key in range(60):
             before = [len(device.batches) for device in devices]
@@ -428,10 +442,11 @@ async def test_items_of_one_key_go_to_one_device_for_as_long_as_it_is_there() ->
     assert settled(batcher.statistics())
 
 
-async def test_keyed_items_of_a_device_that_is_drained_go_to_others_while_it_is_busy() -> None:
+@with_and_without_shares
+async def test_keyed_items_of_a_device_that_is_drained_go_to_others_while_it_is_busy(shares: dict[str, float] | None) -> None:
     devices = [Device("a"), Device("b")]
     devices[0].gate.clear()
-    async with served_by(devices, max_items=1, max_in_flight=1) as batcher:
+    async with served_by(devices, shares, max_items=1, max_in_flight=1) as batcher:
         keys = [key for key in range(20) if batcher._takers.home(key) is batcher._takers.first]
         asked = [asyncio.ensure_future(batcher.submit(key, key=key)) for key in keys]
         await turns()
