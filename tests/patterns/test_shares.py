@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import Counter
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.errors import DeadlineExceededError, InvalidArgumentError, UnknownTenantError
-from accel.patterns.requests import Counters, Request
+from accel.errors import ContextPoisonedError, DeadlineExceededError, InvalidArgumentError, UnknownTenantError
+from accel.patterns.requests import Counters, Request, trial_of
 from accel.patterns.shares import Shares
 from accel.telemetry import Probes, ServedBatch, Service
 
@@ -152,6 +153,19 @@ def test_a_batch_that_fails_is_charged_and_what_was_not_run_is_not(loop: asyncio
     charged = sum(statistics.device_seconds for statistics in bench.shares.statistics())
     bench.run(is_measured=False, cost=1.0)  # on a device that does measure: it was interrupted, and waited for a rebuild
     assert sum(statistics.device_seconds for statistics in bench.shares.statistics()) == pytest.approx(charged + 0.016, rel=0.1)
+
+
+def test_a_trial_in_quarantine_is_charged_also_if_it_faults(loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench({"a": 1, "b": 1}, loop)
+    counters = Counters(charge=bench.shares.charge)
+    request = bench.submit("a")
+    assert bench.shares.take(1) == [request]
+    with contextlib.suppress(ContextPoisonedError), trial_of([request], counters, "cpu:0"):
+        raise ContextPoisonedError("of the trial")
+    first, second = bench.shares.statistics()
+    assert first.device_seconds > 0 == second.device_seconds
+    assert bench.shares._tenants["a"].clock == pytest.approx(first.device_seconds)
+    assert (request.batch is not None, request.charged) == (True, 0)
 
 
 def test_a_request_that_is_dropped_is_not_charged(loop: asyncio.AbstractEventLoop) -> None:
