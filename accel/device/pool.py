@@ -205,6 +205,7 @@ class Pool(Sequence[Device], NotEntered):
         idempotent
             Whether the work may be done twice. Then it is run on the next device too if this one
             faulted meanwhile, but not once two devices did, because it most likely faults them all.
+            Work that finds its device lost before it has sent an op moves whatever this says.
         timeout
             Seconds for all attempts together, after which the work is cancelled.
 

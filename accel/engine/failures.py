@@ -45,7 +45,7 @@ class _TrackedOp:
     reads : list of Dependency
         Writes, pending at the op's dispatch, whose results it reads, or keeps in part.
     overwrites : list of Dependency
-        Pending writes whose results it overwrites: their results stay if the op never runs.
+        Pending writes of what it writes, in whole or in part: their results stay if it never runs.
     overwritten_error : AccelError or None
         The error of the failed write whose result it overwrites. The buffer is invalid again if the
         op never runs.
@@ -145,7 +145,9 @@ class Failures:
                 tracked_op.overwritten_error = self._invalid[ref.buffer][1]
             write = block.usage.pending_write()
             if write is not None:
-                (tracked_op.overwrites if is_replaced else tracked_op.reads).append(write)
+                tracked_op.overwrites.append(write)
+                if not is_replaced:
+                    tracked_op.reads.append(write)
         if tracked_op.reads or tracked_op.overwrites or tracked_op.overwritten_error is not None:
             self.tracked[lane, seq] = tracked_op
 
@@ -225,7 +227,8 @@ class Failures:
         tracked_op = self.tracked.get((lane, seq))
         if tracked_op is not None:
             self._dropped.append((lane, seq))
-            # Its readers get the contents that it did not overwrite.
+            # Its readers get what was there before it: the results of the writes that it was to
+            # overwrite or update.
             tracked_op.reads = tracked_op.overwrites
             if tracked_op.overwritten_error is not None:
                 self._propagate({(lane, seq)}, tracked_op.overwritten_error)

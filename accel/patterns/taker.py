@@ -31,8 +31,11 @@ __all__ = ["Taker"]
 
 _COMING = frozenset((DeviceState.STARTING, DeviceState.REBUILDING))
 
-_TRUSTED = 1.0
+_KNOWN = 5.0
 """Seconds after which a taker that took nothing gets one more batch: it may have become faster since."""
+
+_TRUSTED = 1.0
+"""Seconds for which a taker that failed comes behind the others."""
 
 _FAILURES = 5
 """Batches in a row without an answer, after which a taker comes behind the others: fewer may have had wrong items."""
@@ -200,7 +203,7 @@ class Taker:
         usual
             Seconds that a batch takes on a taker that took none for a while; on one that never did it takes none, so that it is tried.
         """
-        is_known = self.in_flight or now - self._ended_at < _TRUSTED
+        is_known = self.in_flight or now - self._ended_at < _KNOWN
         seconds = self.seconds if is_known else min(self.seconds, usual)
         ran = now - self._began[0] if self._began else 0.0
         # What is late is expected to take as long again.
@@ -291,6 +294,8 @@ class Taker:
             self._began.popleft()
             ended_before, self._ended_at = self._ended_at, perf_counter()
             self._busy = self._ended_at - max(batch.launched_at, ended_before)
+            if batch.launched_at - ended_before > _KNOWN:
+                self.seconds = 0.0  # what is known of it is old
             batch.device_seconds = spent.seconds
             self.counters.device_seconds += spent.seconds or 0.0
             if self.counters.charge is not None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.dtype import DType
     from accel.engine.context import Context
+    from accel.engine.registration import Registration
     from accel.process.channel import Channel
     from accel.remote.messages import Begin, Config, WireOp
 
@@ -370,7 +371,8 @@ class Server:
 
         If that fails, a library that came with BEGIN stays registered: its first op tries again.
         """
-        number, registration = _number_of(data), pickle.loads(data[8:])
+        number = _number_of(data)
+        registration: Registration = pickle.loads(data[8:])  # imports nothing of the user's: that is done by open()
         name = registration.name
         is_new = name not in self._core.registrations
         self._core.registrations[name] = registration

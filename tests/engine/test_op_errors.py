@@ -260,6 +260,48 @@ async def test_what_was_enqueued_later_and_reads_the_output_fails_with_the_same_
         assert (device.state, device.generation) == (accel.DeviceState.READY, 1)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Refused(accel.KernelOp):
+    """An op whose kernel refuses it, before it enqueues anything."""
+
+    library: ClassVar[str] = "refusing"
+    kind: ClassVar[str] = "refused"
+
+    out: accel.AccelRef
+    updates: bool
+
+    def plan(self) -> Plan:
+        return Plan((), (self.out,), (), updates=self.updates)
+
+
+class Refusing(accel.KernelLibrary):
+    name = "refusing"
+
+    @accel.kernel(Refused)
+    def refused(self, op: Refused, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        raise accel.UnsupportedError("refused")
+
+
+@pytest.mark.parametrize("updates", [False, True])
+async def test_what_reads_behind_an_op_that_never_ran_fails_with_the_write_before_it(updates: bool) -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        await device.register(Refusing)
+        x, y = await device.put(np.arange(4.0)), await device.put(np.ones(4))
+        sent: list[asyncio.Task[Any]] = [
+            asyncio.create_task(device.run(op)) for op in (Work(x, "raise", y, gated=True), Refused(y, updates))
+        ]
+        sent.append(asyncio.create_task(device.get(y)))
+        await until(lambda: sent[1].done() and device.info().in_flight >= 2)
+        Ways.gate.set()
+        failed, refused, read = await ended(*sent)
+        assert is_of_the_op(failed)
+        assert isinstance(refused, accel.UnsupportedError)
+        assert is_of_the_op(read), "it would read what the failed one has left"
+        with pytest.raises(accel.LibraryError):
+            await device.get(y)
+
+
 async def test_a_failed_output_stays_failed_until_it_is_wholly_rewritten() -> None:
     async with accel.System() as system:
         device = await opened(system)
