@@ -222,7 +222,8 @@ class ModelService(DynamicBatcher[Any, Any]):
                 raise
             for taker in models:
                 if taker.is_paused:
-                    with contextlib.suppress(DeadlineExceededError):
+                    taker.is_paused = False
+                    with contextlib.suppress(DeadlineExceededError, InvalidArgumentError):  # it, or all others, were drained meanwhile
                         await self.drain(models[taker], timeout=0.0)
         return rollout
 

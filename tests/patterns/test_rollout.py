@@ -347,3 +347,21 @@ def test_a_share_is_worse_only_beyond_chance(rng: np.random.Generator) -> None:
     assert not _is_worse(5, 5, 0, 0)
     assert not _is_worse(50, 50, 50, 50)
     assert all(_is_worse(rng.binomial(300, 0.3), 300, rng.binomial(500, 0.05), 500) for _ in range(20))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_replica_that_is_drained_while_weights_are_swapped_does_not_end_the_swap(place: int, rng: np.random.Generator) -> None:
+    versions = {1: moody(rng), 2: moody(rng, 2)}
+    async with replicas(2, versions[1], faults=FaultPlan().poison_at(1, op="unary")) as models, accel.serve(models) as service:
+        lost, other = models
+        await failure(lost.device.elementwise.unary("relu", await lost.device.zeros(3)), accel.ContextPoisonedError)
+        drains: list[asyncio.Future[None]] = []
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if not drains:
+                drains.append(task(service.drain(models[place])))
+
+        done = await bounded(service.swap(versions[2], on_progress=progress))
+        await bounded(drains[0])
+        assert (done.replicas, done.left_out) == ((other.device.name,), (lost.device.name,))
+        assert not any(taker.is_paused for taker in service._takers.all)
