@@ -300,11 +300,16 @@ class Shares:
     # -- inside
 
     def _soonest(self, now: float) -> float:
-        """Return the loop time at which the fastest batch of the last seconds would end that began now."""
+        """Return the loop time at which the fastest batch of the last seconds would end that began now.
+
+        If none has ended for as long as that took, it says nothing: else after one slow batch nothing
+        would run that shows faster ones.
+        """
         fastest = self._fastest
         while fastest and fastest[0][0] < now - _RECENT:
             fastest.popleft()
-        return now + fastest[0][1] if fastest else -math.inf
+        is_told = fastest and now - fastest[-1][0] <= fastest[0][1]
+        return now + fastest[0][1] if is_told else -math.inf
 
     def _refuse(self, request: Request) -> None:
         """Fail a request that has less time left than the fastest recent batch took."""

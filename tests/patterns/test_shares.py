@@ -218,6 +218,18 @@ def test_an_item_that_has_no_time_for_the_fastest_recent_batch_fails_at_once(loo
     assert bench.run() == [quick]
 
 
+def test_after_one_slow_batch_others_may_show_that_they_are_faster(loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench({"a": 1}, loop)
+    bench.submit("a")
+    bench.run(cost=0.5)
+    assert bench.submit("a", timeout=0.1).future.exception() is not None
+    bench.now += 0.51
+    tried = bench.submit("a", timeout=0.1)
+    assert bench.run(cost=0.01) == [tried]
+    bench.now += 0.1
+    assert bench.submit("a", timeout=0.1).future.done() is False
+
+
 def test_a_batch_that_waited_for_others_is_as_fast_as_the_device_was(loop: asyncio.AbstractEventLoop) -> None:
     bench = Bench({"a": 1}, loop)
     batch = ServedBatch(_SERVICE, [bench.submit("a")], 1)
