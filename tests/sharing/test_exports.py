@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from accel.cpu.backend import CpuDevice
 from accel.cpu.exchange import CpuExchange
 from accel.engine.kernels import LIBRARIES
 from accel.testing import FaultPlan
+from tests.child_support import descriptors
 from tests.device_support import PATIENCE, bounded, failure, generation, opened, task, turns, until
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def slabs() -> int:
     """Return how many slabs this process has mapped."""
-    return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:accel-slab") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
-
-
-def _is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
+    return sum(target.startswith("/memfd:accel-slab") for target in descriptors().values())
 
 
 async def test_memory_that_outlives_its_device_goes_with_the_last_tensor(marks: list[str]) -> None:
