@@ -153,9 +153,9 @@ class DeviceHealth:
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
     """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox.
 
-    Without a context only durable memory is used. Without one, and after a fault, nothing is in
-    flight: no op ends there. ``queued`` also counts submissions in hand that wait for READY or for
-    room on the device.
+    Without a context only durable memory is used, and nothing is in flight; nor is anything after a
+    fault, which has ended all ops, although the context still counts them. ``queued`` also counts
+    submissions in hand that wait for READY or for room on the device.
     """
     context = host.context
     used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()

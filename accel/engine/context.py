@@ -253,7 +253,7 @@ class Context(ContextBase):
             await self.apply_many_frees()
             await self._dispatch(submission)
         except AccelError as error:
-            if self.fault is not None or not error.is_fault:
+            if self.fault is not None or not error.is_fault:  # it is reported already, or the op's alone
                 raise
             self.report_fault(error)
             raise self.poisoned_error(error, submission) from None
