@@ -80,7 +80,7 @@ async def saturated(service: ModelService, clients: Mapping[str, int], *, has_sh
 
 async def shares(model: accel.Model, clients: int, seconds: float, rounds: int = 5) -> dict[str, Any]:
     """Compare a service with shares to one without, in turns."""
-    # So many that each has a batch of its own waiting.
+    # Enough clients that each tenant has a whole batch waiting.
     counts = {"gold": clients, "free": 4 * clients}
     rates: dict[bool, list[int]] = {True: [], False: []}
     answered, charged = Counter[str](), dict.fromkeys(counts, 0.0)

@@ -275,7 +275,7 @@ class System(ActorSystem):
             list of what :meth:`open_device` takes, in which a device may be named twice.
         count
             How many: the first ones of those that ``specs`` names. Where it names a single piece of
-            hardware, as ``"cpu"`` and ``"cuda:1"`` do, so many devices share it, each with a context
+            hardware, as ``"cpu"`` and ``"cuda:1"`` do, ``count`` devices share it, each with a context
             and memory of its own. ``None``: one for each piece.
         **options
             Of :meth:`open_device`, for all of them.

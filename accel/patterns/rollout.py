@@ -45,7 +45,7 @@ _ENOUGH, _MOST = 64, 1 << 16
 """Batches of the old weights whose times are needed for a verdict; and of how many times are kept, the latest."""
 
 _SLOWER = 1.5
-"""A batch is slow that takes so many times the 99th percentile of those of the old weights."""
+"""A batch is slow if it takes this many times the 99th percentile of batches of the old weights."""
 
 
 @dataclass(frozen=True, slots=True)

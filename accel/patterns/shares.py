@@ -322,7 +322,7 @@ class Shares:
         )
 
     def _follow(self, tenant: _Tenant, queued: int, waiting: int) -> None:
-        """Take over how the queue of a tenant has changed since it had so many items inside, and so many that wait for room."""
+        """Update the totals and the backlog after a tenant's queue has changed; the counts are those before."""
         queue = tenant.queue
         self.queued += queue.queued - queued
         self.waiting += queue.waiting - waiting

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SHARES = {"gold": 3, "free": 1}
-TOKENS = {"of gold": "gold", "of free": "free", "of nobody": "platinum"}
+TOKENS = {"of gold": "gold", "of free": "free", "of platinum": "platinum"}
 
 
 def checked(request: Any) -> str:
@@ -52,7 +52,7 @@ async def test_what_is_checked_says_which_share_is_charged(serving: Any, tenant:
 async def test_a_tenant_without_a_share_gets_403_and_nothing_runs(serving: Any, path: str, rng: np.random.Generator) -> None:
     item = {"x": row(rng)}
     async with serving(affine_service(affine(rng), shares=SHARES), {"tenant": checked}) as client:
-        status, body, _ = await client.post(item if path == "/m" else {"items": [item]}, path, Authorization="of nobody")
+        status, body, _ = await client.post(item if path == "/m" else {"items": [item]}, path, Authorization="of platinum")
         assert status == 403
         assert body == {
             "error": "UnknownTenantError",
