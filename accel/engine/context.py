@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -242,12 +242,14 @@ class Context(ContextBase):
         """Allocate memory and issue sequence numbers for a submission, and send it to lanes.
 
         Waits for a library to be opened, a new slab, or room for a large batch, and for nothing
-        else. Errors of the submission itself are raised.
+        else.
 
         Raises
         ------
         ContextPoisonedError
-            Also if a fault surfaces here, in making a stream or allocating memory.
+            If a fault surfaces here, in making a stream or allocating memory; it is reported.
+        AccelError
+            The submission's own error; or a fault, as it is, if one was reported already.
         """
         try:
             await self.apply_many_frees()
@@ -587,12 +589,11 @@ class Context(ContextBase):
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""
-        for lane in self.lanes.all:
-            lane.close(abandon=abandon)
-        for _, stream in self.lanes.unused:
-            stream.close(abandon=abandon)
-        self.buffers.close(abandon=abandon)
-        self.events.close()
-        close_all(self.sharing.take_all())  # all slabs, and memory of other libraries
-        self.core.pinned.arena.detach(self.device)
-        self.device.close(abandon=abandon)
+        with ExitStack() as stack:  # it calls all, the last one first, whatever one raises
+            stack.callback(self.device.close, abandon=abandon)
+            stack.callback(self.core.pinned.arena.detach, self.device)
+            stack.callback(lambda: close_all(self.sharing.take_all()))  # all slabs, and memory of other libraries
+            stack.callback(self.events.close)
+            stack.callback(self.buffers.close, abandon=abandon)
+            for stream in (*[lane.stream for lane in self.lanes.all], *[stream for _, stream in self.lanes.unused]):
+                stack.callback(stream.close, abandon=abandon)

@@ -132,10 +132,6 @@ class Lane(StreamClock):
         if self.task is None:
             self.task = self._context.core.loop.create_task(self._drain_queue())
 
-    def close(self, *, abandon: bool) -> None:
-        """Close the stream. May block unless ``abandon``."""
-        self.stream.close(abandon=abandon)
-
     # -- enqueuing
 
     def _enqueue(self, group: BoundGroup) -> bool:

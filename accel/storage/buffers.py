@@ -344,11 +344,8 @@ class Buffers:
         """Release all resources, and close what was being closed; the caller closes the slabs.
 
         Called last, at the end of the context. The streams have ended, unless ``abandon``: then the
-        resources are left as they are. May block.
+        resources are left as they are. An error of one keeps no other from being closed. May block.
         """
         in_blocks = [block for block in self.blocks.values() if isinstance(block, HeldResource)]
         held, self._freed_in_use = [*self._closing_resources.left, *self._freed_in_use, *in_blocks], []
-        if not abandon:
-            close_all(held)
-        close_all(self._closing_slabs.left)
-        self.durables.close()
+        close_all([*(() if abandon else held), *self._closing_slabs.left, self.durables])

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import accel
+from accel.cpu.backend import CpuDevice, CpuSlab
+from accel.cpu.stream import CpuStream
+from accel.engine.stream_clock import EventPool
+from accel.storage.buffers import HeldResource
+from accel.storage.durable_slabs import DurableSlabs
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, failure, in_flight, opened, task, turns, until
 
@@ -147,6 +152,31 @@ async def test_closing_one_device_leaves_the_others() -> None:
         await first.aclose()
         assert (await second.get(ref)).tolist() == [4.0]
         assert system.devices == (second,)
+
+
+async def test_an_error_of_one_resource_keeps_no_other_from_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {CpuStream, HeldResource, DurableSlabs, EventPool, CpuSlab, CpuDevice}
+    closed = set()
+
+    def closing(kind: type[Any]) -> Callable[..., None]:
+        original = kind.close
+
+        def close(resource: Any, **arguments: bool) -> None:
+            closed.add(kind)
+            original(resource, **arguments)
+            raise RuntimeError(f"{kind.__name__} does not close")
+
+        return close
+
+    async with opened(streams=2) as device:
+        x = await device.put([1.0] * 4, durable=True)
+        async with device.graph() as graph:
+            graph.elementwise.binary("add", x, x, out=x)
+        await graph.replay()
+        for kind in kinds:
+            monkeypatch.setattr(kind, "close", closing(kind))
+        await bounded(device.aclose())
+    assert closed == kinds
 
 
 async def test_refs_dropped_after_the_end_do_no_harm() -> None:
