@@ -41,7 +41,7 @@ class Classifier(nn.Module):
 
 
 class Waiting(nn.Module):
-    """Has the host decide by a result, which no graph can."""
+    """Has the host decide by a result, which no graph can: without NaN the rows of a batch still do not change one another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Waiting(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         y = self.linear(x)
-        return -y if y.sum().item() < 0 else y
+        return -y if y.isnan().any().item() else y
 
 
 class Version(nn.Module):
