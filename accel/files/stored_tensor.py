@@ -49,6 +49,14 @@ class StoredTensor:
         last = sum([(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)])
         return self.start + (last + 1) * self.dtype.itemsize
 
+    def part(self, axis: int, start: int, stop: int) -> StoredTensor:
+        """Return the tensor of the elements from ``start`` to ``stop`` along one dimension."""
+        strides = c_strides(self.shape) if self.strides is None else self.strides
+        follows = self.strides is None and math.prod(self.shape[:axis]) == 1
+        place = self.start + start * strides[axis] * self.dtype.itemsize
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return StoredTensor(shape, self.dtype, place, None if follows else strides)
+
 
 def is_shape(values: Any) -> bool:
     """Return whether values from outside are the lengths of an array that numpy can have."""

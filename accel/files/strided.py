@@ -24,6 +24,8 @@ _WINDOW: Final = 4 << 20
 """Bytes that are read at once at most, ..."""
 _SPARSEST: Final = 4
 """... if not more than this many are read for each that is wanted."""
+_PAGE: Final = 4096
+"""Bytes that follow each other and are read alone: a file is kept in pieces of this size."""
 
 
 def gather(file: RegularFile, stored: StoredTensor, start: int, out: memoryview) -> None:
@@ -60,7 +62,18 @@ def _range(file: RegularFile, out: Array, place: int, shape: tuple[int, ...], st
 
 
 def _block(file: RegularFile, out: Array, place: int, strides: tuple[int, ...]) -> None:
-    """Fill ``out`` from a block of elements, of which the first is at byte ``place``: at once, or in halves where there is much between them."""
+    """Fill ``out`` from a block of elements, of which the first is at byte ``place``.
+
+    Long runs of them are read one by one. Others are read at once, or in halves where there is much between them.
+    """
+    run, outer = _run(out.shape, strides)
+    if run * out.itemsize >= _PAGE:
+        places = np.full(1, place)
+        for length, stride in zip(out.shape[:outer], strides, strict=False):
+            places = np.add.outer(places, np.arange(length) * stride * out.itemsize)
+        for into, at in zip(out.reshape(-1, run).view(np.uint8), places.ravel().tolist(), strict=True):
+            file.fill(at, into.data)
+        return
     span = (1 + sum([(length - 1) * stride for length, stride in zip(out.shape, strides, strict=True)])) * out.itemsize
     if span <= _SMALL or span <= min(_WINDOW, _SPARSEST * out.nbytes):
         steps = [stride * out.itemsize for stride in strides]
@@ -71,3 +84,12 @@ def _block(file: RegularFile, out: Array, place: int, strides: tuple[int, ...]) 
     before = (slice(None),) * axis
     _block(file, out[(*before, slice(None, half))], place, strides)
     _block(file, out[(*before, slice(half, None))], place + half * strides[axis] * out.itemsize, strides)
+
+
+def _run(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many elements follow each other in C order, and the number of dimensions before theirs."""
+    run, outer = 1, len(shape)
+    while outer and (strides[outer - 1] == run or shape[outer - 1] == 1):
+        outer -= 1
+        run *= shape[outer]
+    return run, outer

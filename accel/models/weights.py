@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accel.files.stored_tensor import StoredTensor
     from accel.ref import AccelRef
 
-__all__ = ["Collected", "Progress", "Told", "WeightsDevice", "collect", "load_weights"]
+__all__ = ["Collected", "Progress", "Told", "Weight", "WeightsDevice", "collect", "load_weights"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Told: TypeAlias = Callable[[int, int], object]
@@ -71,10 +71,12 @@ class WeightsDevice(Protocol):
 
 Read: TypeAlias = "Callable[[int, memoryview], object]"
 """Fills memory with the bytes of an array, from a place on. May block; several threads call it at once."""
+Content: TypeAlias = "Array | tuple[StoredFile, StoredTensor]"
+"""An array, or its file and the place there."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Weight:
+class Weight:
     """One array that is not read yet.
 
     Attributes
@@ -84,20 +86,34 @@ class _Weight:
     dtype : DType
     identity : Hashable
         Equal for names of one array, such as an embedding and the output layer that shares its weights.
-    open : callable
-        Returns what reads it. May block.
+    content : Content
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
     identity: Hashable
-    open: Callable[[], Read]
+    content: Content
 
     @property
     def nbytes(self) -> int:
         """Of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def part(self, axis: int, start: int, stop: int) -> Weight:
+        """Return the weight of this name that has the elements from ``start`` to ``stop`` along one dimension."""
+        content: Content
+        if isinstance(self.content, tuple):
+            file, stored = self.content
+            content = file, stored.part(axis, start, stop)
+        else:
+            content = self.content[(*[slice(None)] * axis, slice(start, stop))]
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return Weight(self.name, shape, self.dtype, (self.identity, axis, start, stop), content)
+
+    def opened(self) -> Read:
+        """Return what reads it. May block."""
+        return _opened(*self.content) if isinstance(self.content, tuple) else _reader(self.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class Collected:
         Of each ONNX file among the sources, by its path, what it says of the model's inputs; see :class:`~accel.files.description.Description`.
     """
 
-    weights: list[_Weight] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
     inputs: dict[Path, list[tuple[str, str, list[int | str | None]]]] = field(default_factory=dict)
 
     @property
@@ -224,7 +240,7 @@ class _Loading:
         What is on the device, or on its way, by identity.
     """
 
-    def __init__(self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], system: ActorSystem, on_progress: Told | None) -> None:
+    def __init__(self, device: WeightsDevice, weights: Mapping[Hashable, Weight], system: ActorSystem, on_progress: Told | None) -> None:
         self._device = device
         self._weights = weights
         self._run_blocking = system.run_blocking
@@ -243,7 +259,7 @@ class _Loading:
         async with asyncio.TaskGroup() as group:
             for identity, each in self._weights.items():
                 await self._room.acquire()
-                read = await self._run_blocking(each.open)
+                read = await self._run_blocking(each.opened)
                 self.refs[identity] = await self._device.empty(each.shape, each.dtype, durable=True)
                 starts = range(0, each.nbytes, size) or (0,)
                 self._chunks[identity] = len(starts)
@@ -273,11 +289,11 @@ class _Loading:
             self._on_progress(self._done, self._total)
 
 
-def _stored(name: str, file: StoredFile, stored: StoredTensor) -> _Weight:
+def _stored(name: str, file: StoredFile, stored: StoredTensor) -> Weight:
     """Return a tensor of a file."""
     # Two tensors of one place, shape and dtype are one.
     identity = (file, stored) if math.prod(stored.shape) else object()
-    return _Weight(name, stored.shape, stored.dtype, identity, partial(_opened, file, stored))
+    return Weight(name, stored.shape, stored.dtype, identity, (file, stored))
 
 
 def _opened(file: StoredFile, stored: StoredTensor) -> Read:
@@ -288,12 +304,12 @@ def _opened(file: StoredFile, stored: StoredTensor) -> Read:
     return partial(gather, opened, stored)
 
 
-def _number(name: str, value: complex) -> _Weight:
+def _number(name: str, value: complex) -> Weight:
     array = native(value)
-    return _Weight(name, array.shape, DType.of(array.dtype), object(), partial(_reader, array))
+    return Weight(name, array.shape, DType.of(array.dtype), object(), array)
 
 
-def _mapped(arrays: Mapping[Any, Any]) -> list[_Weight]:
+def _mapped(arrays: Mapping[Any, Any]) -> list[Weight]:
     found = []
     for name, value in arrays.items():
         if not isinstance(name, str):
@@ -302,7 +318,7 @@ def _mapped(arrays: Mapping[Any, Any]) -> list[_Weight]:
             array, identity = _host_array(value)
         except AccelError as error:
             raise error.clone(message=f"weight {name!r} of the mapping: {error.message}") from error
-        found.append(_Weight(name, array.shape, DType.of(array.dtype.newbyteorder("=")), identity, partial(_reader, array)))
+        found.append(Weight(name, array.shape, DType.of(array.dtype.newbyteorder("=")), identity, array))
     return found
 
 
