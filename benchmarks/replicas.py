@@ -94,7 +94,7 @@ async def load(device: accel.Device, *, seconds: float, is_slow: bool = False) -
 
 async def choose_products(system: accel.System) -> None:
     """Set ``REPLICAS_PRODUCTS`` so that a batch takes :data:`BATCH_SECONDS` on the first GPU."""
-    count = 64
+    count = 512  # long beside the copies, which are measured with them
     os.environ["REPLICAS_PRODUCTS"] = str(count)
     device = await system.open_device("cuda:0", host="process")
     model = await load(device, seconds=0.0)
