@@ -43,6 +43,7 @@ LAYERS = {
     "expressions": 3,
     "libraries": 3,
     "solvers": 3,
+    "world": 3,  # below the engine, which has its members; ranks are known to it by a protocol
     "storage": 4,
     "engine": 5,
     "functions": 6,
