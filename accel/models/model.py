@@ -155,7 +155,7 @@ class Model:
     @property
     def weights(self) -> dict[str, AccelRef]:
         """The durable refs of the weights that serve, by name."""
-        return dict(self._versions.serving.weights)
+        return dict(self._versions.serving.runner.weights)
 
     @property
     def forwards(self) -> dict[tuple[int, ...], int]:
@@ -493,9 +493,9 @@ class Model:
     async def on(self, device: Any) -> Model:
         """Return the same model, with copies of the weights that serve and their version, on another device."""
         version = self._versions.serving
-        arrays = await self._arrays(version)
+        weights = await self._copied(version)
         versions = self._versions.elsewhere(device)
-        async with versions.coming(arrays, number=version.number, like=version):
+        async with versions.coming(weights, number=version.number, like=version):
             pass
         return Model(self._name, device, self._buckets, versions)
 
@@ -503,15 +503,16 @@ class Model:
         """Serve copies of the weights that ``other`` serves, with their version, unless that version serves already."""
         version = other._versions.serving
         if version.number != self.version:
-            await self.swap(await other._arrays(version), version=version.number)
+            await self.swap(await other._copied(version), version=version.number)
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights, which several models may be swapped to then; reads no elements."""
         return await self._versions.loader.collected(weights)
 
-    async def _arrays(self, version: Version) -> dict[str, Array]:
+    async def _copied(self, version: Version) -> Collected:
+        """Return copies of a version's weights on the host."""
         with version:
-            return {name: await self._device.get(ref) for name, ref in version.weights.items()}
+            return await version.runner.copied()
 
     async def aclose(self) -> None:
         """Let the model go: a swap under way is ended, and calls that run end first. Idempotent. The device's own close does this too.

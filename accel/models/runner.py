@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError, LibraryError
+from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, LibraryError
 from accel.models.examples import Fill, expanded, fill_of
 from accel.models.library import CpuModelLibrary, Describe, Forward, InitialLibrary, ModelLibrary
 from accel.models.outputs import OutputSpecs, flattened
-from accel.models.weights import WeightsDevice
+from accel.models.weights import Collected, WeightsDevice, collect, load_weights
 from accel.ops import Spec
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from accel.actors.system import ActorSystem
     from accel.dtype import DTypeLike
     from accel.libraries.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
     from accel.models.weights import Told
 
-__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "filled", "left"]
+__all__ = ["DeviceRunner", "FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "filled", "left"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Array | AccelRef
@@ -76,8 +77,50 @@ class ModelDevice(WeightsDevice, Protocol):
         """See :meth:`accel.Device.generations`."""
 
 
-class LibraryRunner:
-    """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`.
+class Runner(Protocol):
+    """What runs a model with one set of weights."""
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """Their durable refs, by name."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of its weights on the device, each counted once; where there are several devices, on the first."""
+
+    async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
+        """Put weights on the device, and make the model ready with them, in every bucket.
+
+        After an error :meth:`close` is to be called. ``on_buckets`` is called with how many buckets
+        are ready, and how many there are.
+        """
+
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
+        """Run the model, and return what it returns for these inputs."""
+
+    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+        """Run the model, and return the outputs, which are as ``outputs`` says."""
+
+    async def fetch(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
+    ) -> Sequence[Array]:
+        """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all."""
+
+    async def changed_weight(self) -> str | None:
+        """Return the name of a weight that does not hold what was loaded, if there is one; it is torn from now on."""
+
+    async def copied(self) -> Collected:
+        """Return copies of the weights on the host."""
+
+    async def close(self) -> None:
+        """Let the model and its weights go, however far it was loaded; nothing runs.
+
+        Called again where the device was full, or faulted.
+        """
+
+
+class DeviceRunner:
+    """What a :class:`Runner` has that runs a model on one device; base class.
 
     Parameters
     ----------
@@ -87,47 +130,98 @@ class LibraryRunner:
         Makes the model's adapter.
     buckets
         The model's inputs.
+    system
+        Runs what blocks.
+
+    Attributes
+    ----------
+    weights : dict of str to AccelRef
+        What is on the device.
     """
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets) -> None:
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
         self._device = device
         self._source = source
         self._buckets = buckets
-        self._library = f"model-{next(_numbers)}"
-        self._registered: list[str] = []  # libraries that the device may have
-        self._outputs: tuple[str, ...] = ()  # names, in their order
+        self._system = system
+        self.weights: dict[str, AccelRef] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Runner`."""
+        return sum({ref.buffer: ref.nbytes for ref in self.weights.values()}.values())
+
+    async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
+        """See :class:`Runner`."""
+        await self.put(weights, on_weights)
+        await self.open(on_buckets)
+
+    async def put(self, weights: Collected, on_weights: Told) -> None:
+        """Put weights on the device, and those that the model makes itself: the first half of :meth:`load`."""
+        device, system = self._device, self._system
+        self.weights |= await load_weights(device, weights, system=system, on_progress=on_weights)
+        self.weights |= await load_weights(device, await self.initial(tuple(self.weights)), system=system)
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """Return the arrays that the model needs beside the weights of these names.
 
         They are tables that are no weights, or all of the weights.
         """
+        raise NotImplementedError
+
+    async def open(self, on_buckets: Told) -> None:
+        """Make the model ready with its weights: the second half of :meth:`load`."""
+        raise NotImplementedError
+
+    async def changed_weight(self) -> str | None:
+        """See :class:`Runner`."""
+        for name, ref in {ref.buffer: (name, ref) for name, ref in self.weights.items()}.values():
+            if not await self._device.verify_checksum(ref):
+                return name
+        return None
+
+    async def copied(self) -> Collected:
+        """See :class:`Runner`."""
+        return await collect(self._system, {name: await self._device.get(ref) for name, ref in self.weights.items()})
+
+    async def close(self) -> None:
+        """See :class:`Runner`."""
+        self.weights.clear()
+
+
+class LibraryRunner(DeviceRunner):
+    """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`. The parameters are those of :class:`DeviceRunner`."""
+
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
+        super().__init__(device, source, buckets, system)
+        self._library = f"model-{next(_numbers)}"
+        self._registered: list[str] = []  # libraries that the device may have
+        self._outputs: tuple[str, ...] = ()  # names, in their order
+
+    async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
+        """See :class:`DeviceRunner`."""
         device, library = self._device, f"{self._library}-initial"
         await self._register(library, InitialLibrary, self._source, given)
         made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
         refs = await device.run(Forward(library, (), made.specs({}), made.names))
         arrays = {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
-        await self.close()
+        await self._unregister()
         return arrays
 
-    async def open(self, weights: dict[str, AccelRef], on_progress: Told) -> None:
-        """Make the model ready with its weights, in every bucket.
-
-        The dict is the caller's, who empties it when the weights are to go. ``on_progress`` is
-        called with how many buckets are ready, and how many there are.
-        """
+    async def open(self, on_buckets: Told) -> None:
+        """See :class:`DeviceRunner`."""
         warm = _warm(self._buckets)
-        on_progress(0, len(warm))
+        on_buckets(0, len(warm))
         library = CpuModelLibrary if self._device.info().backend == "cpu" else ModelLibrary
-        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), weights, warm)
-        on_progress(len(warm), len(warm))
+        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), self.weights, warm)
+        on_buckets(len(warm), len(warm))
 
     async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:
         self._registered.append(name)
         await self._device.register_as(name, library, *arguments)
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """Run the model, and return what it returns for these inputs."""
+        """See :class:`Runner`."""
         deadline = deadline_of(timeout)
         made = await self._device.run(Describe(self._library, operands), timeout=timeout)
         found = OutputSpecs.decoded(await self._device.get(made, timeout=left(deadline)))
@@ -135,17 +229,14 @@ class LibraryRunner:
         return found
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """Run the model, and return the outputs, which are as ``outputs`` says."""
+        """See :class:`Runner`."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
             return self._recorded(batch, operands, outputs)
 
     async def fetch(
         self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
     ) -> Sequence[Array]:
-        """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all.
-
-        That is one message to the device, and one back.
-        """
+        """See :class:`Runner`. That is one message to the device, and one back."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
             made = self._recorded(batch, operands, outputs)
             return [batch.get(_first(ref, count)) for ref, count in zip(made, rows, strict=True)]
@@ -156,35 +247,33 @@ class LibraryRunner:
         return made
 
     async def close(self) -> None:
-        """Let the model go, however far it was opened; nothing runs.
+        """See :class:`Runner`."""
+        await self._unregister()
+        await super().close()
 
-        Called again where the device was full, or faulted.
-        """
+    async def _unregister(self) -> None:
         while self._registered:
-            with contextlib.suppress(InvalidArgumentError):  # it could not be registered
+            with contextlib.suppress(InvalidArgumentError, ClosedError):  # it could not be registered, or has gone with the device
                 await self._device.unregister(self._registered[-1])
             self._registered.pop()
 
 
-class FunctionRunner:
-    """Runs a coroutine function of refs, in the process that opened the device. The parameters are those of :class:`LibraryRunner`."""
+class FunctionRunner(DeviceRunner):
+    """Runs a coroutine function of refs, in the process that opened the device. The parameters are those of :class:`DeviceRunner`."""
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets) -> None:
-        self._device = device
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
+        super().__init__(device, source, buckets, system)
         self._function = source.target
         self._name = source.name
-        self._options = source.options
-        self._wanted = source.outputs
-        self._buckets = buckets
-        self._weights: Mapping[str, AccelRef] | None = None
+        self._given: Mapping[str, AccelRef] | None = None  # weights that the function gets
         self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """See :class:`LibraryRunner`: a function has the weights that it is given."""
+        """See :class:`DeviceRunner`: a function has the weights that it is given."""
         return {}
 
-    async def open(self, weights: dict[str, AccelRef], on_progress: Told) -> None:
-        """See :class:`LibraryRunner`.
+    async def open(self, on_buckets: Told) -> None:
+        """See :class:`DeviceRunner`.
 
         Raises
         ------
@@ -192,9 +281,9 @@ class FunctionRunner:
             The function does not take the inputs, the weights or the options.
         """
         parameters = inspect.signature(self._function).parameters
-        if weights or "weights" in parameters:
-            self._weights = MappingProxyType(weights)  # a view: it keeps no weights that are to go
-        names = [*self._buckets.inputs, *self._options, *([] if self._weights is None else ["weights"])]
+        if self.weights or "weights" in parameters:
+            self._given = MappingProxyType(self.weights)  # a view: it keeps no weights that are to go
+        names = [*self._buckets.inputs, *self._source.options, *([] if self._given is None else ["weights"])]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise InvalidArgumentError(
@@ -209,14 +298,14 @@ class FunctionRunner:
                 remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
             ) from None
         warm = _warm(self._buckets)
-        on_progress(0, len(warm))
+        on_buckets(0, len(warm))
         for done, inputs in enumerate(warm, 1):
             await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None)
-            on_progress(done, len(warm))
+            on_buckets(done, len(warm))
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """See :class:`LibraryRunner`."""
-        structure, names, refs = flattened(await self._called(operands, timeout), self._wanted)
+        """See :class:`Runner`."""
+        structure, names, refs = flattened(await self._called(operands, timeout), self._source.outputs)
         for name, ref in zip(names, refs, strict=True):
             if not isinstance(ref, AccelRef):
                 raise InvalidArgumentError(
@@ -226,10 +315,10 @@ class FunctionRunner:
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """See :class:`LibraryRunner`."""
+        """See :class:`Runner`."""
         deadline = deadline_of(timeout)
         put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
-        _, names, refs = flattened(await self._called(tuple(put), left(deadline)), self._wanted)
+        _, names, refs = flattened(await self._called(tuple(put), left(deadline)), self._source.outputs)
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
         wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
@@ -242,13 +331,10 @@ class FunctionRunner:
     async def fetch(
         self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
     ) -> Sequence[Array]:
-        """See :class:`LibraryRunner`."""
+        """See :class:`Runner`."""
         deadline = deadline_of(timeout)
         made = await self.run(operands, outputs, timeout)
         return [await self._device.get(_first(ref, count), timeout=left(deadline)) for ref, count in zip(made, rows, strict=True)]
-
-    async def close(self) -> None:
-        """See :class:`LibraryRunner`."""
 
     async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None) -> Any:
         """Await the function. What it raises itself is the model's error, as it is of a model in a library."""
@@ -268,12 +354,8 @@ class FunctionRunner:
             ) from error
 
     def _arguments(self, inputs: Mapping[str, AccelRef | None]) -> dict[str, Any]:
-        weights = {} if self._weights is None else {"weights": self._weights}
-        return {**self._options, **weights, **inputs}
-
-
-Runner: TypeAlias = LibraryRunner | FunctionRunner
-"""What runs a model with one set of weights."""
+        weights = {} if self._given is None else {"weights": self._given}
+        return {**self._source.options, **weights, **inputs}
 
 
 async def filled(device: ModelDevice, spec: Spec, fill: Fill, timeout: float | None) -> AccelRef:

@@ -13,7 +13,6 @@ import numpy as np
 from accel._log import get_logger
 from accel.errors import (
     AccelError,
-    ClosedError,
     ContextPoisonedError,
     DeviceLostError,
     InvalidArgumentError,
@@ -24,7 +23,7 @@ from accel.errors import (
 from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner
-from accel.models.weights import Collected, collect, load_weights
+from accel.models.weights import Collected, collect
 
 if TYPE_CHECKING:
     from accel.actors.system import ActorSystem
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from accel.models.runner import ModelDevice, Runner
     from accel.models.tensor_spec import Buckets
     from accel.models.weights import Progress
-    from accel.ref import AccelRef
 
 __all__ = ["Version", "VersionLoader"]
 
@@ -69,8 +67,6 @@ class Version:
     number : int
         From 1, counted up by every swap, also after a rollback.
     runner : Runner
-    weights : dict of str to AccelRef
-        Durable.
     relations : Relations
         What its outputs have to do with its inputs.
     """
@@ -79,7 +75,6 @@ class Version:
         self._device = device
         self.number = number
         self.runner = runner
-        self.weights: dict[str, AccelRef] = {}
         self.relations = relations
         self._calls = self._ended = 0
         self._idle = asyncio.Event()
@@ -100,11 +95,6 @@ class Version:
             self._idle.set()
 
     @property
-    def nbytes(self) -> int:
-        """Of its weights, each counted once."""
-        return sum({ref.buffer: ref.nbytes for ref in self.weights.values()}.values())
-
-    @property
     def outputs(self) -> OutputSpecs:
         """What the model returns."""
         return self.relations.outputs
@@ -118,7 +108,7 @@ class Version:
     async def _compare(self) -> None:
         """Look for a weight that the model, or something else, has changed. It is torn, and calls raise that from then on."""
         try:
-            changed = await self.changed_weight()
+            changed = await self.runner.changed_weight()
         except AccelError:  # the device is full, faults or is closed, or a weight is torn: calls are told of that
             return
         if changed is not None:
@@ -129,13 +119,6 @@ class Version:
                 weight=changed,
                 remedy="Weights are only read: have the model change a copy, and swap to good weights.",
             )
-
-    async def changed_weight(self) -> str | None:
-        """Return the name of a weight that does not hold what was loaded, if there is one; it is torn from now on."""
-        for name, ref in {ref.buffer: (name, ref) for name, ref in self.weights.items()}.values():
-            if not await self._device.verify_checksum(ref):
-                return name
-        return None
 
     async def unload(self) -> None:
         """Wait until no call uses it, and let the model and its weights go, however far it was loaded. A device that is full, or faults, is asked again."""
@@ -148,13 +131,10 @@ class Version:
         while True:
             try:
                 await self.runner.close()
-            except ClosedError:  # it has gone with the device
-                break
             except (MailboxFullError, ContextPoisonedError, DeviceLostError) as error:
                 await asyncio.sleep(getattr(error, "retry_after", None) or _PAUSE)
             else:
                 break
-        self.weights.clear()
 
 
 class VersionLoader:
@@ -190,7 +170,7 @@ class VersionLoader:
     def begin(self, number: int) -> Version:
         """Return a version that has nothing yet."""
         make = LibraryRunner if self._source.function is None else FunctionRunner
-        runner = make(self._device, self._source, self._buckets)
+        runner = make(self._device, self._source, self._buckets, self._system)
         relations = Relations(self._device, runner, self._buckets, self._system, self._batch_axis)
         return Version(self._device, number, runner, relations)
 
@@ -203,12 +183,9 @@ class VersionLoader:
 
         After an error the version is to be unloaded.
         """
-        device, runner, system = self._device, version.runner, self._system
         of_weights, of_buckets = [_nothing if on_progress is None else partial(on_progress, stage) for stage in ("weights", "buckets")]
         self._check_room()
-        version.weights |= await load_weights(device, weights, system=system, on_progress=of_weights)
-        version.weights |= await load_weights(device, await runner.initial(tuple(version.weights)), system=system)
-        await runner.open(version.weights, of_buckets)
+        await version.runner.load(weights, of_weights, of_buckets)
         if like is not None:
             await version.relations.adopt(like.relations)
             return
@@ -221,7 +198,7 @@ class VersionLoader:
 
     async def _check_unchanged(self, version: Version) -> None:
         """Refuse a model that has changed its weights while it was warmed up and tried."""
-        changed = await version.changed_weight()
+        changed = await version.runner.changed_weight()
         if changed is not None:
             raise UnsupportedError(
                 f"the model changes its weight {changed!r} when it runs",

@@ -185,7 +185,7 @@ class Versions:
     def _check_room(self, needed: int) -> None:
         """Refuse a version for which there is no memory, before anything is let go."""
         memory = self._device.info().memory
-        used = memory.used - sum(version.nbytes for version in (self.kept, *self._leaving) if version is not None)
+        used = memory.used - sum(version.runner.nbytes for version in (self.kept, *self._leaving) if version is not None)
         if memory.limit is not None and used + needed > memory.limit:
             raise OutOfMemoryError(
                 f"a second set of weights of {needed} bytes does not fit beside the {used} bytes in use",

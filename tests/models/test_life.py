@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel.models import model as model_module
-from accel.models import version
+from accel.models import runner, version
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, until, used
@@ -252,7 +252,7 @@ async def test_closing_while_a_library_opens_is_no_fault(host: Any, tmp_path: Pa
         await bounded(closing)
 
 
-@pytest.mark.parametrize("module", [version, model_module])
+@pytest.mark.parametrize("module", [runner, model_module])
 async def test_closing_the_device_ends_a_load(
     device: accel.Device, module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +262,7 @@ async def test_closing_the_device_ends_a_load(
         begun.set()
         return await never()
 
-    monkeypatch.setattr(module, "load_weights" if module is version else "collect", sticks)
+    monkeypatch.setattr(module, "load_weights" if module is runner else "collect", sticks)
     load = task(loaded(device, rng))
     await bounded(begun.wait())
     await bounded(device.aclose())
