@@ -275,7 +275,7 @@ class Context(ContextBase):
                 with self.opening:
                     await submission.allocate(self, self.lanes.routes[op.library])
             preferred: Lane | None = None
-            while not submission.is_settled:
+            while not submission.future.done():
                 # A fault during a wait ended the submissions in flight; this one is not among them.
                 self.check_alive()
                 if self.dispatch_now(submission, preferred):
@@ -294,10 +294,10 @@ class Context(ContextBase):
                 await self.libraries.open(library)
         lane = self.lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
         while (start := submission.dispatched) < count:
-            if not submission.is_settled:  # a submission that has ended may have released its ops
+            if not submission.future.done():  # a submission that has ended may have released its ops
                 command_counts = self._count_next_chunk(submission, start)
                 await self.wait_for_room(sum(command_counts))
-            if submission.is_settled:
+            if submission.future.done():
                 # No further op is dispatched: nothing will make its results.
                 submission.free_results_from(max(start, submission.committed))
                 return

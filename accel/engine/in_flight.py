@@ -152,12 +152,12 @@ class ContextBase(ABC):
             # the op, and has another key.
             if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
                 self.stall_watch.known_keys.add(submission.duration_key)
-            if submission.tears and not submission.is_settled:
+            if submission.tears and not submission.future.done():
                 self.core.durable.on_rewritten(submission.writes, submission.tears)
             submission.succeed()
         elif not submission.outstanding:
             submission.on_drained()
-        if submission.observed is not None and not submission.outstanding and submission.is_settled:
+        if submission.observed is not None and not submission.outstanding and submission.future.done():
             submission.end_observed(self.core.probes)
         if self.core.workload.changed is not None:
             self.core.workload.wake()

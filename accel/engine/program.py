@@ -478,11 +478,11 @@ class GraphSubmission(OpSubmission):
         refs = program.owned_refs
         for start in range(0, len(refs), CHECK_EVERY):
             chunk = refs[start : start + CHECK_EVERY]
-            while not self.is_settled and not buffers.allocate(chunk, lane):
+            while not self.future.done() and not buffers.allocate(chunk, lane):
                 await buffers.ensure_room([Spec(ref.shape, ref.dtype) for ref in chunk], lane)
             if turn.is_over:
                 await turn.next()
-        if not self.is_settled:
+        if not self.future.done():
             await program.bind(context)
 
     def complete(self) -> None:

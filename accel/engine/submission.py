@@ -156,11 +156,6 @@ class Submission(ABC):
         Called when the caller has gone: its await was cancelled, or its batch failed.
         """
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the future has ended: with a result, an error, the deadline or a cancellation."""
-        return self.future.done()
-
     def succeed(self) -> None:
         """End with the result, unless the future has ended; release the operands either way."""
         future = self.future

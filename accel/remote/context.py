@@ -114,7 +114,7 @@ class RemoteContext(RequestContext):
             self._send_unregistration(submission)
         elif isinstance(submission, GraphSubmission):
             await self.send_graph(submission)
-        elif not submission.is_settled and not self.dispatch_now(submission):
+        elif not submission.future.done() and not self.dispatch_now(submission):
             await self._transfers.send(submission)
 
     async def open(self, library: str) -> None:

@@ -172,7 +172,7 @@ class RequestContext(ContextBase):
             wire_ops.append(self._op_writer.write(op))
             if not len(wire_ops) % CHECK_EVERY and turn.is_over:
                 await turn.next()
-        if submission.is_settled:
+        if submission.future.done():
             return
         self._buffer_nbytes[program.handle.buffer] = 0  # freeing it makes the child drop the graph
         self._buffer_nbytes.update((ref.buffer, ref.nbytes) for ref in program.owned_refs)

@@ -73,7 +73,7 @@ class ArrayTransfers:
         shared = await self._place_array(submission, 0, submission.op, plan)
         if shared is None:  # nothing is left to send
             return
-        if submission.is_settled:
+        if submission.future.done():
             shared.close()
         else:
             self._context.send_op(submission, plan, shared)
@@ -93,7 +93,7 @@ class ArrayTransfers:
                 end = await self._fill_next_message(submission, ops, start, arrays)
                 await context.wait_answered(submission)
                 await context.wait_for_room(min(end - start, limit))
-                if submission.is_settled:
+                if submission.future.done():
                     submission.free_results_from(max(start, submission.committed))
                     break
                 if end > start:
@@ -211,11 +211,11 @@ class ArrayTransfers:
         # Begin only when the messages before are answered, unless the caller has gone by then.
         try:
             await context.wait_answered(submission)
-            result_refs = () if submission.is_settled else context.make_results(submission, index, plan)
+            result_refs = () if submission.future.done() else context.make_results(submission, index, plan)
         except BaseException:
             self._pinned.arena.free(piece)
             raise
-        if submission.is_settled:
+        if submission.future.done():
             self._pinned.arena.free(piece)
             return
         if isinstance(submission, BatchSubmission):
@@ -228,7 +228,7 @@ class ArrayTransfers:
         moved = 0
         try:
             # A put that has begun goes on without its caller: else the buffer would be torn.
-            while failed is None and moved < flat.nbytes and (is_put or not submission.is_settled):
+            while failed is None and moved < flat.nbytes and (is_put or not submission.future.done()):
                 if moved:
                     piece = await self._wait_next_piece(flat.nbytes - moved, submission)
                 shared = self._arrays.in_piece(piece, flat[moved : moved + piece.nbytes])
