@@ -152,11 +152,18 @@ class LaunchGroup:
         The lane calls this before the group is watched. After the last group the batch's operands
         are released.
         """
+        submission, launches = self.submission, self.launches
         self.event = event
-        self.kind = _group_duration_key(self.submission, self.launches)
         self.enqueued_at = perf_counter()
+        # As of a single op: the bytes that move, to the nearest power of two. Of this group alone:
+        # a sum over the whole batch for each group would be quadratic.
+        nbytes = 0
+        for launch in launches:
+            for ref in (*launch.plan.reads, *submission.outputs[launch.index]):
+                nbytes += ref.nbytes
+        self.kind = (submission.kinds[launches[-1].index], len(launches), nbytes.bit_length())
         if self.is_last:
-            self.submission.release_operands()
+            submission.release_operands()
 
     def complete(self) -> None:
         """Retire the ops, and end the batch after its last group, or with the error of failed work.
@@ -354,14 +361,3 @@ BoundOp: TypeAlias = BatchedOp | OpSubmission
 
 BoundGroup: TypeAlias = LaunchGroup | OpSubmission
 """Bound ops of one submission that a lane enqueues in order, with one mark after them."""
-
-
-def _group_duration_key(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:
-    """Return the key of a group's predicted duration.
-
-    It is the last op's kind, the number of ops, and the bytes that they move, to the nearest power
-    of two. Only of this group: a sum over the whole batch for each group would be quadratic.
-    """
-    plans = submission.plans[launches[0].index : launches[-1].index + 1]
-    nbytes = sum([ref.nbytes for plan in plans for ref in plan.reads]) + sum([spec.nbytes for plan in plans for spec in plan.creates])
-    return submission.kinds[launches[-1].index], len(launches), nbytes.bit_length()
