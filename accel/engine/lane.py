@@ -146,7 +146,6 @@ class Lane(StreamClock):
             submission: Submission = group if isinstance(group, OpSubmission) else group.submission
             launches: Sequence[BoundOp] = (group,) if isinstance(group, OpSubmission) else group.launches
             work = submission.observed
-            is_timed = work is not None and work.is_timed
             while self._next_index < len(launches):
                 launch = launches[self._next_index]
                 if (launch.dependencies and self._unenqueued_dependency(launch) is not None) or self._must_offload(launch):
@@ -154,15 +153,12 @@ class Lane(StreamClock):
                 try:
                     # The common case is decided here, because this is on the way of every op.
                     is_plain = not (
-                        launch.dependencies
-                        or self.pending_waits
-                        or launch.injected_fault
-                        or (is_timed and group.span is None)
-                        or submission.future.done()
-                        or context.fault
+                        launch.dependencies or self.pending_waits or launch.injected_fault or submission.future.done() or context.fault
                     )
                     if is_plain or self._prepare_launch(launch, group):
                         submission.launched += 1  # before the call: it may enqueue work and raise
+                        if work is not None and group.span is None:
+                            self._begin_span(group)
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
                 except BaseException as error:
                     self._on_raised(error, launch, group)
@@ -237,6 +233,7 @@ class Lane(StreamClock):
         try:
             if self._prepare_launch(launch, group):
                 group.submission.launched += 1  # before the call, which a cancellation does not end
+                self._begin_span(group)
                 # While a stream is captured, no work of other libraries is marked.
                 capture_scope = captures_of(context.core).capturing() if launch.op.library == _CAPTURE else _NO_CAPTURE
                 call = context.offloaded.call_kernel
@@ -256,7 +253,7 @@ class Lane(StreamClock):
             del launch, group
 
     def _prepare_launch(self, launch: BoundOp, group: BoundGroup) -> bool:
-        """Enqueue the waits of an op, inject its planned fault, and begin to measure its group.
+        """Enqueue the waits of an op, and inject its planned fault.
 
         Not called for an op that needs none of this. Returns whether its kernel is to be called. If
         not, all is done here: the results of a dropped op and of those after it are freed, and an
@@ -271,14 +268,20 @@ class Lane(StreamClock):
                 return False
             if launch.injected_fault is not None:
                 self._inject_fault(launch.injected_fault)
-            telemetry = group.submission.observed
-            if telemetry is not None and telemetry.is_timed and group.span is None and self._timed_stream is not None:
-                group.span = self._timed_stream.begin_span()
         except BaseException as error:
             group.submission.launched += 1  # the waits may be in the stream: the group gets a mark
             self._on_raised(error, launch, group, is_kernel_called=False)
             return False
         return True
+
+    def _begin_span(self, group: BoundGroup) -> None:
+        """Begin to measure the device time of a group, at its first launch, if it is to be measured.
+
+        Called after the waits for other lanes are in the stream: their time is not the group's.
+        """
+        work = group.submission.observed
+        if work is not None and work.is_timed and group.span is None and self._timed_stream is not None:
+            group.span = self._timed_stream.begin_span()
 
     def _inject_fault(self, fault: Injection | AccelError) -> None:
         """Bring about the fault that a :class:`accel.testing.FaultPlan` has planned for an op.
