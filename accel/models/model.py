@@ -280,7 +280,7 @@ class Model:
             relations = version.relations
             known = await relations.known(bucket, None)
             inputs = buckets.stacked(items, known.inputs)
-            arrays = await version.runner.fetch(inputs, known.specs, relations.outputs.leading(rows), None)
+            arrays = await version.runner.fetch(inputs, known.specs, relations.outputs.leading(rows, bucket), None)
             if known.common:
                 relations.check_common(arrays, known)
         results = relations.outputs.rows(arrays, sizes)
@@ -364,7 +364,7 @@ class Model:
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
         if not to_host:
             return outputs.cut(await version.runner.run(operands, known.specs, left(deadline)), sizes)
-        found = await version.runner.fetch(operands, known.specs, outputs.leading(sizes.get(BATCH, 0)), left(deadline))
+        found = await version.runner.fetch(operands, known.specs, outputs.leading(sizes.get(BATCH, 0), bucket), left(deadline))
         version.relations.check_common(found, known)
         return outputs.cut(found, sizes)
 

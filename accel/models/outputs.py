@@ -217,9 +217,10 @@ class OutputSpecs:
         ]
         return f"{self.structure} of {', '.join(each)}"
 
-    def leading(self, rows: int) -> list[int | None]:
-        """Return how much of the first dimension of each array belongs to the first rows of a batch; ``None``: all."""
-        return [None if places is None else rows * places for places in self.places]
+    def leading(self, rows: int, bucket: Sizes) -> list[int | None]:
+        """Return how much of the first dimension of each array belongs to the first rows of a bucket; ``None``: all."""
+        is_full = rows == bucket.get(BATCH, 0)
+        return [None if places is None or is_full else rows * places for places in self.places]
 
     def cut(self, arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
         """Return the parts of the arrays, or refs, that belong to inputs of ``sizes``."""

@@ -239,7 +239,7 @@ class LibraryRunner(DeviceRunner):
         """See :class:`Runner`. That is one message to the device, and one back."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
             made = self._recorded(batch, operands, outputs)
-            return [batch.get(_first(ref, count)) for ref, count in zip(made, rows, strict=True)]
+            return [batch.get(ref if count is None else ref[:count]) for ref, count in zip(made, rows, strict=True)]
 
     def _recorded(self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...]) -> tuple[AccelRef, ...]:
         refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
@@ -334,7 +334,10 @@ class FunctionRunner(DeviceRunner):
         """See :class:`Runner`."""
         deadline = deadline_of(timeout)
         made = await self.run(operands, outputs, timeout)
-        return [await self._device.get(_first(ref, count), timeout=left(deadline)) for ref, count in zip(made, rows, strict=True)]
+        return [
+            await self._device.get(ref if count is None else ref[:count], timeout=left(deadline))
+            for ref, count in zip(made, rows, strict=True)
+        ]
 
     async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None) -> Any:
         """Await the function. What it raises itself is the model's error, as it is of a model in a library."""
@@ -373,10 +376,6 @@ def deadline_of(timeout: float | None) -> float | None:
 def left(deadline: float | None) -> float | None:
     """Return the seconds until a deadline; with none left, as little as the device takes for an answer."""
     return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)
-
-
-def _first(ref: AccelRef, count: int | None) -> AccelRef:
-    return ref if count is None or count == ref.shape[0] else ref[:count]
 
 
 def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, Fill]]]:

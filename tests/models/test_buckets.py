@@ -208,7 +208,8 @@ def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(rng: np.ran
     assert [str(dim) for dim in shapes[3] + shapes[4]] == ["3*batch", "2*length", "2", "batch", "(length+1)//2"]
     wanted = ((16,), (2, "length", "length"), ("length",), (3, Follows("length", 2)), (2, Follows("length", 1, 1, 2)), shapes[5])
     assert specs.item_shapes == wanted
-    assert specs.leading(2) == [2, 2, None, 6, None, None]
+    assert specs.leading(2, {"batch": 5}) == [2, 2, None, 6, None, None]
+    assert specs.leading(5, {"batch": 5}) == [None] * 6
     arrays = [rng.standard_normal(each.shape).astype(np.float32) for each in specs.specs({"batch": 5, "length": 9})]
     assert [each.shape for each in arrays] == [(5, 16), (5, 2, 9, 9), (9, 5), (15, 18), (2, 5, 5), (4, 10)]
     cut = specs.cut(arrays, {"batch": 3, "length": 6})
