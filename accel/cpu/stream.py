@@ -140,14 +140,13 @@ class CpuStream:
         is_op
             Whether the work belongs to the op that is being enqueued.
         """
-        number = self._number if is_op else _no_op
         if self._span is not None and is_op:
             work = partial(self._span.run, work)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.clone()
             if self._active or cost >= INLINE_LIMIT:
-                self._queue.append((work, keep, number()))
+                self._queue.append((work, keep, self._number() if is_op else _NO_OP))
                 self._submitted += 1
                 if not self._active:
                     self._active = True
@@ -158,7 +157,7 @@ class CpuStream:
         try:
             work()
         except BaseException as error:
-            op, leaves = number(), isinstance(error, (KeyboardInterrupt, SystemExit))
+            op, leaves = self._number() if is_op else _NO_OP, isinstance(error, (KeyboardInterrupt, SystemExit))
             if op == _NO_OP or not leaves:
                 self._failed(error, op)
             if leaves:  # the work is half done, and the caller must still be told

@@ -148,11 +148,12 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         if self._state != "new":
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
         self._sender.guard()
-        if not self._core.is_ready:
+        refs = self._core.refs
+        if not refs.live_generation:
             deadline = self._sender.deadline_after(self._timeout)
             await self._sender.wait_ready(self._timeout)
             self._timeout = self._sender.seconds_left(deadline)
-        self._ops.generation = self._core.refs.live_generation
+        self._ops.generation = refs.live_generation
         self._state = "recording"
         for name, namespace in self._families.items():
             setattr(self, name, self.family(namespace))
