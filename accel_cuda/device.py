@@ -26,12 +26,14 @@ from accel_cuda.families.kernels.bench import BENCH, bench_kernels
 from accel_cuda.families.programs import Programs
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
     from accel import DeviceDescription, DType
     from accel.backend import Injection, Kernel
     from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.core.driver import Driver
+    from accel_cuda.core.nccl import Nccl, NcclGroup
 
 __all__ = ["CudaDevice"]
 
@@ -45,6 +47,8 @@ class CudaDevice(CudaContext):
         The size of a slab in bytes is a multiple of it.
     shares_processor : bool
         ``False``: the work runs on the GPU.
+    launch_blocks : bool
+        ``True``: see :class:`accel.world.group.FormsGroups`.
     capabilities : mapping
         All that there are, and what libraries offer that are installed.
     scratch, commands : dict
@@ -58,6 +62,7 @@ class CudaDevice(CudaContext):
     """
 
     shares_processor: bool = False
+    launch_blocks: bool = True
     capabilities: Mapping[str, frozenset[DType]]
     queue_limit: int = QUEUE_LIMIT
 
@@ -141,6 +146,20 @@ class CudaDevice(CudaContext):
         """See :class:`accel.backend.TakesScratch`. May block."""
         self.check_open()
         self.families.measure_scratch(op)
+
+    def unique_id(self) -> bytes:
+        """Return the id of a communicator; see :class:`accel.world.group.FormsGroups`. May block."""
+        self.check_open()
+        return self._nccl().unique_id()
+
+    def join(self, unique_id: bytes, rank: int, size: int, deadline: float, revoked: threading.Event) -> NcclGroup:
+        """Join a communicator; see :class:`accel.world.group.FormsGroups`. Blocks until all ranks have joined."""
+        self.check_open()
+        return self._nccl().join(unique_id, rank, size, deadline, revoked)
+
+    def _nccl(self) -> Nccl:
+        nccl: Nccl = self.families.states["collective"].loaded()
+        return nccl
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

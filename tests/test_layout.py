@@ -30,7 +30,8 @@ MAX_FUNCTION_LINES = 60
 
 VOCABULARY = (
     *("errors", "dtype", "ref", "views", "dlpack", "exchange", "hints", "shortage", "sparse_ref"),
-    *("backend", "family", "registry", "enums", "values", "rendezvous", "fork", "_log", "_startup", "_child", "_version", "telemetry"),
+    *("backend", "family", "registry", "enums", "values", "rendezvous", "semaphore", "fork"),
+    *("_log", "_startup", "_child", "_version", "telemetry"),
 )
 # A higher number may import a lower one, for typing too. Rooms of one layer may import each other in one direction only.
 LAYERS = {
@@ -68,7 +69,7 @@ OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4, "": 5}
 # What each tree may import of the others.
 BELOW = {"accel": set(), "accel_cuda": {"accel"}, "examples": {"accel"}, "benchmarks": {*PACKAGES, "examples"}, "tests": {*SOURCES}}
-CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "nvtx", "pynvml"}
+CUDA = {"accel_cuda", "cuda", "cupy", "nccl", "nvmath", "nvtx", "pynvml"}
 # Frameworks of models: imported by adapters, and by what reads a state dict.
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
 MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights", "accel.files.onnx")

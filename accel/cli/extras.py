@@ -28,6 +28,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "dnn": {"cudnn": "nvidia-cudnn-frontend"},
     "sparse-direct": {"cudss": "nvidia-cudss-cu13"},
     "tensor": {"cutensor": "cutensor-cu13"},
+    "nccl": {"nccl": "nccl4py"},
     "torch": {"torch": "torch"},
     "onnx": {"onnxruntime": "onnxruntime"},
     "notebook": {"cloudpickle": "cloudpickle"},

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.semaphore import Semaphore
 from accel.completion.signalled import SignalledWatcher
 from accel.completion.strategy import CompletionStrategy, check_seconds
 from accel.completion.threads import start_thread, wait_ended
+from accel.semaphore import Semaphore
 
 if TYPE_CHECKING:
     import asyncio

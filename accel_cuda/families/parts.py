@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse, tensor
+from accel_cuda.families import arrays, blas, collective, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,5 +27,6 @@ PARTS: Mapping[str, CudaPart] = {
     "fft": fft.PART,
     "rng": rng.PART,
     "sparse": sparse.PART,
+    "collective": collective.PART,
 }
 """Name of a family -> the CUDA backend's part."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import uvloop
 
-from accel.completion.semaphore import Semaphore
 from accel.completion.timer import LoopTimer, TimerfdTimer, create_timer
 from accel.errors import UnsupportedError
+from accel.semaphore import Semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.backend import Injection
-from accel.completion.semaphore import Semaphore
 from accel.errors import AccelError, ClosedError, FaultScope
+from accel.semaphore import Semaphore
 from accel.testing.conformance.device_harness import PATIENCE, until
 
 if TYPE_CHECKING:
