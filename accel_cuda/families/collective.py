@@ -1,4 +1,4 @@
-"""The ``collective`` family on a GPU: NCCL. Its kernels are the world's, which launch in the groups that a context has joined."""
+"""Collectives on a GPU: NCCL. Their kernels are the world's, which launch in the groups that a context has joined."""
 
 from __future__ import annotations
 

@@ -29,4 +29,4 @@ PARTS: Mapping[str, CudaPart] = {
     "sparse": sparse.PART,
     "collective": collective.PART,
 }
-"""Name of a family -> the CUDA backend's part."""
+"""Name of a family -> the CUDA backend's part; and of collectives, which only a world sends."""
