@@ -32,10 +32,10 @@ ILLEGAL_ADDRESS, DESTROYED = 700, 709
 E = TypeVar("E", bound=Exception)
 
 
-def run_program(name: str, *arguments: str, module: str = "tests.accel_cuda.cuda_programs") -> None:
+def run_program(name: str, *arguments: str, module: str = "tests.accel_cuda.cuda_programs", timeout: float = 55) -> None:
     """Run a program and fail unless it ends well; called by the tests."""
     command = [sys.executable, "-X", "faulthandler", "-m", module, name, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     print(done.stdout)
     assert done.returncode == 0, f"{name} {arguments} ended with {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
