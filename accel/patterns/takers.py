@@ -33,6 +33,9 @@ __all__ = ["Takers"]
 _AGAIN, _SOON = 0.05, 0.001
 """The most and the fewest seconds until a taker is looked for again: one that is late, stalled or not ready tells nothing."""
 
+_SAME = 0.001
+"""Seconds that two ends may differ and count as one: then the first taker with room takes, and others sleep while one suffices."""
+
 
 class Takers:
     """Several takers of one queue, or one.
@@ -130,27 +133,35 @@ class Takers:
     def next(self, root: RootTask) -> Taker | None:
         """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
 
-        Where it is busy, one that has room is returned if there are items that it alone may take. One that fails whatever it is given comes last: it would
-        be the first always, sooner than others answer. A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be ready
-        again one is returned all the same: what keeps it from that is told to each item by the handler. One that is paused takes what no other one may take
-        now.
+        Of those that would end it at about the same time it is the first in the list with room. Where it is
+        busy, one that has room is returned if there are items that it alone may take. One that fails whatever
+        it is given comes last: it would be the first always, sooner than others answer. A device that is
+        being rebuilt, does not answer or is drained takes nothing. Where none will be ready again one is
+        returned all the same: what keeps it from that is told to each item by the handler. One that is paused
+        takes what no other one may take now.
         """
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
             return None if taker.is_away and self._await(self.all, root) else taker
         self._rehome()
         takers = [taker for taker in self.all if not taker.is_draining and self._queue.has(taker)]
-        ready = [taker for taker in takers if taker.state is DeviceState.READY and not taker.is_awaited]
+        ready = [taker for taker in takers if not taker.is_awaited and taker.state is DeviceState.READY]
         if not ready:
             away = [taker for taker in takers if taker.is_away]
             return None if (away and self._await(away, root)) or not takers else takers[0]
+        if not any(taker.room for taker in ready):
+            return ready[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
-        pauses = {taker: taker.is_paused and not self._queue.has_own(taker) for taker in ready}
-        in_order = sorted(ready, key=lambda taker: (pauses[taker], taker.is_failing(now), taker.expected_end(now, usual), taker.in_flight))
-        first = next((taker for taker in in_order if not taker.is_stalled), None)
+
+        def rank(taker: Taker) -> tuple[bool, bool, float, bool]:
+            pauses = taker.is_paused and not self._queue.has_own(taker)
+            return pauses, taker.is_failing(now), (taker.expected_end(now, usual) - now) // _SAME, not taker.room
+
+        answering = (taker for taker in sorted(ready, key=rank) if not taker.is_stalled)
+        first = next(answering, None)
         if first is None or first.room:
             return first
-        return next((taker for taker in in_order if taker.room and self._queue.has_own(taker) and not taker.is_stalled), first)
+        return next((taker for taker in answering if self._queue.has_own(taker) and taker.room), first)
 
     def soon(self, taker: Taker | None) -> float:
         """Return in how many seconds to look again which of several takers is :meth:`next`, where that is ``taker``, and it is busy."""
@@ -166,7 +177,7 @@ class Takers:
     def _rehome(self) -> None:
         """Give the keyed items of takers that are gone to others."""
         for taker in self.all:
-            if (taker.is_draining or taker.is_gone) and self._queue.has_own(taker):
+            if self._queue.has_own(taker) and (taker.is_draining or taker.is_gone):
                 self._queue.rehome(taker, self.home)
 
     def _await(self, takers: list[Taker], root: RootTask) -> bool:
