@@ -55,6 +55,7 @@ else:
         ProcessHost,
         SpareInfo,
         System,
+        World,
         kernel,
         kernel_op,
         open_device,
@@ -85,6 +86,7 @@ else:
         StaleRefError,
         UnknownTenantError,
         UnsupportedError,
+        WorldChangedError,
     )
     from accel.expressions import Array, LazyArrayError, evaluate
     from accel.models import Model, TensorSpec
@@ -184,6 +186,8 @@ __all__ = [
     "UnknownTenantError",
     "UnsupportedError",
     "ViewToken",
+    "World",
+    "WorldChangedError",
     "__version__",
     "evaluate",
     "kernel",

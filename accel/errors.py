@@ -4,6 +4,7 @@
 
     AccelError
     |- ContextPoisonedError           the context died while (or before) the op ran
+    |  `- WorldChangedError           a world lost a rank, and goes on in its next epoch
     |- OutOfMemoryError               (MemoryError) no room for a buffer, or a shortage of the operating system
     |- DeviceLostError                the device is gone for good, or was given up
     |- StaleRefError                  the ref names memory that is no longer there
@@ -60,6 +61,7 @@ __all__ = [
     "StaleRefError",
     "UnknownTenantError",
     "UnsupportedError",
+    "WorldChangedError",
 ]
 
 
@@ -225,6 +227,27 @@ class ContextPoisonedError(AccelError):
         super().__init__(message, **fields)
         self.executed = executed
         self.suspects = suspects
+
+
+class WorldChangedError(ContextPoisonedError):
+    """A world has lost a rank, or its communicator, so that a collective did not run, or not on all ranks.
+
+    The world goes on in its next epoch; devices that were not lost keep their generation and their refs.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that were lost or have failed; empty where that is not known.
+    epoch : int or None
+        The epoch that has ended.
+    """
+
+    default_remedy = "The world forms anew: make again what was on the lost ranks, and send the collective again."
+
+    def __init__(self, message: str = "", *, ranks: tuple[int, ...] = (), epoch: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.ranks = ranks
+        self.epoch = epoch
 
 
 class OutOfMemoryError(AccelError, MemoryError):

@@ -15,6 +15,7 @@ from accel.backend import DeviceDescription
 from accel.cpu.context import CpuContext
 from accel.cpu.exchange import CpuExchange
 from accel.cpu.families.digest import checksum
+from accel.cpu.group import CpuGroup, Rendezvous
 from accel.cpu.parts import PARTS
 from accel.cpu.stream import CpuEvent, CpuStream
 from accel.enums import CAPABILITIES
@@ -86,15 +87,19 @@ class CpuDevice:
         ``True``.
     capabilities : mapping
         All that there are.
+    launch_blocks : bool
+        ``False``: a collective is work of a stream like any other.
     """
 
     granularity: int = 1 << 16
     shares_processor: bool = True
     capabilities: Mapping[str, frozenset[DType]] = CAPABILITIES
+    launch_blocks: bool = False
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
         self._context = CpuContext(description.spec, description.memory)
+        self._rendezvous = Rendezvous()
         self._lock = threading.Lock()
         self._streams = 0
         self._is_closed = False
@@ -159,6 +164,14 @@ class CpuDevice:
         """Create what takes other libraries' arrays in this process's memory."""
         return CpuExchange(self._context)
 
+    def unique_id(self) -> bytes:
+        """Return an id for a group of devices of this machine; see :class:`accel.world.group.FormsGroups`."""
+        return self._rendezvous.unique_id()
+
+    def join(self, unique_id: bytes, rank: int, size: int, deadline: float, revoked: threading.Event) -> CpuGroup:
+        """Join a group; see :class:`accel.world.group.FormsGroups`."""
+        return self._rendezvous.join(unique_id, rank, size, deadline, revoked)
+
     def check_alive(self, stream: CpuStream) -> None:
         """Raise the context's fault, if it has one; see :class:`accel.backend.ChecksAlive`."""
         if self._context.fault is not None:
@@ -187,6 +200,7 @@ class CpuDevice:
         """
         with self._lock:
             self._is_closed = True
+        self._rendezvous.close()
         for stream in self._context.streams():
             stream.close(abandon=abandon)
 

@@ -9,6 +9,7 @@ from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
 from accel.device.pool import Link, Pool, PoolHealth
 from accel.device.system import System, open_device
+from accel.device.world import World
 from accel.engine.hosts import InlineHost, ProcessHost
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
@@ -41,6 +42,7 @@ __all__ = [
     "ProcessHost",
     "SpareInfo",
     "System",
+    "World",
     "kernel",
     "kernel_op",
     "open_device",

@@ -18,6 +18,7 @@ from accel.device.info import DeviceHealth, DeviceInfo, health, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_methods import MemoryMethods
 from accel.device.model_methods import ModelMethods
+from accel.device.rank import DeviceRank
 from accel.device.telemetry_methods import TelemetryMethods, monitor_of
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
@@ -524,6 +525,10 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                 if not core.home.is_inherited:
                     await core.pinned.aclose()
                 await core.disposal.aclose()
+
+    def as_rank(self) -> DeviceRank:
+        """Return the device as a rank, for a :class:`~accel.World`."""
+        return DeviceRank(self._core, self._sender, self._host)
 
     def adopt_system(self, system: ActorSystem) -> None:
         """Have :meth:`aclose` close the device's own system too, for :func:`accel.open_device`.

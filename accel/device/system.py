@@ -9,15 +9,17 @@ import itertools
 import time
 from collections.abc import Iterator
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, cast
 
 from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
+from accel.device.epochs import Epochs
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
 from accel.device.info import info_as_json
 from accel.device.pool import Pool, all_or_nothing
 from accel.device.quarantine import set_quarantine_options
+from accel.device.world import World
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.device_actor import DeviceActor
@@ -38,11 +40,11 @@ from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
 from accel.telemetry import Probes
-from accel.values import check_count
+from accel.values import check_choice, check_count, check_seconds
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from accel.completion import CompletionName, CompletionStrategy
     from accel.engine.hosts import HostOption
@@ -98,6 +100,8 @@ class System(ActorSystem):
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []  # those that may not be closed yet
         self._opening: dict[DeviceCore, str] = {}  # without a first context yet -> where it is made
+        self._worlds: list[World] = []  # those that may not be closed yet
+        self._opened_worlds = 0
         self._opened = 0  # devices so far, which numbers their actors
         # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
@@ -307,6 +311,87 @@ class System(ActorSystem):
         ordered = {spec: iter([device for device in by_name if bare[device] == spec]) for spec in bare.values()}
         return Pool(self, [next(ordered[bare[device]]) for device in opened], options)
 
+    async def open_world(
+        self,
+        spec: str | Iterable[str] | Sequence[Device] = "auto",
+        *,
+        ranks: int | None = None,
+        on_loss: Literal["replace", "shrink"] = "replace",
+        hang_timeout: float | None = None,
+        join_timeout: float = 10.0,
+        pending_limit: int = 256,
+        overload: Literal["wait", "reject"] = "wait",
+        **options: Any,
+    ) -> World:
+        """Open several devices as the ranks of one world, and return it once they have joined.
+
+        Parameters
+        ----------
+        spec
+            As for :meth:`open_pool`; or devices of this system, or a pool, which stay open when the
+            world is closed. Several worlds may have the same devices.
+        ranks
+            How many; as ``count`` of :meth:`open_pool`.
+        on_loss
+            What follows the loss of a rank: ``"replace"``, its device comes back and joins again;
+            ``"shrink"``, the others go on without it, and are counted anew.
+        hang_timeout
+            Seconds that a collective may take, what it waits for included; after that the ranks that
+            have not reached it are killed and replaced. ``None``: as long as it takes.
+        join_timeout
+            Seconds in which all ranks must join a communicator.
+        pending_limit
+            Collectives, and batches of them, that may be in flight.
+        overload
+            What happens to further ones: as for :meth:`open_device`.
+        **options
+            Of :meth:`open_device`, for all devices. ``host`` is ``"process"`` where it is left out:
+            each rank then dies alone. A ``standby=`` makes replacing a rank fast.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an option is wrong.
+        UnsupportedError
+            If the devices' backend has no collectives.
+        AccelError
+            As :meth:`open_pool`; or the ranks do not come together. Then none is open.
+        """
+        self._check_open("opens no more worlds")
+        check_choice("on_loss", on_loss, "replace", "shrink")
+        check_choice("overload", overload, "wait", "reject")
+        check_count("pending_limit", pending_limit)
+        check_seconds(join_timeout=join_timeout, hang_timeout=hang_timeout or 0.0)
+        given = () if isinstance(spec, str) else tuple(spec)
+        owns_devices = not (given and all(isinstance(device, Device) for device in given))
+        if owns_devices:
+            options = {"host": "process", **options}
+            devices: Sequence[Any] = await self.open_pool(cast("Any", given or spec), count=ranks, **options)
+        elif options or ranks not in (None, len(given)) or len(set(given)) < len(given) or not set(given) <= set(self.devices):
+            raise InvalidArgumentError("a world of devices takes each once, of its own system, and no options of theirs")
+        else:
+            devices = given
+        members = [device.as_rank() for device in devices]
+        self._opened_worlds += 1
+        epochs = Epochs(
+            self._opened_worlds,
+            members,
+            self.probes,
+            on_loss=on_loss,
+            hang_timeout=hang_timeout,
+            join_timeout=join_timeout,
+            limit=pending_limit,
+            waits=overload == "wait",
+        )
+        world = World(epochs, devices, members, owns_devices=owns_devices)
+        self._worlds = [*(other for other in self._worlds if other.state is not DeviceState.CLOSED), world]
+        try:
+            await epochs.open()
+        except BaseException:
+            await world.aclose()
+            raise
+        return world
+
     async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
         """Spawn the actor of a device, and return the device once its first context is ready.
 
@@ -404,6 +489,8 @@ class System(ActorSystem):
         If one raises, or this is cancelled, the closes that have not ended are cancelled. See
         :meth:`ActorSystem._close_resources`.
         """
+        for world in self._worlds:
+            await world.leave()
         timeout = max(0.0, deadline - self.loop.time())
         # Not the whole time: what has not ended then must be released within the deadline too.
         close_tasks = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]

@@ -1,7 +1,6 @@
 """One generation of a device: its lanes and its memory, and the dispatch of ops to the lanes.
 
-Everything here runs on the loop's thread; calls that may block go to ``run_blocking``. A context
-that has faulted is never used again.
+Everything here runs on the loop's thread; calls that may block go to ``run_blocking``.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from accel.ops import Free
 from accel.storage.buffers import Buffers
 from accel.storage.closing import close_all
 from accel.storage.durable_slabs import DurableSlabs
+from accel.world.member import Members
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -92,11 +92,10 @@ class Context(ContextBase):
     Attributes
     ----------
     lanes : Lanes
-        The lanes, one a stream.
     libraries : Libraries
-        Opens and closes libraries.
     registered : dict of str to RegisteredLibrary
         The registered libraries that are open.
+    members : Members
     opening : context manager
         Entered while a library is opened or memory is made, for which ops wait. A child reports
         such times to its parent, which then allows it more time.
@@ -124,6 +123,7 @@ class Context(ContextBase):
         self.kernels = KernelTable(core, device, self.scratch)
         self._kernel_cache = self.kernels.cache
         self.registered = self.kernels.registered
+        self.members = Members(device, core.system.run_blocking, self.kernels.add_part)
         self.offloaded = OffloadedCalls(self.registered)
         self.opening: AbstractContextManager[object] = nullcontext()
         self.sharing = share(self)
@@ -585,6 +585,7 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
+        self.members.close()
         self.offloaded.close(lambda: self._release_all(abandon), wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:

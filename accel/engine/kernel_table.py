@@ -124,6 +124,11 @@ class KernelTable:
             return True
         return self._device.may_block(lane, op)
 
+    def add_part(self, library: str, part: BackendPart) -> None:
+        """Add the kernels of a library that is neither the backend's nor registered."""
+        self.parts[library] = part
+        self.may_block = self._may_block
+
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph.
 

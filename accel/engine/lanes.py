@@ -50,11 +50,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Lanes", "make_streams"]
 
-_DEDICATED = frozenset({"graph", "capture", "compiler"})
+_COLLECTIVE = "collective"
+
+_DEDICATED = frozenset({"graph", "capture", "compiler", _COLLECTIVE})
 """Built-in libraries with a lane of their own.
 
 Replays keep one stream. So do kernels of users, whose modules may have state in device memory.
-While a stream is captured, whatever is enqueued there becomes a part of the graph.
+While a stream is captured, whatever is enqueued there becomes a part of the graph. Collectives of
+all worlds come in one order on all devices, so that none waits for another in a circle.
 """
 
 _BATCH, _MEMORY = "batch", "memory"
@@ -235,15 +238,15 @@ class Lanes:
     def choose_for_batch(self, batch: BatchSubmission, registered: Collection[str], blocks: Mapping[int, Block | HeldResource]) -> Lane:
         """Return the lane of a batch, which is one for all of its ops.
 
-        Ops of one registered library, and copies for them, go where its other ops do. Batches with
-        other libraries that are not pooled go to the pool's first lane. So does a batch that has
-        ended: it has no plans any more.
+        Ops of one registered library, and copies for them, go where its other ops do; and so do
+        collectives. Batches with other libraries that are not pooled go to the pool's first lane. So
+        does a batch that has ended: it has no plans any more.
         """
         if batch.chunks and (lane := self._as_pool_lane(batch.chunks[0][0])) is not None:
             return lane  # that of the ops that were dispatched already
         libraries = set(batch.libraries) - {_MEMORY}
         if not libraries.issubset(self.pooled_libraries):
-            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset(registered) else self.pool[0]
+            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset((*registered, _COLLECTIVE)) else self.pool[0]
         return self.choose(libraries & self.workspace_libraries, batch.plans[0], blocks) if batch.plans else self.pool[0]
 
     def _as_pool_lane(self, writer: Timeline) -> Lane | None:

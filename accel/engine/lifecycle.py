@@ -35,7 +35,9 @@ class DeviceState(enum.Enum):
 
 
 class Lifecycle:
-    """A device's state machine. Only the loop's thread changes it.
+    """The state machine of a device, or of a world, whose generations are its epochs.
+
+    Only the loop's thread changes it.
 
     Attributes
     ----------
@@ -50,10 +52,11 @@ class Lifecycle:
         Called after each change of state.
     """
 
-    __slots__ = ("_changed", "_loop", "_probes", "cause", "generation", "listeners", "losses", "name", "state")
+    __slots__ = ("_called", "_changed", "_loop", "_probes", "cause", "generation", "listeners", "losses", "name", "state")
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, probes: Probes) -> None:
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, probes: Probes, *, kind: str = "device") -> None:
         self.name = name
+        self._called = f"{kind} {name}"
         self._probes = probes
         self.state = DeviceState.STARTING
         self.generation = 0
@@ -103,12 +106,12 @@ class Lifecycle:
     def final_error(self) -> AccelError:
         """Return a new error that says why no more work is taken."""
         if self.state is DeviceState.CLOSED:
-            return ClosedError(f"device {self.name} is closed", device=self.name, generation=self.generation)
+            return ClosedError(f"{self._called} is closed", device=self.name, generation=self.generation)
         return self._lost_error()
 
     def _lost_error(self) -> DeviceLostError:
         """Return a new error that says that the device is lost, with the fault as its cause."""
-        error = DeviceLostError(f"device {self.name} is lost", device=self.name, generation=self.generation)
+        error = DeviceLostError(f"{self._called} is lost", device=self.name, generation=self.generation)
         if self.cause is not None:
             error.code = self.cause.code
             error.__cause__ = self.cause.clone()

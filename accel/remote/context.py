@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class RemoteContext(RequestContext):
     def __init__(self, core: DeviceCore, owner: ContextOwner, copy_off_loop: Callable[[CopyCall, CopyDone], None], link: Link) -> None:
         super().__init__(core, owner, copy_off_loop, link)
         self.sharing = NoSharing(core.name)
+        self.members = RemoteMembers(self)
         self._transfers = ArrayTransfers(self, self._arrays)
 
     def dispatch_now(self, submission: OpSubmission) -> bool:
@@ -167,7 +169,7 @@ class RemoteContext(RequestContext):
 
         See :class:`~accel.device.compiler.CompilesRemotely`.
         """
-        layout = await self.ask(Kind.COMPILE, pickle.dumps(kernel))
+        layout: KernelLayout | None = await self.ask(Kind.COMPILE, pickle.dumps(kernel))
         if layout is None:
             self.report_fault(
                 ProtocolError(f"the child of {self.core.name} says that it has compiled a kernel, and not what the kernel is")
@@ -212,6 +214,40 @@ class RemoteContext(RequestContext):
         """Fail everything that waits for the child, or for shared memory to send an op to it."""
         self._transfers.on_context_over()
         super().fail_all(error)
+
+
+class RemoteMembers:
+    """The ranks of worlds that the child is; see :class:`accel.world.member.Members`.
+
+    What the child answers is checked by value.
+    """
+
+    def __init__(self, context: RemoteContext) -> None:
+        self._context = context
+
+    async def unique_id(self) -> str:
+        """See :meth:`accel.world.member.Members.unique_id`."""
+        answer = await self._call("unique_id")
+        if not isinstance(answer, str):
+            raise self._meaningless(answer)
+        return answer
+
+    async def join(self, *place: Any) -> None:
+        """See :meth:`accel.world.member.Members.join`."""
+        await self._call("join", *place)
+
+    async def revoke(self, world: int, epoch: int) -> int:
+        """See :meth:`accel.world.member.Members.revoke`."""
+        answer = await self._call("revoke", world, epoch)
+        if type(answer) is not int:
+            raise self._meaningless(answer)
+        return answer
+
+    async def _call(self, *call: Any) -> object:
+        return await self._context.ask(Kind.WORLD, json.dumps(call).encode())
+
+    def _meaningless(self, answer: object) -> ProtocolError:
+        return ProtocolError(f"the child of {self._context.core.name} is a rank of a world, and answered {answer!r:.80}")
 
 
 class NoSharing:

@@ -172,6 +172,13 @@ def _check_names(value: object) -> tuple[str, ...]:
     return tuple([_check_name(name) for name in value[:_MAX_NAMES]])
 
 
+def _check_ranks(value: object) -> tuple[int, ...]:
+    """Return numbers of ranks."""
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{value!r:.80} is not a list")
+    return tuple([_check_int(number) for number in value[:_MAX_NAMES]])
+
+
 def _check_info(value: object) -> int | tuple[int, ...]:
     """Return the ``info`` of a matrix, or of a stack of matrices, the first 4,096."""
     return tuple([_check_int(number) for number in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _check_int(value)
@@ -217,8 +224,24 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "output": _check_name,
     "argument": _check_name,
     "retry_after": _check_real,
+    "ranks": _check_ranks,
+    "epoch": _check_int,
 }
 """Field -> the check of its values, which cuts long ones. FaultScope travels as a number."""
 
-_REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info", "hung", "kind", "remembered"}
+_REQUIRED = {
+    "message",
+    "scope",
+    "retryable",
+    "remedy",
+    "executed",
+    "suspects",
+    "reason",
+    "log",
+    "info",
+    "hung",
+    "kind",
+    "remembered",
+    "ranks",
+}
 """Fields that are never ``None``: if they come as that, they keep their default."""

@@ -59,6 +59,8 @@ class Kind(enum.IntEnum):
     """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
     DEFINE = 22
     """An object that ops refer to by a number from now on: the number, and the object, pickled."""
+    WORLD = 23
+    """What a rank of a world is to do: a number, and a method of ``Members`` with arguments, as JSON."""
     UNMAP_BLOCK = 12
     """A block of host memory to be unmapped: its number. All ops on it are answered."""
     MAP_SLAB = 11
@@ -91,6 +93,8 @@ class Kind(enum.IntEnum):
     """An event of the log: JSON."""
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
+    WORLD_DONE = 126
+    """A rank has done that: the number, and what the method has returned, as JSON."""
     TIMES = 125
     """Numbers of requests that end with the next message, each with the nanoseconds of its device time."""
     TORN = 124

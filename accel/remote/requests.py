@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 import operator
 import struct
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.by_value import dumps
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from accel.engine.in_flight import ContextOwner
     from accel.engine.program import GraphSubmission
     from accel.engine.submission import Submission
-    from accel.ops import KernelLayout, KernelOp, Plan
+    from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
     from accel.remote.link import Link
     from accel.remote.messages import WireOp
@@ -265,15 +266,14 @@ class RequestContext(ContextBase):
         """Wait until the child has answered a chunk, and what it returned was copied back."""
         await self.wait_until(lambda: request.is_done)
 
-    async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
+    async def ask(self, kind: Kind, data: bytes) -> Any:
         """Send a question, which takes no place in the order of ops, and wait for its answer.
 
-        Return the layout if a kernel was compiled, ``None`` for other questions that succeeded;
-        raise the error that the child answers.
+        Return the layout if a kernel was compiled, what a rank of a world has returned, and
+        ``None`` for other questions that succeeded; raise the error that the child answers.
         """
         self.check_alive()
-        answer: KernelLayout | None = await self._link.ask(kind, data)
-        return answer
+        return await self._link.ask(kind, data)
 
     def _send_ops(
         self, request: PendingRequest, result_ids: list[list[int]], wire_ops: list[WireOp], fault_actions: list[bytes | str | None] | None
@@ -368,6 +368,8 @@ class RequestContext(ContextBase):
             self.report_fault(decode_error(data))
         elif kind == Kind.COMPILED:
             self._on_answer(_NUMBER.unpack_from(data)[0], None, -1, layout_of(data[_NUMBER.size :]))
+        elif kind == Kind.WORLD_DONE:
+            self._on_answer(_NUMBER.unpack_from(data)[0], None, -1, json.loads(data[_NUMBER.size :]))
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
             self.peak = max(self.peak, self._reserved)
@@ -390,7 +392,7 @@ class RequestContext(ContextBase):
         submission, now = request.submission, perf_counter()
         self.charge_seconds(submission, min(seconds, now - self.submissions.get(submission, now)))
 
-    def _on_answer(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
+    def _on_answer(self, number: int, error: AccelError | None, index: int, answer: object = None) -> None:
         """Settle the question, or retire the request, that the child has answered.
 
         A request whose arrays are copied back off the loop is retired after the copy.
@@ -403,7 +405,7 @@ class RequestContext(ContextBase):
             Its error, ``None`` if it has succeeded, and the op that failed, counted from the first
             of the message; -1: unknown.
         answer
-            The layout of a kernel that was compiled.
+            The layout of a kernel that was compiled, or what a rank of a world has returned.
         """
         if self._questions and self._link.settle(number, error, answer):
             return

@@ -44,7 +44,7 @@ from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from accel.actors import ActorSystem
     from accel.dtype import DType
@@ -103,7 +103,7 @@ class Server:
         self._system = system
         self._refs: dict[int, AccelRef] = {}  # of live buffers, by the parent's numbers
         self._programs: dict[int, Program] = {}  # graphs, by the buffers that stand for them
-        self._compiling: set[asyncio.Task[None]] = set()  # keeps the tasks alive
+        self._answering: set[asyncio.Task[None]] = set()  # keeps the tasks alive
         self._injected_faults = InjectedFaults()
         self._durable_reporter = DurableReporter(channel)
         self._hangs_released = threading.Event()  # ends injected hangs
@@ -240,7 +240,9 @@ class Server:
         elif kind == Kind.DEFINE:
             self._define(data)
         elif kind == Kind.COMPILE:
-            self._compile(data)
+            self._answer_in_task(self._run_compile(data))
+        elif kind == Kind.WORLD:
+            self.serve_world(data)
         elif kind == Kind.END_HANGS:
             self._hangs_released.set()
         else:
@@ -402,11 +404,25 @@ class Server:
         finally:
             os.close(fd)
 
-    def _compile(self, data: bytes) -> None:
-        """Handle a COMPILE message in a task of its own: it takes no place in the order of ops."""
-        task = asyncio.ensure_future(self._run_compile(data))
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
+    def _answer_in_task(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer a question in a task of its own: it takes no place in the order of ops."""
+        task = asyncio.ensure_future(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def serve_world(self, data: bytes) -> None:
+        """Handle a WORLD message: do as a rank what the service's process says."""
+        self._answer_in_task(self._run_member(data))
+
+    async def _run_member(self, data: bytes) -> None:
+        """Call a method of the context's ``Members``, and answer with what it returns."""
+        method, *arguments = json.loads(data[8:])
+        try:
+            answer = await getattr(self.context.members, method)(*arguments)
+        except Exception as error:
+            self._answers.report_failure(_number_of(data), op_error(error, f"{method} of a world", self._core.loop), -1)
+        else:
+            self._channel.send(Kind.WORLD_DONE, data[:8], json.dumps(answer).encode())
 
     async def _run_compile(self, data: bytes) -> None:
         """Compile a kernel off the loop, and answer with its layout."""

@@ -43,6 +43,7 @@ class _Service:
         self._inbox: asyncio.Queue[tuple[int, Any, list[int]] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._server: Server | None = None  # set only while no message is being handled
+        self._prepared: Server | None = None
         self._channel = Channel(sock, self._loop, on_message=self._on_message, on_lost=lambda _: self._inbox.put_nowait(None))
         close_after_fork(self)
 
@@ -60,6 +61,9 @@ class _Service:
         """
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
+            return
+        if kind == Kind.WORLD and self._prepared is not None:  # also before them: it may end what they wait for
+            self._prepared.serve_world(data)
             return
         outcome: bool | RemoteOp | RemoteBatch = False  # True: done; False: not begun; else decoded, to be dispatched
         if self._server is not None and self._inbox.empty():
@@ -82,6 +86,7 @@ class _Service:
             self._loop.set_exception_handler(partial(_on_loop_exception, server))
             try:
                 await server.prepare()
+                self._prepared = server
                 await self._handle_messages(server)
             except AccelError as error:
                 self._channel.send(Kind.REFUSED, encode_error(error))

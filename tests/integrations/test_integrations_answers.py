@@ -27,6 +27,7 @@ def device(state: DeviceState = DeviceState.READY, generation: int = 7) -> Any:
 EXPECTED: dict[type[accel.AccelError], tuple[int, bool]] = {
     accel.MailboxFullError: (429, True),
     accel.ContextPoisonedError: (503, True),
+    accel.WorldChangedError: (503, True),
     ServiceError: (503, True),
     accel.StaleRefError: (503, True),
     accel.HostDiedError: (503, True),

@@ -131,6 +131,7 @@ def test_scope_of_each_class() -> None:
     scopes = {kind.__name__: kind.default_scope for kind in ERRORS if kind.default_scope is not errors.FaultScope.OP}
     assert scopes == {
         "ContextPoisonedError": errors.FaultScope.CONTEXT,
+        "WorldChangedError": errors.FaultScope.CONTEXT,
         "DeviceLostError": errors.FaultScope.DEVICE,
         "HostDiedError": errors.FaultScope.PROCESS,
     }

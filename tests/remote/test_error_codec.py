@@ -52,6 +52,8 @@ VALUES: dict[str, Any] = {
     "output": "scores",
     "retry_after": 0.25,
     "argument": "input_ids",
+    "ranks": (2, 0),
+    "epoch": 4,
 }
 
 

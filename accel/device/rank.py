@@ -1,0 +1,84 @@
+"""A device as a rank of a world: what the controller asks of it, and its part of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from accel.device.batch import Batch
+from accel.errors import ContextPoisonedError, FaultScope, HostDiedError
+from accel.ops import collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.device.epochs import Membership
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
+    from accel.engine.lifecycle import DeviceState
+    from accel.engine.sender import Sender
+    from accel.ops.collective import Collective
+
+__all__ = ["DeviceRank", "RankBatch"]
+
+
+class RankBatch(Batch):
+    """A batch of one rank: it has collectives only."""
+
+    to_host = tuple(getattr(collective, name) for name in collective.__all__ if isinstance(getattr(collective, name), type))
+
+    def number(self, first: int) -> None:
+        """Count the collectives that were recorded from ``first`` on: until now it was from 0."""
+        ops: Any = self._ops.ops
+        self._ops.ops = [dataclasses.replace(op, number=first + op.number) if op.library == "collective" else op for op in ops]
+
+
+class DeviceRank:
+    """A device as the rank of a world; see :class:`accel.device.epochs.Rank`."""
+
+    def __init__(self, core: DeviceCore, sender: Sender, host: Host) -> None:
+        self._core = core
+        self._host = host
+        self.sender = sender
+
+    @property
+    def name(self) -> str:
+        """The name of the device."""
+        return self._core.name
+
+    @property
+    def state(self) -> DeviceState:
+        """The state of the device."""
+        return self._core.lifecycle.state
+
+    @property
+    def listeners(self) -> list[Callable[[], object]]:
+        """Called after each change of the state."""
+        return self._core.lifecycle.listeners
+
+    @property
+    def members(self) -> Membership:
+        """See :attr:`accel.device.epochs.Rank.members`."""
+        if self._host.context is None:
+            raise ContextPoisonedError(f"{self.name} has no context now", executed="no", device=self.name)
+        members: Membership = self._host.context.members
+        return members
+
+    async def wait_ready(self) -> None:
+        """Wait until the device is READY; raises if that will not happen."""
+        await self._core.lifecycle.wait_ready()
+
+    def kill(self, why: str) -> None:
+        """End the present context; another one follows."""
+        if self._host.context is not None:
+            error = HostDiedError(f"the context of {self.name} {why}", hung=True, device=self.name, scope=FaultScope.CONTEXT)
+            self._host.context.report_fault(error)
+
+    def check(self, op: Collective, recording: RankBatch | None = None) -> None:
+        """Raise if the device does not take an op now, or a batch of it does not."""
+        self.sender.guard()
+        self.sender.check(op, recording)
+
+    def batch(self) -> RankBatch:
+        """Return a batch of this device."""
+        return RankBatch(self._core, self.sender, None, {}, "batch")

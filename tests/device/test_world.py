@@ -1,0 +1,110 @@
+"""Worlds: what is refused, how collectives wait, and what follows the loss of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from tests.device_support import bounded, failure, task, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def system(nothing_left: None) -> AsyncIterator[accel.System]:
+    async with accel.System() as system:
+        yield system
+
+
+def kill(device: accel.Device, sent: signal.Signals = signal.SIGKILL) -> None:
+    pid = device.info().pid
+    assert pid is not None
+    os.kill(pid, sent)
+
+
+async def ones(world: accel.World, shape: tuple[int, ...] = (4,), *, durable: bool = False) -> tuple[accel.AccelRef, ...]:
+    return await world.each(lambda device, rank: device.put(np.full(shape, rank + 1, np.float32), durable=durable))
+
+
+async def check_works(world: accel.World) -> None:
+    """Check that a sum over all ranks is right on each of them."""
+    total = await bounded(world.all_reduce(await bounded(ones(world))))
+    for device, ref in zip(world.devices, total, strict=True):
+        assert (await device.get(ref)).tolist() == [sum(range(world.size + 1))] * 4
+
+
+async def test_a_killed_rank_is_replaced_and_the_others_keep_their_refs(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, standby="context")
+    kept = await ones(world, durable=True)
+    kill(world.devices[1])
+    await until(lambda: world.devices[1].state is not accel.DeviceState.READY)
+    assert world.state is accel.DeviceState.REBUILDING
+    await check_works(world)
+    assert (world.epoch, [device.generation for device in world.devices]) == (2, [1, 2, 1])
+    total = await world.all_reduce(kept)  # the durable ref of the killed rank too
+    assert (await world.devices[1].get(total[1])).tolist() == [6.0] * 4
+
+
+async def test_a_collective_whose_rank_is_killed_raises_and_the_next_one_runs(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3)
+    x = await ones(world)
+    kill(world.devices[2], signal.SIGSTOP)  # it reaches no collective
+    waiting = [task(world.all_reduce(x)) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    kill(world.devices[2])
+    for error in await bounded(asyncio.gather(*waiting, return_exceptions=True)):
+        assert isinstance(error, accel.WorldChangedError)
+        assert (error.ranks, error.epoch, error.executed, error.retryable, error.scope) == (
+            (2,),
+            1,
+            "unknown",
+            True,
+            accel.FaultScope.CONTEXT,
+        )
+    assert len({id(error) for error in await asyncio.gather(*waiting, return_exceptions=True)}) == 5
+    await check_works(world)
+    assert (world.epoch, [device.generation for device in world.devices]) == (2, [1, 1, 2])
+
+
+async def test_a_world_shrinks_where_it_shall(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, on_loss="shrink")
+    first, _, last = world.devices
+    kill(world.devices[1])
+    await until(lambda: world.epoch == 2)
+    assert world.devices == (first, last)
+    await check_works(world)
+
+
+async def test_wrong_worlds_and_operands_are_refused(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline")
+    x = await ones(world)
+    with pytest.raises(accel.InvalidArgumentError, match="not a sequence of 2 refs"):
+        await world.all_reduce(x[:1])
+    with pytest.raises(accel.InvalidArgumentError, match=r"source\[1\] is"):
+        await world.all_reduce((x[0], await world.devices[1].zeros((5,))))
+    with pytest.raises(accel.InvalidArgumentError):
+        await world.all_reduce((x[1], x[0]))  # each on the other's device
+    with pytest.raises(accel.InvalidArgumentError, match="root is 2"):
+        await world.reduce(x, root=2)
+    await check_works(world)
+    assert world.epoch == 1
+    wrong: list[dict[str, Any]] = [{"on_loss": "wait"}, {"pending_limit": 0}, {"join_timeout": -1}, {"overload": "drop"}]
+    for options in wrong:
+        with pytest.raises(accel.InvalidArgumentError):
+            await system.open_world("cpu", ranks=2, **options)
+    await world.aclose()
+    await world.aclose()
+    await failure(world.barrier(), accel.ClosedError)
+    assert system.devices == ()
+
+
+async def test_ranks_of_one_process_form_a_world_too(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, host="inline")
+    await check_works(world)
