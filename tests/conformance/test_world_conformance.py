@@ -34,7 +34,7 @@ def wide(x: Array) -> Array:
     return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
 
 
-async def given(world: accel.World, arrays: Sequence[Array]) -> tuple[accel.AccelRef, ...]:
+async def given(world: accel.World, arrays: Array) -> tuple[accel.AccelRef, ...]:
     return await world.each(lambda device, rank: device.put(arrays[rank]))
 
 
@@ -78,7 +78,7 @@ def moved(x: Array, root: int) -> dict[str, Array]:
 async def check_moves(world: accel.World, x: Array, refs: tuple[accel.AccelRef, ...], root: int) -> None:
     size, expected = len(x), moved(x, root)
     target = (root + 1) % size
-    awaited = {
+    awaited: dict[str, Any] = {
         "all_gather": await world.all_gather(refs),
         "all_to_all": await world.all_to_all(refs),
         "broadcast": await world.broadcast(refs[root], root=root),
@@ -87,7 +87,7 @@ async def check_moves(world: accel.World, x: Array, refs: tuple[accel.AccelRef, 
         "send": await world.send(refs[root], source=root, target=target),
     }
     async with world.batch() as batch:
-        recorded = {
+        recorded: dict[str, Any] = {
             "all_gather": batch.all_gather(refs),
             "send": batch.send(refs[root], source=root, target=target),
             "all_to_all": batch.all_to_all(refs),
