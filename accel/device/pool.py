@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from accel._log import get_logger
-from accel.backend import KnowsPeers
 from accel.device.device import Device
 from accel.device.info import DeviceHealth
 from accel.engine.lifecycle import DeviceState
@@ -23,7 +22,7 @@ from accel.errors import (
     StaleRefError,
 )
 from accel.hints import NotEntered
-from accel.registry import load_backend
+from accel.registry import load_backend, peer_access
 from accel.rendezvous import rendezvous
 from accel.values import check_choice, check_count, check_flag
 
@@ -490,15 +489,8 @@ def summed(
 def _links(devices: Sequence[tuple[str, str, int]]) -> tuple[Link, ...]:
     """Return the links between devices, given the name, backend and index of each. May block."""
     backends = {backend: load_backend(backend) for _, backend, _ in devices}
-
-    def is_peer(backend: str, index: int, other: str, other_index: int) -> bool | None:
-        found = backends[backend]
-        if backend != other or index == other_index or not isinstance(found, KnowsPeers):
-            return None
-        return found.can_access_peer(index, other_index)
-
     return tuple(
-        Link(source, target, "host", is_peer(backend, index, other, other_index))
+        Link(source, target, "host", peer_access(backends[backend], index, other_index) if backend == other else None)
         for source, other, other_index in devices
         for target, backend, index in devices
         if source != target
