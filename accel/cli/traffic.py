@@ -50,8 +50,6 @@ class Witness:
         What there was of a spare child then.
     fault_at : int or None
         What ``launched`` was when the fault surfaced.
-    failed_batches : int
-        Batches that the fault cut short.
     seconds_to_answer : float or None
         From when the fault surfaced to the first good answer of the next generation.
     """
@@ -68,7 +66,6 @@ class Witness:
         self.struck: str | None = None
         self.standby: str | None = None
         self.fault_at: int | None = None
-        self.failed_batches = 0
         self.seconds_to_answer: float | None = None
 
     @property
@@ -94,7 +91,6 @@ class Witness:
         return labels
 
     def _failed(self, error: AccelError, generation: int) -> None:
-        self.failed_batches += 1
         # A child that is killed between two ops of a batch shows itself by what it had: its refs are stale.
         if self.fault_at is None and (error.is_fault or isinstance(error, StaleRefError)):
             self._surfaced = time.perf_counter()

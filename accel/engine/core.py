@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.actors.home import Home
 from accel.engine.lifecycle import DeviceState, Lifecycle
-from accel.engine.workload import Workload
 from accel.errors import AccelError, ClosedError, FaultScope
 from accel.storage.disposal import Disposal
 from accel.storage.oom_retry import OomRetry
@@ -29,10 +29,48 @@ if TYPE_CHECKING:
     from accel.family import OpFamily
     from accel.storage.durable import DurableKeeper
 
-__all__ = ["DeviceCore"]
-
+__all__ = ["DeviceCore", "Workload"]
 
 logger = get_logger()
+
+
+class Workload:
+    """Counters of one device over all its generations. Used on the loop's thread only.
+
+    Attributes
+    ----------
+    pending : int
+        Callers that await a submission.
+    in_hand : int
+        Submissions that have left the queue and wait for a context, or for room on the device; and
+        callers that wait for a context before they send.
+    device_seconds : float
+        Device time that was measured.
+    changed : Future or None
+        What :meth:`wait_changed` waits for; ``None`` while nothing waits.
+    """
+
+    __slots__ = ("changed", "device_seconds", "in_hand", "pending")
+
+    def __init__(self) -> None:
+        self.pending = self.in_hand = 0
+        self.device_seconds = 0.0
+        self.changed: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Wake :meth:`wait_changed`, because something has ended."""
+        changed, self.changed = self.changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    async def wait_changed(self) -> None:
+        """Wait until an op or a caller has ended, or the device's state has changed.
+
+        Any number of tasks may wait; cancelling one does not disturb the others.
+        """
+        if self.changed is None:
+            self.changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self.changed)
 
 
 class DeviceCore:
@@ -76,7 +114,7 @@ class DeviceCore:
     disposal : Disposal
         Closes descriptors.
     workload : Workload
-        Counts submissions that wait, are in hand, or have retired.
+        Counts callers that wait, and submissions in hand.
     registrations : dict
         Name -> registration, of the libraries of the user's own.
     registration_listeners : list of callable

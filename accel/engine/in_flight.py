@@ -143,7 +143,6 @@ class ContextBase(ABC):
         """
         self.in_flight -= count
         self.commands -= commands
-        self.core.workload.retired += count
         submission.outstanding -= count
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)

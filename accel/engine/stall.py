@@ -160,9 +160,8 @@ class StallWatch:
         self.handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to check: something is in flight. Does nothing while checks go on."""
-        if self.handle is None:
-            self.handle = self._clock.arm(self._period, self._check)
+        """Begin to check: something is in flight, and :attr:`handle` is ``None``."""
+        self.handle = self._clock.arm(self._period, self._check)
 
     def stop(self) -> None:
         """Check no more: the context has faulted or ends."""

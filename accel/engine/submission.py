@@ -112,11 +112,6 @@ class Submission(ABC):
         return self.name
 
     @property
-    def may_have_run(self) -> bool:
-        """Whether some of it was launched, or will be although the future has ended."""
-        return self.launched > 0
-
-    @property
     @abstractmethod
     def plans(self) -> Sequence[Plan]:
         """The ops' plans. Empty once the operands are released."""
@@ -269,11 +264,6 @@ class BatchSubmission(Submission):
     def duration_key(self) -> Hashable:
         """The last op's kind, and the number of ops to the nearest power of two."""
         return self.kinds[-1], len(self.kinds).bit_length()
-
-    @property
-    def may_have_run(self) -> bool:
-        """Whether some of it was launched, or will be although the future has ended."""
-        return self.launched > 0 or self.committed > 0
 
     def is_dropped(self, index: int) -> bool:
         """See :meth:`Submission.is_dropped`."""
