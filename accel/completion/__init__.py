@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from accel.completion.adaptive import AdaptiveCompletion
+from accel.completion.adaptive import AdaptiveCompletion, Pacing
 from accel.completion.host_fn import HostFnCompletion
-from accel.completion.pacing import Pacing
 from accel.completion.polled import PolledCompletion
 from accel.completion.strategy import CompletionStrategy, Mark, Watcher
 from accel.completion.sync import SyncCompletion

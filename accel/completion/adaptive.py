@@ -5,18 +5,110 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.pacing import AdaptivePace, Pacing
 from accel.completion.poller import PollingWatcher
+from accel.completion.prediction import Predictor
 from accel.completion.signalled import NotifiedWatcher
 from accel.completion.strategy import CompletionStrategy, check_seconds
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Hashable
 
     from accel.backend import AccelDevice
+    from accel.completion.prediction import Estimate
     from accel.completion.strategy import Watcher
 
-__all__ = ["AdaptiveCompletion"]
+__all__ = ["AdaptiveCompletion", "AdaptivePace", "Pacing", "delay"]
+
+_LATE_WINDOWS = 3
+"""An op is late this many windows after its expected end, besides the deviation. It may end one
+window before."""
+
+_POLLS_WHILE_EXPECTED = 8
+"""While the end of an op whose duration varies is expected, it is polled this many times at least:
+the next estimate is then better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """When an op is polled. Times in seconds.
+
+    Parameters
+    ----------
+    young
+        An op of unknown kind is polled in each loop iteration for this long.
+    window
+        An op is polled in each loop iteration from this long before its earliest expected end.
+    spin
+        An op whose expected ends are spread over more than this is not polled in each loop
+        iteration, but at intervals.
+    step
+        Longest sleep before the earliest expected end, as long as the interval is shorter.
+    shortest, longest
+        Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is
+        polled in each loop iteration.
+    patience
+        An interval is one part in ``patience`` of the time that the op has taken so far.
+    kinds
+        For how many kinds of op durations are kept.
+    """
+
+    young: float = 100e-6
+    window: float = 60e-6
+    spin: float = 1e-3
+    step: float = 0.5e-3
+    shortest: float = 80e-6
+    longest: float = 2e-3
+    patience: float = 32.0
+    kinds: int = 512
+
+
+def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
+    """Return the seconds until the next poll of an op; 0 for the next loop iteration.
+
+    Parameters
+    ----------
+    elapsed
+        Seconds since the op began.
+    expected
+        The estimated duration of its kind, if one is known.
+    pacing
+        Bounds.
+    """
+    interval = min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
+    if expected is None:  # nothing is known: poll often while it is young
+        return 0.0 if elapsed < pacing.young else interval
+    spread = 2 * expected.deviation
+    earliest = expected.mean - spread - pacing.window
+    latest = expected.mean + spread + _LATE_WINDOWS * pacing.window
+    if elapsed < earliest - 2 * pacing.shortest:
+        # In steps, and half of the time that is left: timers are late after a long sleep, and the
+        # op may have become shorter.
+        return min((earliest - elapsed) / 2, max(interval, pacing.step))
+    if elapsed > latest:  # it takes longer than expected: poll ever less often
+        return interval
+    # Its end is expected now: poll in each iteration, unless that may take too long.
+    return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _POLLS_WHILE_EXPECTED), pacing.shortest)
+
+
+class AdaptivePace(Predictor):
+    """Paces a poller by what ops of the same kind took before.
+
+    Parameters
+    ----------
+    pacing
+        Bounds.
+    """
+
+    __slots__ = ("_pacing",)
+
+    def __init__(self, pacing: Pacing) -> None:
+        super().__init__(pacing.kinds)
+        self._pacing = pacing
+
+    def delay(self, kind: Hashable, elapsed: float) -> float:
+        """Return the seconds until the next poll of an op that began ``elapsed`` seconds ago."""
+        return delay(elapsed, self.expect(kind), self._pacing)
 
 
 @dataclass(frozen=True)

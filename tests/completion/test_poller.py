@@ -17,7 +17,7 @@ import pytest
 import accel
 from accel import registry
 from accel.completion import Pacing, poller
-from accel.completion.pacing import AdaptivePace
+from accel.completion.adaptive import AdaptivePace
 from accel.completion.poller import MarkPoller, PolledLane
 from accel.completion.prediction import Estimate, Predictor
 from accel.cpu.stream import CpuStream
