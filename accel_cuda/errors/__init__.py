@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import DriverError, FaultScope, LibraryError
-from accel_cuda.errors.compilers import NVRTC
 from accel_cuda.errors.driver import DRIVER
-from accel_cuda.errors.libraries import CUBLAS, CUDNN, CUDSS, CUSOLVER, CUSPARSE, CUTENSOR, NCCL
+from accel_cuda.errors.libraries import CUBLAS, CUDNN, CUDSS, CUFFT, CURAND, CUSOLVER, CUSPARSE, CUTENSOR, NCCL, NVRTC
 from accel_cuda.errors.meaning import Meaning
-from accel_cuda.errors.transforms import CUFFT, CURAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

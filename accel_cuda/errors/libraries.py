@@ -1,4 +1,4 @@
-"""The statuses of the libraries that compute and communicate. The common prefix is left out of the names.
+"""The statuses of NVIDIA's libraries, and of its compiler. The common prefix is left out of the names.
 
 Where a library answers that its execution failed, the reason is the device's or the driver's: ask :func:`accel_cuda.errors.error_of` about the driver's
 status of the stream.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from accel import (
     BackendUnavailableError,
+    CompileError,
     InvalidArgumentError,
     LibraryError,
     NotInitializedError,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.errors.meaning import Meaning
 
-__all__ = ["CUBLAS", "CUDNN", "CUDSS", "CUSOLVER", "CUSPARSE", "CUTENSOR", "NCCL"]
+__all__ = ["CUBLAS", "CUDNN", "CUDSS", "CUFFT", "CURAND", "CUSOLVER", "CUSPARSE", "CUTENSOR", "NCCL", "NVRTC"]
 
 _VERSIONS = (
     "Install the parts of one release together, in a checkout: pip install --upgrade '.[cuda]'; `python -m accel doctor` lists them."
@@ -132,3 +133,38 @@ NCCL: Mapping[int, Meaning] = {
     **rows(LibraryError, "8 Timeout", _PEER),
 }
 """NCCL (``nccl``)."""
+
+
+NVRTC: Mapping[int, Meaning] = {
+    **rows(OutOfMemoryError, "1 OUT_OF_MEMORY 14 PCH_CREATE_HEAP_EXHAUSTED", retryable=True),
+    **rows(
+        CompileError,
+        "2 PROGRAM_CREATION_FAILURE 3 INVALID_INPUT 4 INVALID_PROGRAM 5 INVALID_OPTION 6 COMPILATION 7 BUILTIN_OPERATION_FAILURE "
+        "8 NO_NAME_EXPRESSIONS_AFTER_COMPILATION 9 NO_LOWERED_NAMES_BEFORE_COMPILATION 10 NAME_EXPRESSION_NOT_VALID 11 INTERNAL_ERROR "
+        "12 TIME_FILE_WRITE_FAILED 13 NO_PCH_CREATE_ATTEMPTED 15 PCH_CREATE 16 CANCELLED 17 TIME_TRACE_FILE_WRITE_FAILED",
+    ),
+    **rows(CompileError, "18 BUSY", "Try again.", retryable=True),
+}
+"""Every status of NVRTC but success. ``NVRTC_ERROR_`` is left out of the names."""
+
+
+CUFFT: Mapping[int, Meaning] = {
+    **rows(OutOfMemoryError, "2 ALLOC_FAILED 13 NO_WORKSPACE", retryable=True),
+    **rows(LibraryError, "1 INVALID_PLAN 5 INTERNAL_ERROR 6 EXEC_FAILED 7 SETUP_FAILED 10 INCOMPLETE_PARAMETER_LIST 12 PARSE_ERROR"),
+    **rows(InvalidArgumentError, "3 INVALID_TYPE 4 INVALID_VALUE 8 INVALID_SIZE 9 UNALIGNED_DATA"),
+    **rows(UnsupportedError, "11 INVALID_DEVICE 14 NOT_IMPLEMENTED 15 LICENSE_ERROR 16 NOT_SUPPORTED"),
+    **rows(
+        BackendUnavailableError,
+        "17 MISSING_DEPENDENCY 18 NVRTC_FAILURE 19 NVJITLINK_FAILURE 20 NVSHMEM_FAILURE",
+        "cuFFT compiles some kernels when they are first used: install what it does that with, in a checkout: pip install '.[cuda]'",
+    ),
+}
+"""cuFFT (``CUFFT_``). A fault of the device shows as EXEC_FAILED: ask the driver which."""
+
+CURAND: Mapping[int, Meaning] = {
+    **rows(OutOfMemoryError, "102 ALLOCATION_FAILED", retryable=True),
+    **rows(LibraryError, "101 NOT_INITIALIZED 201 LAUNCH_FAILURE 202 PREEXISTING_FAILURE 203 INITIALIZATION_FAILED 999 INTERNAL_ERROR"),
+    **rows(InvalidArgumentError, "103 TYPE_ERROR 104 OUT_OF_RANGE 105 LENGTH_NOT_MULTIPLE"),
+    **rows(UnsupportedError, "100 VERSION_MISMATCH 106 DOUBLE_PRECISION_REQUIRED 204 ARCH_MISMATCH"),
+}
+"""cuRAND (``CURAND_STATUS_``). A fault of the device shows as LAUNCH_FAILURE: ask the driver which."""
