@@ -17,9 +17,8 @@ from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernel_table import KernelTable
 from accel.engine.lanes import Lanes
-from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
+from accel.engine.launches import BatchedOp, LaneMark, LaunchGroup, OpSubmission
 from accel.engine.libraries import Libraries
-from accel.engine.marks import LaneMark
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error
 from accel.engine.program import GraphSubmission, JoinsUsages, Replay

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from accel._log import get_logger
 from accel.backend import Injection, TakesWorkspace, TimesWork
 from accel.engine.captures import captures_of
-from accel.engine.launches import LaunchContext, OpSubmission
-from accel.engine.marks import complete_dropped_group
+from accel.engine.launches import LaunchContext, OpSubmission, complete_dropped_group
 from accel.engine.op_error import op_error
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError

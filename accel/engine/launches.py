@@ -3,7 +3,8 @@
 An awaited op is one object on its whole way, an :class:`OpSubmission`: the caller awaits it, the
 device's actor dispatches it, the lane enqueues it, and the watcher watches it. A batch is a
 :class:`~accel.engine.submission.BatchSubmission`; each chunk of it is a :class:`LaunchGroup`, with
-a :class:`BatchedOp` for each op. A *mark* is an event that is recorded after the ops.
+a :class:`BatchedOp` for each op. A *mark* is an event that is recorded after the ops; a
+:class:`LaneMark` belongs to no ops.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel.engine.submission import Submission, writes_of
+from accel.errors import AccelError
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
     from accel.completion import Watcher
     from accel.engine.stream_clock import StreamClock
     from accel.engine.submission import BatchSubmission
-    from accel.errors import AccelError
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchedOp", "BoundGroup", "BoundOp", "LaunchContext", "LaunchGroup", "OpSubmission"]
+__all__ = ["BatchedOp", "BoundGroup", "BoundOp", "LaneMark", "LaunchContext", "LaunchGroup", "OpSubmission", "complete_dropped_group"]
 
 
 class _Failures(Protocol):
@@ -361,3 +362,67 @@ BoundOp: TypeAlias = BatchedOp | OpSubmission
 
 BoundGroup: TypeAlias = LaunchGroup | OpSubmission
 """Bound ops of one submission that a lane enqueues in order, with one mark after them."""
+
+
+class LaneMark:
+    """A mark that moves its lane's clock when it is passed; see :class:`accel.completion.Mark`.
+
+    Parameters
+    ----------
+    context
+        Gets the fault that keeps the mark from being passed.
+    lane
+        The lane that is marked.
+    seq
+        The last sequence number before the mark.
+    event
+        The mark in the lane's stream.
+    kind
+        Key of the predicted duration.
+    """
+
+    __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
+
+    def __init__(self, context: LaunchContext, lane: StreamClock, seq: int, event: AccelEvent, kind: str) -> None:
+        self._context = context
+        self._seq = seq
+        self.lane = lane
+        self.stream = lane.stream
+        self.event = event
+        self.kind = kind
+        self.enqueued_at = perf_counter()
+
+    def complete(self) -> None:
+        """Move the lane's clock, and wake what waits for it; called by the watcher, once."""
+        self.lane.complete(self._seq)
+        self.lane.events.release(self.event)
+        self._context.wake()
+
+    def fail(self, error: AccelError) -> None:
+        """Report that the mark will never be passed; called by the watcher, once."""
+        self._context.report_fault(error)
+
+
+def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
+    """Move the lane's clock past the numbers of a group of which nothing was launched.
+
+    Without that the clock would stand still until a later op of the lane ends, and memory that the
+    group was to use would stay in use.
+    """
+    lane, launches = group.lane, group.launches
+    # At once, if all that comes before the group, and all that it depends on, has ended.
+    if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
+        lane.complete(launches[-1].seq)
+        return
+    # Else when the stream passes a mark: it waits for the group's dependencies.
+    event = lane.events.acquire()
+    try:
+        is_passed = lane.stream.record(event)
+    except AccelError as error:
+        context.report_fault(error)
+        return
+    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
+    if is_passed:
+        mark.complete()
+    else:
+        context.watcher.watch(mark)

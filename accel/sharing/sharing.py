@@ -14,7 +14,7 @@ from accel import dlpack
 from accel._log import get_logger
 from accel.actors.acquire import acquire
 from accel.engine.captures import captures_of
-from accel.engine.marks import LaneMark
+from accel.engine.launches import LaneMark
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
