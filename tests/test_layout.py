@@ -52,6 +52,7 @@ LAYERS = {
     "residents": 6,
     "sharing": 6,
     "models": 7,
+    "node": 7,
     "remote": 7,
     "files": 7,
     "device": 8,

@@ -41,6 +41,7 @@ COMMANDS = {
     "devices": Command("accel.cli.devices", "list the devices that can be opened"),
     "demo": Command("accel.cli.demo", "serve real digits while a request kills what computes it, beside a plain asyncio service"),
     "bench": Command("accel.cli.bench", "measure this machine beside raw twins, and hold the numbers against the budgets"),
+    "node": Command("accel.cli.node", "start the children of devices that services on other machines open here"),
     "serve": Command("accel.cli.serve", "serve models, functions or an application over HTTP"),
 }
 

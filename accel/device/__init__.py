@@ -15,6 +15,7 @@ from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
 from accel.functions import kernel_op
 from accel.libraries.kernel_library import KernelLibrary, Operand, kernel
+from accel.node.client import Node
 from accel.solvers import DeviceSparse
 from accel.telemetry.hardware import HardwareInfo
 
@@ -35,6 +36,7 @@ __all__ = [
     "Launches",
     "Link",
     "MemoryInfo",
+    "Node",
     "Operand",
     "PinnedInfo",
     "Pool",

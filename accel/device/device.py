@@ -81,7 +81,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # by name, those not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
-        self._hardware = monitor_of(core)  # None if the backend cannot read it
+        self._hardware = None if host.children.node_address else monitor_of(core)  # None if it cannot be read here
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None  # of the first aclose(), done at its end

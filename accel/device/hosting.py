@@ -25,10 +25,13 @@ _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
 }
 
 
-def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: float | None) -> tuple[str, dict[str, Any]]:
+def check_hosting(
+    host: HostOption, standby: str, spares: int, hang_timeout: float | None, *, is_here: bool = True
+) -> tuple[str, dict[str, Any]]:
     """Return where contexts are made, and the fields of :class:`DeviceOptions` that belong to it.
 
-    The first is ``"inline"``, ``"process"`` or ``"auto"``; see :meth:`System.open_device`.
+    The first is ``"inline"``, ``"process"`` or ``"auto"``; see :meth:`System.open_device`. On
+    another machine it is ``"process"``.
 
     Raises
     ------
@@ -55,7 +58,9 @@ def check_hosting(host: HostOption, standby: str, spares: int, hang_timeout: flo
             raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
     options = {"standby": standby, "spares": spares, "hang_timeout": hang_timeout}
     if isinstance(chosen, ProcessHost):
-        return "auto" if chosen.after_fault else "process", {**options, "limits": chosen}
+        return "auto" if chosen.after_fault and is_here else "process", {**options, "limits": chosen}
+    if not is_here:
+        raise UnsupportedError("an inline host on another machine", remedy="Leave host out, or use host='process' with node=.")
     if standby != "none":
         raise UnsupportedError(
             f"standby={standby!r} with an inline host: an inline device never goes on in a child", remedy="Use host='auto' or 'process'."

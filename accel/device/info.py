@@ -96,9 +96,11 @@ class DeviceInfo:
         State of the spare child, or of the readiest: ``"none"``, ``"starting"``, ``"ready"`` or
         ``"failed"``. After ``"failed"`` the next generation starts another one.
     spare
-        That child; ``None`` while there is none.
+        That child; ``None`` while there is none, and on another machine.
     device_seconds
         Device time that was measured: see :class:`accel.DeviceTime`.
+    node
+        The address of the machine that it is on; ``None``: this one.
     """
 
     name: str
@@ -116,6 +118,7 @@ class DeviceInfo:
     standby: str = "none"
     spare: SpareInfo | None = None
     device_seconds: float = 0.0
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         standby=host.children.standby,
         spare=_spare_info(host.children.spare_pid),
         device_seconds=core.workload.device_seconds,
+        node=host.children.node_address,
     )
 
 

@@ -30,8 +30,9 @@ from accel.engine.options import FaultSource, check_options
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
+from accel.node.client import Node, NodeSession
 from accel.process.forkserver_client import ForkserverSlot
-from accel.registry import find_device, find_specs
+from accel.registry import find_device, find_specs, load_backend
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
 from accel.remote.forkserver import ForkserverActor
@@ -125,8 +126,8 @@ class System(ActorSystem):
             ``"name"`` and ``"state"`` of the system. ``"devices"``: the fields of
             :class:`DeviceInfo` for each, with ``"ready"`` and ``"stalled"`` of its health,
             and ``"hardware"``: the fields of :class:`HardwareInfo` and ``"stale"``, or ``None``.
-            ``"actors"``: the fields of :meth:`tree`. No names of files, no addresses and no texts
-            of errors are in it.
+            ``"actors"``: the fields of :meth:`tree`. No names of files, no addresses but those of
+            nodes, and no texts of errors are in it.
 
         Raises
         ------
@@ -144,6 +145,7 @@ class System(ActorSystem):
         self,
         spec: str = "auto",
         *,
+        node: Node | str | None = None,
         host: HostOption = "auto",
         completion: CompletionName | CompletionStrategy = "adaptive",
         streams: int = 8,
@@ -169,6 +171,10 @@ class System(ActorSystem):
         ----------
         spec
             ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
+        node
+            The machine that it is on: ``"host:port"`` of its ``python -m accel node``, or an
+            :class:`accel.Node`. Contexts are in child processes there, and what they import is
+            imported there. The device is called ``"cuda:0@host:port"``. ``None``: this machine.
         host
             Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own,
             which a fault takes with it while the service goes on; another child, a forkserver, has
@@ -234,7 +240,8 @@ class System(ActorSystem):
             If an option asks for what this release does not offer; or a module opens a device while
             accel imports it: its program has no main guard.
         BackendUnavailableError
-            If there is no such device, or no process for it can be started.
+            If there is no such device, no process for it can be started, or its node cannot be
+            reached or refuses.
         OutOfMemoryError
             If this machine has no descriptor, thread or memory for it now.
         ClosedError
@@ -242,24 +249,32 @@ class System(ActorSystem):
         """
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
+        machine = None if node is None else Node.of(node)
         self._check_open("opens no more devices")
         check_not_importing()
         # 1. The options, before anything is touched.
-        host_kind, hosting = check_hosting(host, standby, spares, hang_timeout)
+        host_kind, hosting = check_hosting(host, standby, spares, hang_timeout, is_here=machine is None)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
         options = dataclasses.replace(options, **hosting)
         # 2. The hardware, on worker threads: finding it imports the backend.
         try:
-            backend, description = await self.run_blocking(find_device, spec)
-            await self.run_blocking(check_shareable, backend, description.index, standby)
-            name = self._free_name(description.spec)
+            if machine is None:
+                backend, description = await self.run_blocking(find_device, spec)
+                await self.run_blocking(check_shareable, backend, description.index, standby)
+                name = self._free_name(description.spec)
+            else:
+                is_shared = standby in ("context", "model")
+                (description,) = await machine.find_devices(self.run_blocking, [spec], None, is_shared=is_shared)
+                backend = await self.run_blocking(load_backend, description.backend)
+                name = self._free_name(f"{description.spec}@{machine.address}")
             core = DeviceCore(self, backend, description, options, self._shared, name=name, probes=self.probes)
             # 3. The host and the first context. Others that are opened meanwhile see this one.
             self._opening[core] = host_kind = self._choose_host(host_kind, core)
             try:
-                device = await self._start_device(core, host_kind)
+                session = None if machine is None else NodeSession(machine, self.run_blocking)
+                device = await self._start_device(core, host_kind, node=session)
             finally:
                 del self._opening[core]
         except Exception as error:
@@ -269,7 +284,9 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]  # without those that were closed meanwhile
         return device
 
-    async def open_pool(self, specs: str | Iterable[str] = "auto", *, count: int | None = None, **options: Any) -> Pool:
+    async def open_pool(
+        self, specs: str | Iterable[str] = "auto", *, count: int | None = None, nodes: Iterable[Node | str] = (), **options: Any
+    ) -> Pool:
         """Open several devices at the same time, and return them as a pool.
 
         Parameters
@@ -281,6 +298,9 @@ class System(ActorSystem):
             How many: the first ones of those that ``specs`` names. Where it names a single piece of
             hardware, as ``"cpu"`` and ``"cuda:1"`` do, ``count`` devices share it, each with a context
             and memory of its own. ``None``: one for each piece.
+        nodes
+            Machines, as ``node=`` of :meth:`open_device` takes them: ``specs`` and ``count`` count on
+            each of them. Without any they count here.
         **options
             Of :meth:`open_device`, for all of them.
 
@@ -302,8 +322,16 @@ class System(ActorSystem):
             check_count("count", count)
         if isinstance(libraries := options.get("libraries"), Iterator):
             options["libraries"] = tuple(libraries)  # it is read once, and there are several devices
-        found = await self.run_blocking(find_specs, specs, count)
-        opening = [self.open_device(spec, **options) for spec in found]
+        if "node" in options:
+            raise InvalidArgumentError("a pool has no node=", remedy="Give nodes=[...].")
+        machines = [Node.of(node) for node in nodes]
+        if machines:
+            given = specs if isinstance(specs, str) else list(specs)
+            listed = await asyncio.gather(*[machine.find_devices(self.run_blocking, given, count, is_shared=False) for machine in machines])
+            places = [(device.spec, machine) for machine, devices in zip(machines, listed, strict=True) for device in devices]
+            opening = [self.open_device(spec, node=machine, **options) for spec, machine in places]
+        else:
+            opening = [self.open_device(spec, **options) for spec in await self.run_blocking(find_specs, specs, count)]
         opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))
         # Threads decide which of several on one piece of hardware got which name: put them in order.
         by_name = sorted(opened, key=lambda device: (len(device.name), device.name))
@@ -392,7 +420,9 @@ class System(ActorSystem):
             raise
         return world
 
-    async def _start_device(self, core: DeviceCore, host_kind: str, forkserver: ForkserverSlot | None = None) -> Device:
+    async def _start_device(
+        self, core: DeviceCore, host_kind: str, *, forkserver: ForkserverSlot | None = None, node: NodeSession | None = None
+    ) -> Device:
         """Spawn the actor of a device, and return the device once its first context is ready.
 
         Also sets ``core.refs.device``.
@@ -406,17 +436,19 @@ class System(ActorSystem):
             ``"auto"`` in this process until a fault, and in children after that.
         forkserver
             For a quarantine: the forkserver of its device, which it shares.
+        node
+            Starts its children on another machine; ``None``: they are started here.
         """
         self._opened += 1
         slot, standby = forkserver or ForkserverSlot(), core.options.standby
-        children = Children(core.name, slot)
+        children = Children(core.name, slot, node)
 
         async def start_forkserver(owner: ActorContext) -> None:
             """Start the forkserver of the device, unless it needs none or shares one.
 
             The host calls it before the first context is made; see :class:`Host`.
             """
-            if (host_kind == "process" or standby != "none") and forkserver is None:
+            if (host_kind == "process" or standby != "none") and forkserver is None and node is None:
                 await owner.spawn(ForkserverActor, core, slot, starts_before_ready=host_kind == "process", name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
@@ -439,10 +471,10 @@ class System(ActorSystem):
         )
         name = f"{core.name}#{self._opened}"
         actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
-        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, slot))
+        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, slot, node))
         return device
 
-    async def _open_quarantine(self, core: DeviceCore, forkserver: ForkserverSlot) -> Device:
+    async def _open_quarantine(self, core: DeviceCore, forkserver: ForkserverSlot, node: NodeSession | None) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own.
 
         Called at the beginning of a ``device.quarantine()`` block. :attr:`devices` does not show
@@ -453,7 +485,8 @@ class System(ActorSystem):
         set_quarantine_options(quarantine)
         # Without the libraries that were registered with refs: this device's memory is not there.
         quarantine.registrations.update((library, given) for library, given in core.registrations.items() if not given.refs)
-        device = await self._start_device(quarantine, "process", forkserver)
+        renewed = None if node is None else node.renewed()
+        device = await self._start_device(quarantine, "process", forkserver=forkserver, node=renewed)
         self._quarantines = [*(other for other in self._quarantines if other.state is not DeviceState.CLOSED), device]
         return device
 

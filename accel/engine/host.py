@@ -41,6 +41,10 @@ class ChildProcesses(Protocol):
         """The state of the spare child; see :class:`~accel.DeviceInfo`."""
 
     @property
+    def node_address(self) -> str | None:
+        """The address of the machine that they are on; ``None``: this one."""
+
+    @property
     def is_spare_ready(self) -> bool | None:
         """Whether a spare child is ready; ``None`` while one is starting."""
 

@@ -175,6 +175,17 @@ class ChildProcess:
 
     # -- ending
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                # The name, in parentheses, may have any characters in it.
+                state = file.read().rpartition(b")")[2].split()[:1]
+        except OSError:
+            return False
+        return state in ([b"T"], [b"t"])
+
     def kill(self) -> None:
         """Send SIGKILL to the process, and to no other one; do nothing once it has ended."""
         if self.exit is None:

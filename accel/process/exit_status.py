@@ -37,11 +37,15 @@ class ExitStatus:
         The number of the signal that ended it; ``None`` if none did, or if it is unknown.
     stderr
         The last 32 KiB of its output to stdout and stderr.
+    lost
+        Why nothing is known of its end, as the end of a sentence about it; empty where that is not
+        so.
     """
 
     code: int | None
     signal: int | None
     stderr: str = ""
+    lost: str = ""
 
     def describe(self) -> str:
         """Return in words how the process ended, with its last output or the report of a crash."""
@@ -73,6 +77,9 @@ class ExitStatus:
                 name = "unnamed"
             return f"was ended by signal {self.signal} ({name})"
         if self.code is None:
-            return "ended, and something else took its exit status: code in this process, or the end of the forkserver that it came from"
+            return (
+                self.lost
+                or "ended, and something else took its exit status: code in this process, or the end of the forkserver that it came from"
+            )
         meaning = _MEANINGS.get(self.code)
         return f"ended with exit code {self.code}" + (f" ({meaning})" if meaning else "")

@@ -40,7 +40,7 @@ class Incoming:
     Parameters
     ----------
     sock
-        A connected ``AF_UNIX`` stream socket.
+        A connected ``AF_UNIX`` stream socket; ``None`` where the caller reads, and calls :meth:`feed`.
     max_message
         Bytes of the largest payload that is accepted.
     close_fds
@@ -52,7 +52,7 @@ class Incoming:
         Complete messages that were not delivered yet.
     """
 
-    def __init__(self, sock: socket.socket, max_message: int, close_fds: Callable[[Iterable[int]], object]) -> None:
+    def __init__(self, sock: socket.socket | None, max_message: int, close_fds: Callable[[Iterable[int]], object]) -> None:
         self.messages: deque[Message] = deque()
         self._sock = sock
         self._max_message = max_message
@@ -75,6 +75,7 @@ class Incoming:
         OSError
             If the connection is broken.
         """
+        assert self._sock is not None, "else the caller reads"
         data, control, flags, _ = self._sock.recvmsg(size, _CONTROL, _CLOEXEC)
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -83,7 +84,7 @@ class Incoming:
                 self._descriptors.extend(numbers)
         if not data and self._partial:
             raise ProtocolError(f"the stream ends within a message, of which {len(self._partial)} bytes are there")
-        self._parse(data)
+        self.feed(data)
         if flags & _TRUNCATED:
             raise ProtocolError(
                 "file descriptors got lost: this process may open no more",
@@ -99,8 +100,14 @@ class Incoming:
         self.messages.clear()
         self._descriptors.clear()
 
-    def _parse(self, data: bytes) -> None:
-        """Append the messages that ``data`` completes; keep the bytes of an incomplete one."""
+    def feed(self, data: bytes) -> None:
+        """Append the messages that ``data`` completes; keep the bytes of an incomplete one.
+
+        Raises
+        ------
+        ProtocolError
+            If the stream is malformed. Messages before that place are in :attr:`messages`.
+        """
         partial, start = self._partial, 0
         partial += data
         while len(partial) - start >= HEADER_BYTES:

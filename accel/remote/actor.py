@@ -122,7 +122,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         if not core.lifecycle.generation:
             await self._children.forkserver.wait_settled(_FORKSERVER_TIMEOUT)
         ready = self._ready_future = core.loop.create_future()  # before: the child may refuse at once
-        link = await Link.start(core, "imports", self, self._children.forkserver)
+        link = await Link.start(core, "imports", self, self._children.forkserver, self._children.node)
         try:
             # The new child imports while the last one ends, whose memory it needs.
             await self._children.wait_ended()

@@ -55,6 +55,18 @@ class SharedArray:
         """Whether the array itself is not in shared memory."""
         return self._piece is not None
 
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """The number of the block, and the offset and bytes in it."""
+        return self.place.block, self.place.offset, self.array.nbytes
+
+    def memory(self) -> memoryview:
+        """Return the bytes in shared memory, which stay mapped as long as this is there."""
+        offset, nbytes = self.place.offset, self.array.nbytes
+        if self._view is not None:
+            return self._view[offset : offset + nbytes]
+        return self.array.reshape(-1).view("uint8").data
+
     def copy_in(self) -> None:
         """Copy the array into shared memory, unless it is there. Blocks for as long as that takes."""
         view = self._view  # keeps the mapping while this copies, also if this is closed meanwhile

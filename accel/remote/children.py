@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from accel.process.exit_status import ExitStatus
     from accel.process.forkserver_client import ForkserverSlot
-    from accel.remote.link import Link
+    from accel.remote.link import Link, Starter
 
 __all__ = ["Children", "Spare"]
 
@@ -51,6 +51,8 @@ class Children:
         Its name.
     forkserver
         Holds the device's forkserver, while there is one.
+    node
+        Starts children on another machine; ``None``: they are started here.
 
     Attributes
     ----------
@@ -58,8 +60,9 @@ class Children:
         Places of spares; the one that was started last is the last.
     """
 
-    def __init__(self, device: str, forkserver: ForkserverSlot) -> None:
+    def __init__(self, device: str, forkserver: ForkserverSlot, node: Starter | None = None) -> None:
         self.forkserver = forkserver
+        self.node = node
         self._device = device
         self.spares: list[Spare] = []
         self._ending: dict[Link, bool] = {}  # killed -> whether the log says that it does not end
@@ -68,6 +71,11 @@ class Children:
     def standby(self) -> str:
         """The state of the spare that would be promoted next; see :class:`Spare`."""
         return min((spare.state for spare in self.spares), key=_STATES.index, default="none")
+
+    @property
+    def node_address(self) -> str | None:
+        """The address of the machine that they are on; ``None``: this one."""
+        return None if self.node is None else self.node.address
 
     @property
     def is_spare_ready(self) -> bool | None:
@@ -79,8 +87,8 @@ class Children:
 
     @property
     def spare_pid(self) -> int | None:
-        """The process id of the spare that would be promoted next."""
-        return next((spare.pid for spare in self._by_readiness()), None)
+        """The process id of the spare that would be promoted next; ``None`` on another machine."""
+        return None if self.node is not None else next((spare.pid for spare in self._by_readiness()), None)
 
     def take_spare(self) -> Link | None:
         """Remove the spare that is nearest to ready, and return it; ``None`` if there is none.

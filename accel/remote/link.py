@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from accel.memory import HostBlock
     from accel.process.exit_status import ExitStatus
     from accel.process.forkserver_client import ForkserverSlot
+    from accel.remote.arrays import SharedArray
 
-__all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener", "backend_name", "is_uvloop"]
+__all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener", "Starter", "backend_name", "is_uvloop"]
 
 logger = get_logger()
 
@@ -69,13 +70,74 @@ class Listener(Protocol):
         """Handle the end of the child."""
 
 
+class Child(Protocol):
+    """A process of a device: :class:`~accel.process.child.ChildProcess`, or one on another machine.
+
+    Attributes
+    ----------
+    pid, exit
+        See there.
+    """
+
+    pid: int
+    exit: ExitStatus | None
+
+    @property
+    def is_stopped(self) -> bool:
+        """See :attr:`ChildProcess.is_stopped`."""
+
+    def kill(self) -> None:
+        """See :meth:`ChildProcess.kill`."""
+
+    async def aclose(self, grace: float = 1.0) -> ExitStatus:
+        """See :meth:`ChildProcess.aclose`."""
+
+
+class Messages(Protocol):
+    """A connection to a child: :class:`~accel.process.channel.Channel`, or to another machine."""
+
+    def send(self, kind: int, *parts: bytes, fds: Sequence[int] = (), now: bool = False) -> None:
+        """See :meth:`Channel.send`."""
+
+    def close(self) -> None:
+        """See :meth:`Channel.close`."""
+
+
+class NodeMessages(Child, Messages, Protocol):
+    """A child on another machine, which is also the connection to it."""
+
+    def announce(self, request: int, sources: Sequence[SharedArray], results: Sequence[SharedArray]) -> None:
+        """Send the arrays that a request reads, and expect those that it fills, before it is sent."""
+
+
+class Starter(Protocol):
+    """Starts children on another machine; see :class:`accel.node.client.NodeSession`."""
+
+    address: str
+
+    async def start_child(
+        self,
+        device: DeviceCore,
+        *,
+        uvloop: bool,
+        silence: float,
+        on_message: Callable[[int, bytes, list[int]], None],
+        on_lost: Callable[[AccelError | None], None],
+        on_exit: Callable[[ExitStatus], None],
+    ) -> NodeMessages:
+        """Start a child there."""
+
+
 class Link:
     """A child of a device, its connection, and what was sent to it and asked.
 
     Attributes
     ----------
-    child : ChildProcess
-    channel : Channel
+    child : Child
+    channel : Messages
+    node : NodeMessages or None
+        Both of them, of a child on another machine, to which arrays are sent; ``None`` for one here,
+        which maps them.
     watchdog : Watchdog
     listener : Listener
         Handles what the child sends; another one after a promotion.
@@ -97,14 +159,15 @@ class Link:
         Numbers of the blocks of host memory that the child has.
     """
 
-    child: ChildProcess
-    channel: Channel
+    child: Child
+    channel: Messages
     watchdog: Watchdog
 
     def __init__(self, core: DeviceCore, listener: Listener) -> None:
         self._core = core
         self.listener = listener
         self.on_exit: Callable[[ExitStatus], object] = lambda status: self.listener.on_exit(status)
+        self.node: NodeMessages | None = None
         self.is_warm = False
         self.is_busy = False
         self._busy_since = self._busy_before = 0.0
@@ -116,9 +179,14 @@ class Link:
 
     @classmethod
     async def start(
-        cls, core: DeviceCore, readiness: Literal["imports", "context", "model"], listener: Listener, forkserver: ForkserverSlot
+        cls,
+        core: DeviceCore,
+        readiness: Literal["imports", "context", "model"],
+        listener: Listener,
+        forkserver: ForkserverSlot,
+        node: Starter | None,
     ) -> Link:
-        """Start or fork a child, and have it make ready what it can before a generation begins.
+        """Start or fork a child, here or on the device's node, and have it make ready what it can before a generation begins.
 
         Returns before the child is ready; a message WARM or REFUSED follows.
 
@@ -133,11 +201,15 @@ class Link:
             Handles what the child sends.
         forkserver
             Forks the child, if there is a forkserver and it is ready.
+        node
+            Starts the child on another machine; ``None``: it is started here.
 
         Raises
         ------
         BackendUnavailableError
-            Descriptors, processes or memory ran out.
+            Descriptors, processes or memory ran out, or the node cannot be reached.
+        DeviceLostError
+            The node was lost, and has not come back in time.
         UnsupportedError
             An option of the device cannot be pickled.
         """
@@ -150,28 +222,48 @@ class Link:
                 device=core.name,
                 remedy="Give objects of classes that are defined at the top of a module that can be imported.",
             ) from error
-        uvloop = is_uvloop(core.loop)
-        client = forkserver.client
-        child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=link._on_exit)
-        link.child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._on_exit)
-        link.channel = Channel(
-            link.child.sock,
-            core.loop,
-            on_message=link._on_message,
-            on_lost=link._on_lost,
-            max_received=MAX_ANSWER,
-            close_fds=core.disposal.close_fds,
-        )
+        if node is None:
+            await link._start_here(forkserver)
+        else:
+            link.child = link.channel = link.node = await node.start_child(
+                core,
+                uvloop=is_uvloop(core.loop),
+                silence=core.options.limits.heartbeat_timeout,
+                on_message=link._on_message,
+                on_lost=link._on_lost,
+                on_exit=link._on_exit,
+            )
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)
         core.pinned.block_listeners.add(link.release_block)
         link.tell(Kind.CONFIG, config)
         return link
 
+    async def _start_here(self, forkserver: ForkserverSlot) -> None:
+        """Start or fork a child of this process, and open the channel to it."""
+        core, client = self._core, forkserver.client
+        uvloop = is_uvloop(core.loop)
+        child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
+        child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
+        self.child = child
+        self.channel = Channel(
+            child.sock,
+            core.loop,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            max_received=MAX_ANSWER,
+            close_fds=core.disposal.close_fds,
+        )
+
     @property
     def pid(self) -> int:
         """Process id of the child."""
         return self.child.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the child, as far as this machine can tell."""
+        return self.child.is_stopped
 
     def busy_seconds(self) -> float:
         """Return for how many seconds in all the child has opened, loaded or compiled something."""

@@ -288,7 +288,11 @@ class RequestContext(ContextBase):
             self._collect_dropped()
         number, work = next(self._numbers), request.submission.observed
         is_timed = work is not None and work.is_timed
-        self.send_request(number, request, Kind.BATCH, pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed))
+        data = pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed)
+        if request.arrays and self._link.node is not None and self.fault is None:
+            sources = [shared for shared in request.arrays if shared not in request.to_copy_back]
+            self._link.node.announce(number, sources, request.to_copy_back)
+        self.send_request(number, request, Kind.BATCH, data)
         self._freed = []
 
     def send_request(self, number: int, request: PendingRequest, kind: Kind, data: bytes) -> None:

@@ -75,7 +75,7 @@ class StandbyActor(HelperProcessActor):
             if self._children.forkserver.is_importing:  # the spare would do the same imports
                 return
             self._start_time = time.perf_counter()
-            self._link = await Link.start(core, self._readiness, self, self._children.forkserver)
+            self._link = await Link.start(core, self._readiness, self, self._children.forkserver, self._children.node)
 
     async def _update(self, link: Link) -> None:
         """Bring the spare up to date with the registered libraries: nothing to do here."""

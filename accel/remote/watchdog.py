@@ -31,7 +31,7 @@ class _Child(Protocol):
     """The members of a :class:`~accel.remote.link.Link` that the watchdog uses."""
 
     @property
-    def pid(self) -> int: ...
+    def is_stopped(self) -> bool: ...
     @property
     def is_busy(self) -> bool: ...
 
@@ -177,7 +177,7 @@ class Watchdog:
         it. Forgets the unanswered ping once the child has sent something.
         """
         may_be_silent = self.is_starting or self._child.is_busy
-        is_stopped = may_be_silent and _is_stopped(self._child.pid)
+        is_stopped = may_be_silent and self._child.is_stopped
         if self.is_heard or (self.is_starting and not is_stopped):
             self._ping_time = None
         limit = self._limits.heartbeat_timeout * (_BUSY_FACTOR if self._child.is_busy and not is_stopped else 1)
@@ -200,14 +200,3 @@ class _Step(NamedTuple):
     seconds: float
     then: float | None
     since: float
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may have any characters in it.
-            state = file.read().rpartition(b")")[2].split()[:1]
-    except OSError:
-        return False
-    return state in ([b"T"], [b"t"])

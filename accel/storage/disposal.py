@@ -44,12 +44,12 @@ class Disposal:
         close_after_fork(self)
 
     def close_fds(self, descriptors: Iterable[int]) -> None:
-        """Close descriptors, which belong to this object from now on.
+        """Close descriptors, which belong to this object from now on; -1 stands for none.
 
         Never blocks; where the system has no thread, they are closed together with the next ones.
         In a forked process they are closed at once.
         """
-        self._unclosed += descriptors
+        self._unclosed += [fd for fd in descriptors if fd >= 0]
         if os.getpid() != self._pid:
             self.close_inherited()
         elif self._unclosed:

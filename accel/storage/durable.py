@@ -49,7 +49,7 @@ class KeptSlab(NamedTuple):
     Attributes
     ----------
     number, nbytes, fd
-        Its number in the book, its size, and the book's own descriptor.
+        Its number in the book, its size, and the book's own descriptor; -1: another machine has it.
     blocks
         For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes
         reserved.
@@ -268,7 +268,8 @@ class DurableBook:
     def adopt_slab(self, number: int, nbytes: int, fd: int) -> bool:
         """Add a slab that a child made, and own its descriptor from now on.
 
-        If the book is closed, return ``False``: the caller closes the descriptor, as it does if
+        A descriptor of -1 stands for one that the agent of another machine has. If the book is
+        closed, return ``False``: the caller closes the descriptor, as it does if
         this raises.
 
         Raises
@@ -281,7 +282,7 @@ class DurableBook:
             return False
         if number in self._slabs or len(self._slabs) >= self.most_slabs:
             raise ValueError(f"slab {number} is there already, or one too many")
-        identity = _memfd_identity(fd, nbytes)
+        identity = None if fd < 0 else _memfd_identity(fd, nbytes)
         if identity is not None and any(slab.identity == identity for slab in self._slabs.values()):
             raise ValueError(f"slab {number} is the memory of another one")
         self._slabs[number] = _Slab(fd, nbytes, None, identity)

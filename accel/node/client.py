@@ -1,0 +1,313 @@
+"""The controller's side: where a node is, what it has, and the children of a device there."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from accel._log import get_logger
+from accel.backend import DeviceDescription
+from accel.errors import AccelError, BackendUnavailableError, DeviceLostError, InvalidArgumentError
+from accel.node.child import NodeChild
+from accel.node.handshake import ask, check_token, find_token, open_streams, prove
+from accel.process.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from accel.node.handshake import Streams
+    from accel.process.exit_status import ExitStatus
+
+__all__ = ["Node", "NodeSession", "is_loopback", "split_address"]
+
+logger = get_logger()
+
+_CONNECT_TIMEOUT: Final = 10.0
+"""Seconds within which an agent must accept a connection."""
+_ANSWER_TIMEOUT: Final = 60.0
+"""Seconds within which it must answer a request, for which it imports a backend or starts a child."""
+_PAUSES: Final = (0.05, 1.0)
+"""The first and the longest pause between attempts to reach an agent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Another machine, on which ``python -m accel node`` runs.
+
+    Parameters
+    ----------
+    address
+        ``"host:port"``; an IPv6 address in brackets.
+    token
+        What the agent was started with; ``None``: that of ``ACCEL_TOKEN``, or of the file that
+        ``ACCEL_TOKEN_FILE`` names.
+    tls
+        How the agent's certificate is verified, such as ``ssl.create_default_context(cafile=...)``;
+        ``None``: the connection is not encrypted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is of another form.
+    """
+
+    address: str
+    token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        if self.token is not None:
+            check_token(self.token)
+        if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
+            raise InvalidArgumentError(f"tls is {self.tls!r:.80}", remedy="Give an ssl.SSLContext, or None.")
+
+    @classmethod
+    def of(cls, value: object) -> Node:
+        """Return the node of a ``node=``, which may be an address alone."""
+        if isinstance(value, str):
+            return cls(value)
+        if not isinstance(value, cls):
+            raise InvalidArgumentError(f"node is {value!r:.80}", remedy="Give 'host:port', or an accel.Node.")
+        return value
+
+    async def find_devices(
+        self, run_blocking: Callable[..., Awaitable[Any]], specs: str | list[str], count: int | None, *, is_shared: bool
+    ) -> list[DeviceDescription]:
+        """Return the devices of the node that ``specs`` and ``count`` name; see :func:`accel.registry.find_specs`.
+
+        Parameters
+        ----------
+        run_blocking
+            :meth:`accel.System.run_blocking`.
+        specs, count
+            What to find.
+        is_shared
+            Whether two processes are to have a context on them: raises if they cannot.
+
+        Raises
+        ------
+        AccelError
+            What the node answers, or if it cannot be reached.
+        """
+        request = {"what": "devices", "specs": specs, "count": count, "is_shared": is_shared}
+        streams, answer = await self.request(run_blocking, request)
+        streams.writer.close()
+        return [_decode_description(item) for item in answer.get("devices", ())]
+
+    async def request(self, run_blocking: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> tuple[Streams, dict[str, Any]]:
+        """Connect, and send a request; return the connection and the answer.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the node cannot be reached (retryable), or refuses.
+        AccelError
+            What it answers.
+        """
+        token = await run_blocking(find_token) if self.token is None else check_token(self.token)
+        host, port = split_address(self.address)
+        streams: Streams | None = None
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
+                streams = await open_streams(host, port, self.tls)
+                await prove(streams, token)
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
+                return streams, await ask(streams, request)
+        except BaseException as error:
+            if streams is not None:
+                streams.writer.transport.abort()
+            if isinstance(error, ProtocolError):
+                raise BackendUnavailableError(f"node {self.address}: {error.message}", remedy=error.remedy) from error
+            if isinstance(error, AccelError):
+                error.message = f"node {self.address}: {error.message}"
+            if not isinstance(error, (OSError, EOFError)) or isinstance(error, AccelError):
+                raise
+            raise _unreachable(self.address, error) from error
+
+
+class _Kept(Protocol):
+    """The members of a device that a session asks."""
+
+    is_closing: bool
+
+    @property
+    def durable(self) -> Any: ...
+
+
+class NodeSession:
+    """The children of one device on a node, and its durable memory, which the agent keeps.
+
+    Parameters
+    ----------
+    node
+        Where.
+    run_blocking
+        Reads the token's file.
+    """
+
+    def __init__(self, node: Node, run_blocking: Callable[..., Awaitable[Any]]) -> None:
+        self.address = node.address
+        self._node = node
+        self._run_blocking = run_blocking
+        self._number = secrets.token_hex(16)
+        self._children: dict[str, NodeChild] = {}  # those that have not ended
+        self._keep = 0.0
+        self._lost_at: float | None = None  # when a connection was lost; until another child is there
+
+    async def start_child(
+        self,
+        device: _Kept,
+        *,
+        uvloop: bool,
+        silence: float,
+        on_message: Callable[[int, bytes, list[int]], None],
+        on_lost: Callable[[AccelError | None], None],
+        on_exit: Callable[[ExitStatus], None],
+    ) -> NodeChild:
+        """Start a child on the node; see :class:`NodeChild`.
+
+        After the loss of a connection the node is tried for as long as it keeps durable memory.
+
+        Parameters
+        ----------
+        device
+            Whose child it is.
+        uvloop
+            Whether it runs on uvloop's event loop.
+        silence
+            Seconds after which a machine that does not answer counts as lost.
+        on_message, on_lost, on_exit
+            As for :class:`NodeChild`.
+
+        Raises
+        ------
+        BackendUnavailableError
+            The node cannot be reached, or has no process for it.
+        DeviceLostError
+            The node was lost, and has not come back in time.
+        """
+        loop, pause = asyncio.get_running_loop(), _PAUSES[0]
+        while True:
+            try:
+                return await self._start_child(device, uvloop, silence, on_message, on_lost, on_exit)
+            except BackendUnavailableError as error:
+                if self._lost_at is None or error.library != "node":
+                    raise
+                left = self._lost_at + self._keep - loop.time()
+                if left <= 0:
+                    raise DeviceLostError(
+                        f"node {self.address} was lost, and is not back after {self._keep:g} s: {error.message}"
+                    ) from error
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSES[1])
+
+    async def _start_child(
+        self,
+        device: _Kept,
+        uvloop: bool,
+        silence: float,
+        on_message: Callable[[int, bytes, list[int]], None],
+        on_lost: Callable[[AccelError | None], None],
+        on_exit: Callable[[ExitStatus], None],
+    ) -> NodeChild:
+        """Start a child, in one attempt."""
+        number = secrets.token_hex(16)
+        # The agent ends children that this end has given up, and forgets slabs that it has dropped.
+        request = {
+            "what": "child",
+            "session": self._number,
+            "child": number,
+            "others": list(self._children),
+            "slabs": list({buffer.slab for buffer in device.durable.buffers.values()} - {None}),
+            "uvloop": uvloop,
+            "silence": silence,
+        }
+        messages, answer = await self._node.request(self._run_blocking, request)
+        try:
+            arrays, _ = await self._node.request(self._run_blocking, {"what": "arrays", "session": self._number, "child": number})
+        except BaseException:
+            messages.writer.transport.abort()
+            raise
+
+        def on_ended(status: ExitStatus) -> None:
+            if self._children.pop(number).is_cut:
+                self._lost_at = asyncio.get_running_loop().time()
+            on_exit(status)
+
+        pid, self._keep = int(_number(answer, "pid")), float(_number(answer, "keep"))
+        child = NodeChild(
+            self.address,
+            pid,
+            on_message=on_message,
+            on_lost=on_lost,
+            on_exit=on_ended,
+            on_closing=lambda: device.is_closing,
+        )
+        try:
+            await child.connect(messages, arrays, silence)
+        except OSError as error:
+            messages.writer.transport.abort()
+            arrays.writer.transport.abort()
+            raise _unreachable(self.address, error) from error
+        self._children[number] = child
+        self._lost_at = None
+        logger.info("node_child_started", node=self.address, pid=pid)
+        return child
+
+    def renewed(self) -> NodeSession:
+        """Return a session of its own on the same node, for another device."""
+        return NodeSession(self._node, self._run_blocking)
+
+
+def _unreachable(address: str, error: BaseException) -> BackendUnavailableError:
+    """Return the error for a connection that cannot be made, or has ended before it was of use."""
+    return BackendUnavailableError(
+        f"node {address} cannot be reached: {str(error) or type(error).__name__}",
+        library="node",
+        retryable=True,
+        remedy=f"Start `python -m accel node --listen {address}` there, with the same token.",
+    )
+
+
+def split_address(address: object) -> tuple[str, int]:
+    """Return the host and the port of ``"host:port"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is of another form.
+    """
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise InvalidArgumentError(f"{address!r:.80} is no address of a node", remedy="Give 'host:port', such as '10.0.0.7:7420'.")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is one that no other machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _number(answer: dict[str, Any], key: str) -> int | float:
+    value = answer.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ProtocolError(f"a node answered {key}={value!r:.80}")
+    return value
+
+
+def _decode_description(item: Any) -> DeviceDescription:
+    """Return a device that a node has listed, checked."""
+    try:
+        fields = {key: str(item[key]) for key in ("backend", "name", "uuid")}
+        return DeviceDescription(index=int(item["index"]), memory=int(item["memory"]), **fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"a node has listed {item!r:.80} as a device: {error!r}") from None

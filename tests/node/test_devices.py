@@ -1,0 +1,123 @@
+"""Devices on a node compute, move arrays and are named as devices of this machine are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuBackend
+from accel.testing.conformance import Check, checks
+from accel.testing.conformance.device_harness import DeviceHarness
+from tests.node_support import AgentProcess, proxy_to, running_agent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[AgentProcess]:
+    with running_agent() as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def other_agent() -> Iterator[AgentProcess]:
+    with running_agent("127.0.0.3") as agent:
+        yield agent
+
+
+@pytest.mark.parametrize("check", checks("device"), ids=lambda check: check.name)
+async def test_device_conformance_on_a_node(check: Check, agent: AgentProcess) -> None:
+    await check.run(DeviceHarness(CpuBackend(), options={"node": agent.node}))
+
+
+async def test_a_device_on_a_node_is_named_after_it(agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        device, other = [await system.open_device("cpu", node=agent.node) for _ in range(2)]
+        assert [device.name, other.name] == [f"cpu:0@{agent.address}", f"cpu:0@{agent.address}#2"]
+        info = device.info()
+        assert (info.node, info.host, info.spare) == (agent.address, "process", None)
+        assert info.pid in agent.children()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 8, 100_000, (1 << 20) + 3, 80 << 20])
+async def test_arrays_of_all_sizes_arrive(nbytes: int, agent: AgentProcess, rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", node=agent.node)
+        array = np.frombuffer(rng.bytes(nbytes), np.uint8)
+        ref = await device.put(array)
+        np.testing.assert_array_equal(await device.get(ref), array)
+        pinned = await device.pinned((nbytes,), "uint8")
+        pinned[:] = array[::-1]
+        await device.put(pinned, out=ref)
+        pinned[:] = 0
+        await device.get(ref, out=pinned)
+        np.testing.assert_array_equal(pinned, array[::-1])
+
+
+async def test_ops_around_arrays_keep_their_order(agent: AgentProcess, rng: np.random.Generator) -> None:
+    async with accel.System() as system, proxy_to(agent.address) as proxy:
+        proxy.piece = 1 << 14
+        device = await system.open_device("cpu", node=accel.Node(proxy.address, agent.node.token))
+        target = await device.zeros(1 << 17, "float64")
+
+        async def step(number: int) -> None:
+            async with device.batch() as batch:
+                batch.put(np.full(1 << 17, float(number)), out=target)
+                doubled = batch.elementwise.binary("add", target, target)
+            np.testing.assert_array_equal(await device.get(doubled), np.full(1 << 17, 2.0 * number))
+
+        await asyncio.gather(*[step(number) for number in range(8)])
+
+
+async def test_small_ops_overtake_a_large_result(agent: AgentProcess) -> None:
+    async with accel.System() as system, proxy_to(agent.address) as proxy:
+        device = await system.open_device("cpu", node=accel.Node(proxy.address, agent.node.token))
+        small, large = await device.zeros(4), await device.zeros(4 << 20, "float64")
+        proxy.piece, proxy.delay = 1 << 16, 0.002  # a second for the large one
+        getting = asyncio.ensure_future(device.get(large))
+        for _ in range(5):
+            await device.elementwise.unary("neg", small)
+        assert not getting.done()
+        proxy.delay = 0.0
+        np.testing.assert_array_equal(await getting, np.zeros(4 << 20))
+
+
+async def test_a_pool_over_two_nodes(agent: AgentProcess, other_agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        pool = await system.open_pool("cpu", count=2, nodes=[agent.node, other_agent.node])
+        assert [device.name for device in pool] == [
+            f"cpu:0@{agent.address}",
+            f"cpu:0@{agent.address}#2",
+            f"cpu:0@{other_agent.address}",
+            f"cpu:0@{other_agent.address}#2",
+        ]
+        moved = await pool[3].put(await pool[0].get(await pool[0].put(np.arange(3.0))))
+        np.testing.assert_array_equal(await pool[3].get(moved), np.arange(3.0))
+
+
+async def test_options_that_a_node_cannot_honour_are_refused(agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        with pytest.raises(accel.UnsupportedError, match="inline"):
+            await system.open_device("cpu", node=agent.node, host="inline")
+        with pytest.raises(accel.InvalidArgumentError, match="host:port"):
+            await system.open_device("cpu", node="here")
+        with pytest.raises(accel.InvalidArgumentError, match="nodes="):
+            await system.open_pool("cpu", node=agent.node)
+        with pytest.raises(accel.BackendUnavailableError, match=r"cpu:3.* is not there"):
+            await system.open_device("cpu:3", node=agent.node)
+        with pytest.raises(accel.InvalidArgumentError, match="names no device"):
+            await system.open_device("tpu", node=agent.node)
+
+
+async def test_a_node_that_is_not_there_is_told(agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        with pytest.raises(accel.BackendUnavailableError, match="cannot be reached") as caught:
+            await system.open_device("cpu", node=accel.Node("127.0.0.2:1", agent.node.token))
+        assert "python -m accel node" in str(caught.value.remedy)

@@ -1,0 +1,169 @@
+"""What the tests of nodes share: an agent in a process of its own, and a proxy on the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+TOKEN = secrets.token_hex(16)
+PATIENCE = 30.0
+
+
+class AgentProcess:
+    """A running ``python -m accel node``.
+
+    Parameters
+    ----------
+    host
+        The address of the loopback network at which it listens; with a port: that one.
+    *arguments
+        Further arguments.
+
+    Attributes
+    ----------
+    address : str
+        ``host:port``.
+    """
+
+    def __init__(self, host: str = "127.0.0.2", *arguments: str, token: str = TOKEN) -> None:
+        listen = host if ":" in host else f"{host}:0"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "accel", "node", "--listen", listen, "--log-format", "console", *arguments],
+            env={**os.environ, "ACCEL_TOKEN": token, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listens at" in line, self.close()
+        self.address = line.split()[4].rstrip(",")
+
+    @property
+    def node(self) -> accel.Node:
+        """The node as ``open_device`` takes it."""
+        return accel.Node(self.address, TOKEN)
+
+    def kill(self) -> None:
+        """Kill it, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> str:
+        """End it, and return what it has logged."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.communicate(timeout=PATIENCE)[1]
+        finally:
+            self.process.kill()
+
+    def children(self) -> list[int]:
+        """Return the process ids of its children."""
+        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as file:
+            direct = file.read()
+        found = [int(pid) for pid in direct.split()]
+        for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+            with open(f"/proc/{self.process.pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(pid) for pid in file.read().split()]
+        return sorted(set(found))
+
+
+@contextlib.contextmanager
+def running_agent(host: str = "127.0.0.2", *arguments: str) -> Iterator[AgentProcess]:
+    """Run an agent while the block runs."""
+    agent = AgentProcess(host, *arguments)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+class Proxy:
+    """Relays connections to an agent, and drops, delays, splits or stalls what it relays."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.piece = 1 << 16
+        self.delay = 0.0
+        self.refuses = False
+        self.connections = 0
+        self.address = ""
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(self.piece):
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self.refuses:
+            writer.transport.abort()
+            return
+        try:
+            to_reader, to_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, to_writer}
+        for pair in ((reader, to_writer), (to_reader, writer)):
+            task = asyncio.ensure_future(self._relay(*pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def stall(self) -> None:
+        """Relay nothing for now."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Go on."""
+        self._flowing.set()
+
+
+@contextlib.asynccontextmanager
+async def proxy_to(target: str) -> AsyncIterator[Proxy]:
+    """Run a proxy while the block runs."""
+    proxy = Proxy(target)
+    server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
+    proxy.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy.flow()
+        proxy.cut()
+        for task in tuple(proxy._tasks):
+            task.cancel()
+        await asyncio.gather(*proxy._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
