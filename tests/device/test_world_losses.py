@@ -1,0 +1,213 @@
+"""Ranks that fail, fault, hang, are stopped or killed in each phase of an epoch: every await ends, and the next epoch works."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device.test_world import check_works, kill, ones
+from tests.device_support import bounded, failure, task, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+OFTEN = accel.RestartStrategy(max_restarts=1000, backoff=(0.0, 0.0))
+Outcome = tuple[accel.AccelRef, ...] | BaseException
+
+
+@pytest.fixture
+async def system(nothing_left: None) -> AsyncIterator[accel.System]:
+    async with accel.System() as system:
+        yield system
+
+
+async def world_with(system: accel.System, plan: FaultPlan, host: str = "process", **options: Any) -> accel.World:
+    """Open a world of three ranks, whose rank 1 follows a plan."""
+    opening = [system.open_device("cpu", host=host, faults=plan if rank == 1 else None, restart=OFTEN) for rank in range(3)]  # type: ignore[arg-type]
+    return await system.open_world(await asyncio.gather(*opening), **options)
+
+
+async def lose(device: accel.Device) -> None:
+    """Kill a rank, and wait until that is seen."""
+    generation = device.generation
+    kill(device)
+    await until(lambda: device.state is not accel.DeviceState.READY or device.generation > generation)
+
+
+@pytest.mark.parametrize("host", ["process", "inline"])
+@pytest.mark.parametrize("what", ["fails", "finds no memory", "faults", "is killed"])
+async def test_one_rank_ends_the_epoch_for_all(system: accel.System, host: str, what: str) -> None:
+    plan = FaultPlan()
+    error = accel.LibraryError("it fails")
+    {
+        "fails": lambda: plan.fail_at(2, error, op="all_reduce"),
+        "finds no memory": lambda: plan.out_of_memory_at(2, op="all_reduce"),
+        "faults": lambda: plan.poison_at(2, op="all_reduce"),
+        "is killed": lambda: plan.kill_host_at(2, op="all_reduce"),
+    }[what]()
+    world = await world_with(system, plan, host)
+    x = await ones(world)
+    outcomes = await bounded(asyncio.gather(*(world.all_reduce(x) for _ in range(3)), return_exceptions=True))
+    for outcome in outcomes[1:]:
+        assert isinstance(outcome, accel.WorldChangedError), outcome
+        assert (outcome.ranks, outcome.epoch) == ((1,), 1)
+    if not isinstance(outcomes[0], BaseException):  # else it had not ended everywhere
+        assert (await world.devices[0].get(outcomes[0][0])).tolist() == [6.0] * 4
+    await check_works(world)
+    is_fault = what == "faults" or (what == "is killed" and host == "process")
+    assert (world.epoch, [device.generation for device in world.devices]) == (2, [1, 1 + is_fault, 1])
+
+
+@pytest.mark.parametrize("where", ["in a collective", "in work before one"])
+async def test_a_rank_that_hangs_is_named_and_replaced(system: accel.System, where: str) -> None:
+    plan = FaultPlan().hang_at(1, op="all_reduce" if where == "in a collective" else "unary")
+    world = await world_with(system, plan, hang_timeout=0.5)
+    x = await ones(world)
+    if where != "in a collective":
+        hung = task(world.devices[1].elementwise.unary("relu", x[1], out=x[1]))
+        await asyncio.sleep(0)
+    error = await failure(world.all_reduce(x), accel.WorldChangedError)
+    assert error.ranks == (1,)
+    assert f"rank 1 ({world.devices[1].name}) did not reach all_reduce 1; 0, 2 waited" in error.message
+    await check_works(world)
+    assert (world.epoch, [device.generation for device in world.devices]) == (2, [1, 2, 1])
+    if where != "in a collective":
+        await failure(hung, accel.ContextPoisonedError)
+    plan.release()
+
+
+async def test_a_stopped_rank_is_named_and_replaced(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, hang_timeout=0.3)
+    x = await ones(world)
+    kill(world.devices[2], signal.SIGSTOP)
+    error = await failure(world.all_reduce(x), accel.WorldChangedError)
+    assert error.ranks == (2,)
+    await check_works(world)
+    assert [device.generation for device in world.devices] == [1, 1, 2]
+
+
+async def test_ranks_lost_while_the_others_join_begin_the_epoch_again(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, restart=OFTEN, standby="context", spares=2)
+    for first, second in ((0, 1), (1, 2), (2, 0), (1, 1)):
+        await lose(world.devices[first])
+        await until(lambda first=first: world.devices[first].state is accel.DeviceState.READY)  # type: ignore[misc]
+        if world.state is accel.DeviceState.REBUILDING:  # it joins now
+            await lose(world.devices[second])
+        await check_works(world)
+
+
+async def test_two_ranks_lost_at_once_and_all_of_them(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, restart=OFTEN)
+    for lost in ((0, 2), (0, 1, 2)):
+        waiting = task(world.all_reduce(await ones(world)))
+        await asyncio.gather(*(lose(world.devices[rank]) for rank in lost))
+        outcome: Any = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        assert isinstance(outcome, (accel.WorldChangedError, tuple)), outcome
+        await check_works(world)
+
+
+async def test_a_world_whose_device_is_lost_is_lost(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, restart=accel.RestartStrategy(max_restarts=0))
+    generations = world.generations()
+    assert await anext(generations) == 1
+    kill(world.devices[0])
+    with pytest.raises(accel.DeviceLostError, match="world 1 is lost"):
+        await bounded(anext(generations))
+    await failure(world.barrier(), accel.DeviceLostError)
+
+
+async def test_cancelled_and_late_collectives_run_on_all_ranks_or_on_none(system: accel.System, rng: np.random.Generator) -> None:
+    world = await system.open_world("cpu", ranks=3, pending_limit=4)
+    x = await ones(world)
+    tasks = [task(world.all_reduce(x, timeout=float(rng.uniform(0.0, 0.02)) if number % 3 == 0 else None)) for number in range(60)]
+    for number, waiting in enumerate(tasks):
+        if number % 3 == 1:
+            waiting.cancel()
+            await asyncio.sleep(0)
+    for outcome in await bounded(asyncio.gather(*tasks, return_exceptions=True)):
+        assert isinstance(outcome, (tuple, asyncio.CancelledError, accel.DeadlineExceededError)), outcome
+    await check_works(world)
+    assert world.epoch == 1
+
+
+async def test_a_full_world_rejects_where_it_shall(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, pending_limit=2, overload="reject")
+    x = await ones(world)
+    outcomes = await bounded(asyncio.gather(*(world.all_reduce(x) for _ in range(5)), return_exceptions=True))
+    full = [outcome for outcome in outcomes if isinstance(outcome, accel.MailboxFullError)]
+    assert len(full) == 3
+    assert full[0].retry_after is not None
+    await check_works(world)
+
+
+async def test_two_worlds_on_the_same_devices(system: accel.System) -> None:
+    devices = [await system.open_device("cpu", host="process", restart=OFTEN) for _ in range(3)]
+    forward, backward = await system.open_world(devices), await system.open_world(devices[::-1])
+    for _ in range(3):
+        x, y = await ones(forward), await ones(backward)
+        sums = await bounded(asyncio.gather(*(world.all_reduce(refs) for _ in range(10) for world, refs in ((forward, x), (backward, y)))))
+        assert [(await devices[1].get(refs[1])).tolist() for refs in sums] == [[6.0] * 4] * 20
+        await lose(devices[0])
+        await check_works(forward)
+        await check_works(backward)
+    await forward.aclose()
+    await check_works(backward)
+    assert all(device.state is accel.DeviceState.READY for device in devices)
+    with pytest.raises(accel.InvalidArgumentError):
+        await system.open_world([devices[0], devices[0]])
+
+
+async def put_number(numbers: list[int], device: accel.Device, rank: int) -> accel.AccelRef:
+    return await device.put(np.full(4, numbers[rank], np.float32))
+
+
+@pytest.mark.slow
+async def test_a_world_under_load_survives_what_befalls_its_ranks(system: accel.System) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    world = await system.open_world("cpu", ranks=3, restart=OFTEN, standby="context", hang_timeout=1.0)
+    ends = time.monotonic() + 15.0
+    answered = changed = 0
+
+    async def client() -> None:
+        nonlocal answered, changed
+        while time.monotonic() < ends:
+            try:
+                numbers = [chance.randrange(100) for _ in range(3)]
+                x = await world.each(partial(put_number, numbers))
+                async with world.batch(timeout=30.0) as batch:
+                    total = batch.all_reduce(x)
+                    largest = batch.all_reduce(x, "max")
+                again = await world.all_reduce(total, "max", timeout=30.0)
+                seen = await world.devices[0].get(again[0]), await world.devices[0].get(largest[0])
+            except (accel.WorldChangedError, accel.StaleRefError, accel.ContextPoisonedError):
+                changed += 1
+                continue
+            assert (seen[0].tolist(), seen[1].tolist()) == ([sum(numbers)] * 4, [max(numbers)] * 4)
+            answered += 1
+
+    clients = [task(client()) for _ in range(6)]
+    losses = 0
+    while time.monotonic() < ends - 3.0:
+        await asyncio.sleep(chance.uniform(0.0, 0.6))
+        for device in chance.sample(world.devices, chance.choice([1, 1, 1, 2])):
+            if device.info().pid is not None:
+                kill(device, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP]))
+                losses += 1
+    async with asyncio.timeout(60.0):
+        await asyncio.gather(*clients)
+    print(f"{answered} answered, {changed} changed, {losses} losses, epoch {world.epoch}")
+    await check_works(world)
+    assert min(answered, changed) > 0
+    assert world.epoch > 3
