@@ -34,7 +34,7 @@ _AGAIN, _SOON = 0.05, 0.001
 """The most and the fewest seconds until a taker is looked for again: one that is late, stalled or not ready tells nothing."""
 
 _SAME = 0.001
-"""Seconds that two ends may differ and count as one: then the first taker with room takes, and others sleep while one suffices."""
+"""Seconds that two ends may differ and count as one: while one taker suffices it is always the first, and the others sleep."""
 
 
 class Takers:
@@ -126,12 +126,12 @@ class Takers:
     def next(self, root: RootTask) -> Taker | None:
         """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
 
-        Of those that would end it at about the same time it is the first in the list with room. Where it is
-        busy, one that has room is returned if there are items that it alone may take. One that fails whatever
-        it is given comes last: it would be the first always, sooner than others answer. A device that is
-        being rebuilt, does not answer or is drained takes nothing. Where none will be ready again one is
-        returned all the same: what keeps it from that is told to each item by the handler. One that is paused
-        takes what no other one may take now.
+        Of those that would end it at about the same time it is the one with the fewest batches, and the first
+        in the list. Where it is busy, one that has room is returned if there are items that it alone may take.
+        One that fails whatever it is given comes last: it would be the first always, sooner than others
+        answer. A device that is being rebuilt, does not answer or is drained takes nothing. Where none will be
+        ready again one is returned all the same: what keeps it from that is told to each item by the handler.
+        One that is paused takes what no other one may take now.
         """
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
@@ -146,9 +146,9 @@ class Takers:
             return ready[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
 
-        def rank(taker: Taker) -> tuple[bool, bool, float, bool]:
+        def rank(taker: Taker) -> tuple[bool, bool, float, int]:
             pauses = taker.is_paused and not self._queue.has_own(taker)
-            return pauses, taker.is_failing(now), (taker.expected_end(now, usual) - now) // _SAME, not taker.room
+            return pauses, taker.is_failing(now), (taker.expected_end(now, usual) - now) // _SAME, taker.in_flight
 
         answering = (taker for taker in sorted(ready, key=rank) if not taker.is_stalled)
         first = next(answering, None)

@@ -106,7 +106,7 @@ async def test_devices_that_are_idle_take_a_batch_each_and_a_third_one_waits_for
     assert settled(batcher.statistics())
 
 
-async def test_of_devices_that_end_at_about_the_same_time_the_first_takes_what_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_devices_that_end_at_about_the_same_time_the_first_takes_all_while_it_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel.patterns.takers._SAME", 60.0)
     devices = [Device("a", 0.002), Device("b")]
     async with served_by(devices, max_items=1, max_in_flight=2) as batcher:
@@ -114,7 +114,7 @@ async def test_of_devices_that_end_at_about_the_same_time_the_first_takes_what_i
             await batcher.submit(n)
         assert [len(device.batches) for device in devices] == [20, 0]
         assert await asyncio.gather(*[batcher.submit(n) for n in range(3)]) == [0, 2, 4]
-        assert [len(device.batches) for device in devices] == [22, 1]
+        assert [len(device.batches) for device in devices] == [22, 1], "an idle one comes before a busy one"
 
 
 async def test_a_slow_device_takes_only_what_it_would_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
