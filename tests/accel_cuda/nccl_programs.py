@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from accel_cuda.core.graph import CudaGraph
     from accel_cuda.core.nccl import NcclGroup
 
-SIZE = 2
 PART = 3 * 17
 """Elements of what one rank gives another one."""
 KEPT = 48 << 20
@@ -36,8 +35,9 @@ KEPT = 48 << 20
 class End:
     """One GPU as a rank, with a source and a target in one slab."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int = 2) -> None:
         self.rank = rank
+        self.size = size
         self.device = CudaBackend().open(rank)
         self.stream = self.device.create_stream(library="memory")
         self.slab = self.device.create_slab(2 << 20)
@@ -45,7 +45,7 @@ class End:
         self.group: NcclGroup | Any = None
 
     def join(self, unique_id: bytes, seconds: float = PATIENCE) -> None:
-        self.group = self.device.join(unique_id, self.rank, SIZE, time.monotonic() + seconds, threading.Event())
+        self.group = self.device.join(unique_id, self.rank, self.size, time.monotonic() + seconds, threading.Event())
 
     def put(self, array: Any) -> None:
         self.stream.copy_htod(self.source, array.reshape(-1).view(np.uint8).data)
@@ -94,67 +94,67 @@ def reduced(arrays: Sequence[Any], reduction: str) -> Any:
 
 def expected_of(call: Call, arrays: Sequence[Any]) -> list[Any]:
     """Return what each rank gets; ``None`` where it gets nothing."""
-    flat = [array.reshape(-1) for array in arrays]
-    root, part = call.root, PART
+    flat, ranks = [array.reshape(-1) for array in arrays], range(len(arrays))
+
+    def part(array: Any, rank: int) -> Any:
+        return array[rank * PART : (rank + 1) * PART]
+
     match call.kind:
         case "all_reduce":
-            return [reduced(flat, call.reduction)] * SIZE
+            return [reduced(flat, call.reduction)] * len(ranks)
         case "reduce":
-            return [reduced(flat, call.reduction) if rank == root else None for rank in range(SIZE)]
+            return [reduced(flat, call.reduction) if rank == call.root else None for rank in ranks]
         case "reduce_scatter":
-            whole = reduced(flat, call.reduction)
-            return [whole[rank * part : (rank + 1) * part] for rank in range(SIZE)]
+            return [part(reduced(flat, call.reduction), rank) for rank in ranks]
         case "broadcast":
-            return [flat[root]] * SIZE
+            return [flat[call.root]] * len(ranks)
         case "all_gather":
-            return [np.concatenate([array[:part] for array in flat])] * SIZE
+            return [np.concatenate([part(array, 0) for array in flat])] * len(ranks)
         case "gather":
-            return [np.concatenate([array[:part] for array in flat]) if rank == root else None for rank in range(SIZE)]
+            return [np.concatenate([part(array, 0) for array in flat]) if rank == call.root else None for rank in ranks]
         case "scatter":
-            return [flat[root][rank * part : (rank + 1) * part] for rank in range(SIZE)]
+            return [part(flat[call.root], rank) for rank in ranks]
         case "all_to_all":
-            return [np.concatenate([array[rank * part : (rank + 1) * part] for array in flat]) for rank in range(SIZE)]
+            return [np.concatenate([part(array, rank) for array in flat]) for rank in ranks]
     raise AssertionError(call.kind)
 
 
-def calls(dtype: DType) -> list[Call]:
+def calls(dtype: DType, size: int) -> list[Call]:
     """Return every collective of one dtype but ``send``, ``receive`` and ``barrier``."""
-    whole, kinds = SIZE * PART, ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
-    found = [Call(kind, whole if kind == "broadcast" else PART, dtype, root=1) for kind in kinds]
+    whole, root, kinds = size * PART, size - 1, ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+    found = [Call(kind, whole if kind == "broadcast" else PART, dtype, root=root) for kind in kinds]
     if dtype in REDUCED_DTYPES:
         for reduction in ("sum", "prod", "min", "max", "avg"):
-            found += [Call(kind, whole, dtype, reduction, 1) for kind in ("all_reduce", "reduce")]
+            found += [Call(kind, whole, dtype, reduction, root) for kind in ("all_reduce", "reduce")]
             found.append(Call("reduce_scatter", PART, dtype, reduction))
     return found
 
 
-def random_array(rng: np.random.Generator, dtype: DType) -> Any:
+def random_array(rng: np.random.Generator, dtype: DType, size: int) -> Any:
     """Return numbers of which every dtype has the sums, products and averages of two."""
     lowest = 0 if dtype.kind in ("unsigned", "bool") else -2
-    return rng.integers(lowest, 2 if dtype.kind == "bool" else 3, SIZE * PART).astype(dtype.numpy)
+    return rng.integers(lowest, 2 if dtype.kind == "bool" else 3, size * PART).astype(dtype.numpy)
 
 
-def conformance() -> None:
+def conformance(ranks: str) -> None:
     """Every collective of every dtype and reduction, launched and in a graph, against numpy."""
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    rng, ends = np.random.default_rng(seed), [End(rank) for rank in range(SIZE)]
-    unique_id, count = ends[0].device.unique_id(), itertools.count()
-    with ThreadPoolExecutor(SIZE) as pool:
+    size, seed = int(ranks), int(np.random.SeedSequence().generate_state(1)[0])
+    rng, ends = np.random.default_rng(seed), [End(rank, size) for rank in range(size)]
+    unique_id, numbers = ends[0].device.unique_id(), itertools.count(1)
+    with ThreadPoolExecutor(size) as pool:
 
         def everywhere(work: Callable[[End], Any]) -> list[Any]:
             return [*pool.map(work, ends)]
 
-        everywhere(lambda end: end.join(unique_id))
-
         def check(call: Call, *, is_graph: bool) -> None:
-            arrays = [random_array(rng, call.dtype) for _ in ends]
-            expected = expected_of(call, arrays)
+            arrays = [random_array(rng, call.dtype, size) for _ in ends]
+            expected, number = expected_of(call, arrays), next(numbers)
 
             def run(end: End) -> Any:
                 graph = end.capture(call) if is_graph else None
                 end.put(arrays[end.rank])
                 if graph is None:
-                    end.launch(call._replace(number=next(count)))
+                    end.launch(call._replace(number=number))
                 else:
                     end.stream.launch_graph(graph.pointer)
                 wanted = expected[end.rank]
@@ -170,23 +170,53 @@ def conformance() -> None:
                     assert same.all(), f"{call} rank {rank} graph {is_graph} seed {seed}: {found[~same]} is not {expected[rank][~same]}"
 
         began = time.perf_counter()
+        everywhere(lambda end: end.join(unique_id))
+        print(f"joined after {time.perf_counter() - began:.2f} s")
+        began = time.perf_counter()
         for dtype in DType:
             if dtype.kind != "complex":
-                for call in calls(dtype):
+                for call in calls(dtype, size):
                     check(call, is_graph=False)
-        for call in (*calls(DType.FLOAT32), *calls(DType.BFLOAT16)):
+        for call in (*calls(DType.FLOAT32, size), *calls(DType.BFLOAT16, size)):
             check(call, is_graph=True)
-        print(f"{next(count)} collectives in {time.perf_counter() - began:.1f} s")
+        print(f"{next(numbers)} collectives in {time.perf_counter() - began:.1f} s")
 
-        x = rng.standard_normal(PART).astype(np.float32)
-        ends[0].put(x)
-        everywhere(lambda end: end.launch(Call(("send", "receive")[end.rank], PART, DType.FLOAT32, root=1 - end.rank)))
-        assert np.array_equal(ends[1].got(x), x)
+        if size == 2:
+            x = rng.standard_normal(PART).astype(np.float32)
+            ends[0].put(x)
+            everywhere(lambda end: end.launch(Call(("send", "receive")[end.rank], PART, DType.FLOAT32, root=1 - end.rank)))
+            assert np.array_equal(ends[1].got(x), x)
         everywhere(lambda end: end.launch(Call("barrier", 0, DType.UINT8, number=1 << 40)))
         everywhere(lambda end: end.stream.synchronize())
-        assert [end.group.reached for end in ends] == [1 << 40] * SIZE, "a stream has not written what it has come to"
-        assert [end.group.error() for end in ends] == [None] * SIZE
+        assert [end.group.reached for end in ends] == [1 << 40] * size, "a stream has not written what it has come to"
+        assert [end.group.error() for end in ends] == [None] * size
         everywhere(End.close)
+
+
+def outlived_by_a_graph() -> None:
+    """A communicator is freed after the graph that has captured a collective of it, however often the world changes meanwhile."""
+    end = End(0, size=1)
+    used = list[int]()
+    graphs = list[Any]()
+    for _ in range(4):
+        end.join(end.device.unique_id())
+        graphs.append(end.capture(Call("all_reduce", PART, DType.FLOAT32, "sum")))
+        end.stream.launch_graph(graphs[-1].pointer)
+        end.group.revoke()
+        end.group.abort()
+        used.append(end.used())
+    nccl = end.device._nccl()
+    assert len(nccl._deferred) == len(graphs)
+    end.stream.synchronize()
+    for graph in graphs:
+        graph.close()
+    deadline = time.monotonic() + PATIENCE
+    while any(group._graphs.are_alive() for group in nccl._deferred):
+        assert time.monotonic() < deadline, "the driver keeps something of a graph that was destroyed"
+    end.join(end.device.unique_id())
+    assert nccl._deferred == []
+    end.close()
+    print(f"MiB in use {[number >> 20 for number in used]}")
 
 
 def dying() -> None:
@@ -265,7 +295,7 @@ def leaves_a_join() -> None:
         if seconds == PATIENCE:
             threading.Timer(0.5, revoked.set).start()
         try:
-            end.device.join(end.device.unique_id(), 0, SIZE, time.monotonic() + seconds, revoked)
+            end.device.join(end.device.unique_id(), 0, end.size, time.monotonic() + seconds, revoked)
         except Exception as error:
             print(f"{type(error).__name__} after {time.perf_counter() - began:.2f} s")
         else:
