@@ -26,7 +26,7 @@ from accel.engine.device_actor import DeviceActor
 from accel.engine.host import Host
 from accel.engine.kernel_actor import NEVER_ENDS
 from accel.engine.lifecycle import DeviceState
-from accel.engine.options import FaultSource, check_options
+from accel.engine.options import FaultSource, check_libraries, check_options
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
@@ -393,7 +393,8 @@ class System(ActorSystem):
         given = () if isinstance(spec, str) else tuple(spec)
         owns_devices = not (given and all(isinstance(device, Device) for device in given))
         if owns_devices:
-            options = {"host": "process", **options}
+            # What ranks join by is loaded now, and in each spare.
+            options = {"host": "process", **options, "libraries": (*check_libraries(options.get("libraries", ())), "collective")}
             devices: Sequence[Any] = await self.open_pool(cast("Any", given or spec), count=ranks, **options)
         elif options or ranks not in (None, len(given)) or len(set(given)) < len(given) or not set(given) <= set(self.devices):
             raise InvalidArgumentError("a world of devices takes each once, of its own system, and no options of theirs")

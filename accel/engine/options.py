@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from accel.completion import CompletionName
     from accel.errors import AccelError
 
-__all__ = ["DeviceOptions", "FaultSource", "Library", "check_options"]
+__all__ = ["DeviceOptions", "FaultSource", "Library", "check_libraries", "check_options"]
 
-Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
+Library: TypeAlias = Literal["memory", "graph", "capture", "compiler", "collective"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
 
 _STREAMS = "Give the number of streams that independent ops are spread over: 8, which is the default, or 1 to run everything in one stream."
@@ -91,7 +91,7 @@ def check_options(
         # One after the other over all libraries: with several streams, a fault would surface in
         # whichever is waited for.
         streams=1 if debug else streams,
-        libraries=_check_libraries(libraries),
+        libraries=check_libraries(libraries),
         memory_limit=None if memory_limit is None else check_count("memory_limit", memory_limit),
         pinned_limit=None if pinned_limit is None else check_count("pinned_limit", pinned_limit),
         pending_limit=check_count("pending_limit", pending_limit),
@@ -103,7 +103,7 @@ def check_options(
     )
 
 
-def _check_libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
+def check_libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     """Return the names of ``libraries=``, with a family replaced by the libraries that it uses."""
     try:
         wanted: tuple[Library, ...] = (names,) if isinstance(names, str) else tuple(names)

@@ -20,7 +20,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from accel import BackendUnavailableError, DeadlineExceededError, DType, LibraryError
+from accel import BackendUnavailableError, DeadlineExceededError, DType, FaultScope, WorldChangedError
 from accel.semaphore import Semaphore
 from accel_cuda.core.family import FamilyState
 from accel_cuda.core.libraries import VendorLibrary, version_of
@@ -239,12 +239,11 @@ class NcclGroup:
             raise self._error.clone()
 
     def _revoked(self) -> AccelError:
-        return LibraryError(
+        return WorldChangedError(
             f"the communicator of rank {self.rank} of {self.size} was revoked",
             library=NCCL.name,
             device=self._context.description.spec,
-            retryable=True,
-            remedy="Wait for the world's next epoch.",
+            scope=FaultScope.OP,
         )
 
     def _enqueue(self, stream: CudaStream, call: Call, source: int, target: int) -> None:

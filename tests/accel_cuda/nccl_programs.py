@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import DType, LibraryError
+from accel import DType, WorldChangedError
 from accel.ops.collective import REDUCED_DTYPES, Call
 from accel_cuda import CudaBackend
 from accel_cuda.core.graph import _executable
@@ -256,7 +256,7 @@ def losses(count: str) -> None:
             end.launch(Call("all_reduce", 1 << 18, DType.FLOAT32, "sum"))
         assert child.wait(PATIENCE) == -signal.SIGKILL
         used.append(end.used())
-        error: list[LibraryError] = []
+        error: list[WorldChangedError] = []
         launching = threading.Thread(target=_launch_until_revoked, args=(end, error))
         launching.start()
         time.sleep(0.05)  # it is in a collective that the other rank never comes to
@@ -279,11 +279,11 @@ def losses(count: str) -> None:
     assert max(used[2:]) - min(used[2:]) < KEPT
 
 
-def _launch_until_revoked(end: End, error: list[LibraryError]) -> None:
+def _launch_until_revoked(end: End, error: list[WorldChangedError]) -> None:
     try:
         while True:
             end.launch(Call("all_reduce", 1 << 18, DType.FLOAT32, "sum"))
-    except LibraryError as raised:
+    except WorldChangedError as raised:
         error.append(raised)
 
 

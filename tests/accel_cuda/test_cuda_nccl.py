@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from accel import BackendUnavailableError, DeadlineExceededError, DType, FaultScope, InvalidArgumentError, LibraryError
+from accel import BackendUnavailableError, DeadlineExceededError, DType, FaultScope, InvalidArgumentError, LibraryError, WorldChangedError
 from accel.ops.collective import REDUCED_DTYPES, Call, Reduction
 from accel_cuda.core.nccl import DTYPES, NCCL, REDUCTIONS, Nccl, NcclGroup
 from accel_cuda.errors import error_of
@@ -174,7 +174,7 @@ def test_a_launch_that_waits_for_a_dead_rank_ends_when_the_group_is_revoked(grou
     def launch() -> None:
         try:
             group.launch(stream, Call("all_reduce", 6, DType.FLOAT32, "sum"), SOURCE, TARGET)
-        except LibraryError as error:
+        except WorldChangedError as error:
             caught.append(error)
 
     thread = threading.Thread(target=launch)
@@ -190,7 +190,7 @@ def test_a_launch_that_waits_for_a_dead_rank_ends_when_the_group_is_revoked(grou
     assert not revoking.is_alive()
     group.abort()
     group.abort()
-    assert [type(error) for error in caught] == [LibraryError]
+    assert [type(error) for error in caught] == [WorldChangedError]
     assert fake.names() == ["all_reduce", "comm_revoke", "comm_abort"]
     assert group.error() is None  # asks nothing of what is freed
 
@@ -199,9 +199,9 @@ def test_a_join_ends_when_it_is_revoked(library: Nccl, fake: FakeNccl) -> None:
     fake.states = deque([IN_PROGRESS])
     revoked = threading.Event()
     revoked.set()
-    with pytest.raises(LibraryError, match="was revoked") as caught:
+    with pytest.raises(WorldChangedError, match="was revoked") as caught:
         library.join(b"id", 1, 2, time.monotonic() + 10, revoked)
-    assert caught.value.retryable
+    assert caught.value.scope is FaultScope.OP
     assert fake.names() == ["comm_init_rank_scalable", "comm_abort"]
 
 

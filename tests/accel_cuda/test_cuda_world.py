@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 
+import accel
+from accel.ops.collective import REDUCED_DTYPES
 from accel_cuda import CudaBackend
-from tests.accel_cuda.cuda_programs import run_program
+from tests.accel_cuda.cuda_programs import PATIENCE, run_program
+from tests.conformance.test_world_conformance import check_moves, check_reductions, fresh, given, seen
+from tests.device_support import child_pid
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.gpu
+
+CLIENTS = 8
 
 _PROGRAMS = "tests.accel_cuda.nccl_programs"
 
@@ -43,3 +58,63 @@ def test_a_communicator_waits_for_the_graphs_that_captured_it() -> None:
 @pytest.mark.timeout(120)
 def test_thirty_losses_of_a_rank_leave_nothing_behind(two_gpus: None) -> None:
     run_program("losses", "30", module=_PROGRAMS, timeout=115)
+
+
+@pytest.fixture
+async def world(two_gpus: None) -> AsyncIterator[accel.World]:
+    async with accel.System() as system:
+        yield await system.open_world("cuda", ranks=2, standby="context")
+
+
+async def test_collectives_of_a_world_agree_with_numpy(world: accel.World, rng: np.random.Generator) -> None:
+    for number, dtype in enumerate(accel.DType):
+        x = fresh(rng, 2, dtype)
+        refs = await given(world, x)
+        await check_moves(world, x, refs, number % 2)
+        if dtype in REDUCED_DTYPES:
+            await check_reductions(world, x, refs, number % 2)
+    await world.barrier()
+    assert (world.epoch, world.state) == (1, accel.DeviceState.READY)
+
+
+async def test_large_arrays_and_empty_ones(world: accel.World, rng: np.random.Generator) -> None:
+    for shape in ((2, 20_000_001), (2, 0), ()):
+        x = rng.standard_normal((2, *shape)).astype(np.float32)
+        refs = await given(world, x)
+        total = await seen(world, await world.all_reduce(refs))
+        np.testing.assert_array_equal(total, np.stack([x.sum(0)] * 2))
+        if shape:
+            await check_moves(world, x, refs, 1)
+
+
+async def test_a_killed_rank_is_replaced_under_load_and_the_other_keeps_everything(world: accel.World, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 1 << 20)).astype(np.float32)
+    kept, survivor = await world.devices[0].put(x[0]), world.devices[0]
+    pid, stop, answers, errors = child_pid(survivor), asyncio.Event(), dict[int, int](), list[accel.AccelError]()
+
+    async def client() -> None:
+        other = None
+        while not stop.is_set():
+            try:
+                if other is None:
+                    other = await world.devices[1].put(x[1])
+                total = await world.all_reduce((kept, other))
+                np.testing.assert_array_equal(await survivor.get(total[0]), x.sum(0))
+                answers[world.epoch] = answers.get(world.epoch, 0) + 1
+            except accel.AccelError as error:
+                errors.append(error)
+                other = None
+                await anext(world.generations())
+
+    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    async with asyncio.timeout(PATIENCE):
+        for epoch in (1, 2, 3):
+            while answers.get(epoch, 0) < 20:
+                await asyncio.sleep(0.01)
+            if epoch < 3:
+                os.kill(child_pid(world.devices[1]), signal.SIGKILL)
+        stop.set()
+        await asyncio.gather(*clients)
+    assert any(isinstance(error, accel.WorldChangedError) for error in errors)
+    assert (world.epoch, survivor.generation, child_pid(survivor)) == (3, 1, pid)
+    np.testing.assert_array_equal(await survivor.get(kept), x[0])

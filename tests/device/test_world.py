@@ -95,7 +95,13 @@ async def test_wrong_worlds_and_operands_are_refused(system: accel.System) -> No
         await world.reduce(x, root=2)
     await check_works(world)
     assert world.epoch == 1
-    wrong: list[dict[str, Any]] = [{"on_loss": "wait"}, {"pending_limit": 0}, {"join_timeout": -1}, {"overload": "drop"}]
+    wrong: list[dict[str, Any]] = [
+        {"on_loss": "wait"},
+        {"pending_limit": 0},
+        {"join_timeout": -1},
+        {"overload": "drop"},
+        {"libraries": "nosuch"},
+    ]
     for options in wrong:
         with pytest.raises(accel.InvalidArgumentError):
             await system.open_world("cpu", ranks=2, **options)
@@ -106,5 +112,5 @@ async def test_wrong_worlds_and_operands_are_refused(system: accel.System) -> No
 
 
 async def test_ranks_of_one_process_form_a_world_too(system: accel.System) -> None:
-    world = await system.open_world("cpu", ranks=3, host="inline")
+    world = await system.open_world("cpu", ranks=3, host="inline", libraries="blas")
     await check_works(world)
