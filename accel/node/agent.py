@@ -282,7 +282,8 @@ class _Session:
         for relay in relays:
             relay.kill()
         for relay in relays:
-            await relay.wait()
+            with contextlib.suppress(HostDiedError):
+                await relay.wait()
         self._close()
 
 
@@ -348,10 +349,15 @@ class _Relay:
             self._child.kill()
 
     async def wait(self) -> None:
-        """Wait until the child has ended."""
+        """Wait until the child has ended.
+
+        Raises
+        ------
+        HostDiedError
+            If it does not: it is in a system call that does not return.
+        """
         if self._child is not None:
-            with contextlib.suppress(HostDiedError):  # it is in a system call that does not return
-                await self._child.aclose(0.0)
+            await self._child.aclose(0.0)
 
     # -- from the controller
 

@@ -138,6 +138,11 @@ class NodeChild:
 
     # -- its process
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether :meth:`kill` was called: the agent must not let it go on beside another one."""
+        return self._kill_timer is not None
+
     def kill(self) -> None:
         """Have the agent kill the child; do nothing once it has ended.
 

@@ -222,7 +222,7 @@ class NodeSession:
             "what": "child",
             "session": self._number,
             "child": number,
-            "others": list(self._children),
+            "others": [number for number, child in self._children.items() if not child.is_killed],
             "slabs": list({buffer.slab for buffer in device.durable.buffers.values()} - {None}),
             "uvloop": uvloop,
             "silence": silence,
