@@ -9,6 +9,7 @@ a long interval besides.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -105,6 +106,7 @@ class HostFnWatcher(SignalledWatcher):
 
 
 def _close(side_streams: list[AccelStream], *, abandon: bool = False) -> None:
-    """Close streams. May block unless ``abandon``."""
-    for side_stream in side_streams:
-        side_stream.close(abandon=abandon)
+    """Close all streams, and raise the last error of any. May block unless ``abandon``."""
+    with ExitStack() as stack:  # it calls all, whatever one raises
+        for side_stream in side_streams:
+            stack.callback(side_stream.close, abandon=abandon)

@@ -209,8 +209,10 @@ def _tree_of(lane: Lane) -> ActorTree:
 
 def _close_opened(opened: _Opened) -> None:
     """Close what :func:`_open` has made, because no context will own it; blocks."""
-    close_all(opened.slabs.values())
-    opened.device.close(abandon=True)
+    try:
+        close_all(opened.slabs.values())
+    finally:
+        opened.device.close(abandon=True)
 
 
 def _on_backend_fault(context: Context, error: AccelError) -> None:

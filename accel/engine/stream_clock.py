@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from accel.memory.usage import Timeline
+from accel.storage.closing import close_all
 
 if TYPE_CHECKING:
     from accel.backend import AccelDevice, AccelEvent, AccelStream
@@ -38,10 +39,8 @@ class EventPool:
 
     def close(self) -> None:
         """Close every event ever made."""
-        for event in self._all:
-            event.close()
-        self._all.clear()
-        self._free.clear()
+        events, self._all, self._free = self._all, [], []
+        close_all(events)
 
 
 class StreamClock(Timeline):

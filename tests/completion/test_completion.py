@@ -187,6 +187,27 @@ async def test_side_streams_are_closed_or_abandoned_with_their_watcher(abandon: 
     await threads_gone()
 
 
+async def test_an_error_of_one_side_stream_keeps_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    watcher = open_watcher(HostFnCompletion(), device)
+    for lane in ("lane", "other lane"):
+        mark = Mark(Event(), lane)
+        watcher.watch(mark)
+        mark.event.end()
+        await mark.ended
+    close_stream = type(device.streams[0]).close
+
+    def close(stream: Any, *, abandon: bool = False) -> None:
+        close_stream(stream, abandon=abandon)
+        raise DriverError("the stream does not close")
+
+    monkeypatch.setattr(type(device.streams[0]), "close", close)
+    with pytest.raises(DriverError):
+        await watcher.aclose()
+    assert [stream.closed for stream in device.streams] == [[False], [False]]
+    await threads_gone()
+
+
 async def test_a_signal_is_one_poll() -> None:
     watcher = open_watcher(HostFnCompletion(watch_interval=3600.0))
     waiting = [thread for thread in threading.enumerate() if thread.name in completion_threads()]

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,6 +178,61 @@ async def test_an_error_of_one_resource_keeps_no_other_from_being_closed(monkeyp
             monkeypatch.setattr(kind, "close", closing(kind))
         await bounded(device.aclose())
     assert closed == kinds
+
+
+def test_an_error_of_one_event_keeps_no_other_of_the_pool_open() -> None:
+    closed: list[object] = []
+
+    class Event:
+        def close(self) -> None:
+            closed.append(self)
+            raise RuntimeError("the event does not close")
+
+    device: Any = SimpleNamespace(create_event=Event)
+    pool = EventPool(device)
+    events = [pool.acquire() for _ in range(3)]
+    with pytest.raises(RuntimeError):
+        pool.close()
+    assert closed == events
+    pool.close()
+    assert closed == events, "they are closed once"
+
+
+async def test_an_error_of_one_slab_keeps_no_context_open_that_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[CpuDevice] = []
+    close_device, close_slab = CpuDevice.close, CpuSlab.close
+    has_failed = False
+
+    class FailsOnce(accel.PolledCompletion):
+        """Opens no watcher for the second context."""
+
+        def open(self, device: Any, loop: Any, shared: Any) -> Any:
+            nonlocal has_failed
+            if closed and not has_failed:
+                has_failed = True
+                monkeypatch.setattr(CpuSlab, "close", raising)
+                raise accel.DriverError("no watcher")
+            return super().open(device, loop, shared)
+
+    def counting(device: CpuDevice, *, abandon: bool = False) -> None:
+        closed.append(device)
+        close_device(device, abandon=abandon)
+
+    def raising(slab: CpuSlab) -> None:
+        monkeypatch.setattr(CpuSlab, "close", close_slab)
+        close_slab(slab)
+        raise RuntimeError("the slab does not close")
+
+    monkeypatch.setattr(CpuDevice, "close", counting)
+    async with opened(
+        FaultPlan().poison_at(2, op="unary"), completion=FailsOnce(), restart=accel.RestartStrategy(backoff=(0.0, 0.0))
+    ) as device:
+        x = await device.put([1.0], durable=True)
+        await device.elementwise.unary("neg", x)
+        await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
+        await bounded(device.get(x))
+        assert has_failed
+        assert len(closed) == 2, "the context that faulted, and the one that could not be made"
 
 
 async def test_refs_dropped_after_the_end_do_no_harm() -> None:
