@@ -525,8 +525,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             taker = self._takers.next(root)
             most = 0 if taker is None else taker.room
             if taker is None or not most:
-                if len(self._takers.all) > 1:  # this one ends first although it is busy; if it is late, another will
-                    self._launch_at(root.loop.time() + self._takers.soon(taker))
+                if (again := self._takers.soon(taker)) is not None:  # this one ends first although it is busy; if it is late, another will
+                    self._launch_at(root.loop.time() + again)
                 break
             if taker.in_flight and queue.queued < most and self._state == "open" and self._waits():
                 break

@@ -124,7 +124,7 @@ class Takers:
                 taker.tell_idle()
 
     def next(self, root: RootTask) -> Taker | None:
-        """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready.
+        """Return the taker that is expected to end the next batch first, even if it is busy; ``None`` if items have to wait until one is ready, or has room.
 
         Of those that would end it at about the same time it is the one with the fewest batches, and the first
         in the list. Where it is busy, one that has room is returned if there are items that it alone may take.
@@ -136,14 +136,14 @@ class Takers:
         if len(self.all) == 1 and not self.all[0].is_draining:
             taker = self.all[0]
             return None if taker.is_away and self._await(self.all, root) else taker
+        if not self._has_room:
+            return None
         self._rehome()
         takers = [taker for taker in self.all if not taker.is_draining and self._queue.has(taker)]
         ready = [taker for taker in takers if not taker.is_awaited and taker.state is DeviceState.READY]
         if not ready:
             away = [taker for taker in takers if taker.is_away]
             return None if (away and self._await(away, root)) or not takers else takers[0]
-        if not any(taker.room for taker in ready):
-            return ready[0]
         now, usual = perf_counter(), min([taker.seconds for taker in ready if taker.seconds], default=0.0)
 
         def rank(taker: Taker) -> tuple[bool, bool, float, int]:
@@ -156,10 +156,19 @@ class Takers:
             return first
         return next((taker for taker in answering if self._queue.has_own(taker) and taker.room), first)
 
-    def soon(self, taker: Taker | None) -> float:
-        """Return in how many seconds to look again which of several takers is :meth:`next`, where that is ``taker``, and it is busy."""
+    def soon(self, taker: Taker | None) -> float | None:
+        """Return in how many seconds to look again which of several takers is :meth:`next`, where that is ``taker``, and it is busy.
+
+        ``None``: not before a batch ends, because none has room, or there are no others.
+        """
+        if len(self.all) == 1 or not self._has_room:
+            return None
         has_room = any(other.room for other in self.all if other is not taker and other.state is DeviceState.READY)
         return min(_AGAIN, max(taker.seconds, _SOON)) if taker is not None and taker.seconds and has_room else _AGAIN
+
+    @property
+    def _has_room(self) -> bool:
+        return any(taker.room for taker in self.all)
 
     def home(self, key: Key) -> Taker | None:
         """Return the taker of all items with this key: another one only if it is lost, closed or drained. ``None``: any."""
