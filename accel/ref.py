@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Iterator, Sequence
 
-__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "StridedRef", "ViewToken", "overlap"]
+__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "SharedRef", "StridedRef", "ViewToken", "overlap"]
 
 
 class RefOwner(Protocol):
@@ -562,6 +562,12 @@ class ManagedRef(AccelRef):
     __slots__ = ()
 
     is_managed = True
+
+
+class SharedRef(AccelRef):
+    """A ref to memory that other processes can reach; made with ``shareable=True``, and by ``device.attach``."""
+
+    __slots__ = ()
 
 
 def overlap(a: AccelRef, b: AccelRef) -> bool:

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from accel.backend import KnowsPeers
 from accel.errors import BackendUnavailableError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelBackend, DeviceDescription
 
-__all__ = ["ENTRY_POINT_GROUP", "backend_names", "find_device", "find_specs", "load_backend", "peer_access"]
+__all__ = ["ENTRY_POINT_GROUP", "backend_names", "find_device", "find_specs", "load_backend"]
 
 ENTRY_POINT_GROUP = "accel.backends"
 
@@ -42,14 +41,6 @@ def load_backend(name: str) -> AccelBackend:
             f"no backend is called {name!r}", remedy=f"Use one of: {known}; or install the package that provides it."
         )
     return _load(name, registered[name])
-
-
-def peer_access(backend: AccelBackend, index: int, other: int) -> bool | None:
-    """Return whether a device can reach the memory of another one without the host. May block.
-
-    ``None``: they are one device, or the backend does not tell.
-    """
-    return backend.can_access_peer(index, other) if index != other and isinstance(backend, KnowsPeers) else None
 
 
 def _registered() -> dict[str, str]:

@@ -33,9 +33,10 @@ NAME = "lying"
 
 _HEADER, _MAGIC = struct.Struct("<IHHI"), 0x4C434341
 _BATCH, _PING, _REGISTER, _HELD, _COMPILE = 3, 8, 10, 11, 21
-_READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _BUSY, _COMPILED = 101, 103, 104, 107, 108, 110, 121, 123
+_READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _LENT, _BUSY, _COMPILED = 101, 103, 104, 107, 108, 110, 111, 121, 123
 _OFFER = json.dumps({"capabilities": {"fill": ["float64"]}, "durable": True}).encode()
 _SLAB_BYTES = 1 << 20
+_LENT_BYTES = 8 << 20
 _MANY = 253  # descriptors that the kernel takes in one call
 
 
@@ -213,6 +214,21 @@ def _compile(wire: _Wire, *, kind: int, layout: bytes = b"") -> None:
             wire.say(kind, body[:8] + layout)
 
 
+def _lend(wire: _Wire, *, make: Callable[[], int] | None = None, nbytes: int = _LENT_BYTES, offset: int = 0, ask: bool = True) -> None:
+    """Say of each op that it is done, and of each but the first that it has lent a buffer, which is not where it is said to be.
+
+    Without ``make`` nothing is said of the buffer. Without ``ask`` one is lent that nobody asked for.
+    """
+    batches = 0
+    for asked, body in wire.heard():
+        if asked != _BATCH:
+            continue
+        number, batches = marshal.loads(body)[0], batches + 1
+        if make is not None and (batches > 1 or not ask):
+            wire.say(_LENT, struct.pack("<QQQQ", number, 0, nbytes, offset), (make(),))
+        wire.say(_DONE, struct.pack("<Q", number))
+
+
 class _Slabs:
     """Durable memory that is not what is said of it. Each new buffer is where the ``places`` say, in a slab of its own if they say so."""
 
@@ -300,6 +316,11 @@ LIES: dict[str, Callable[[_Wire], None]] = {
     "a connection that lingers, announced by nothing": partial(_pass_lingering, announced=0),
     "a connection that lingers, after nonsense": partial(_pass_lingering, first=_HEADER.pack(_MAGIC, 999, 0, 0)),
     "memory without end": _flood,
+    "lent memory that can shrink": partial(_lend, make=partial(_memfd, _LENT_BYTES, is_sealed=False)),
+    "lent memory that ends early": partial(_lend, make=partial(_memfd, _LENT_BYTES), offset=_LENT_BYTES - 8),
+    "lent memory of no end": partial(_lend, make=partial(_memfd, _LENT_BYTES), nbytes=2**62),
+    "lent memory that is nowhere": _lend,
+    "lent memory, unasked": partial(_lend, make=partial(_memfd, _LENT_BYTES), ask=False),
     "errors of a megabyte": partial(_fail, nbytes=(1 << 20) // 12),
     "errors of many megabytes": partial(_fail, nbytes=15 * (1 << 20) // 12),
     "overlapping buffers": _Slabs((1 << 40, 4096), (1 << 40, 0), (1 << 40, 2048), make=partial(_memfd, _SLAB_BYTES)),

@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription
+from accel.backend import KnowsPeers
 from accel.cli.console import print_table
-from accel.registry import backend_names, load_backend, peer_access
+from accel.registry import backend_names, load_backend
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +62,10 @@ def memory_text(nbytes: int) -> str:
 def _peers_of(device: DeviceDescription, devices: list[DeviceDescription]) -> list[str]:
     """Return the devices whose memory this one can reach without the host. May block."""
     backend = load_backend(device.backend)
-    return [other.spec for other in devices if other.backend == device.backend and peer_access(backend, device.index, other.index)]
+    if not isinstance(backend, KnowsPeers):
+        return []
+    others = [other for other in devices if other.backend == device.backend and other.index != device.index]
+    return [other.spec for other in others if backend.can_access_peer(device.index, other.index)]
 
 
 def _as_json(device: DeviceDescription, peers: list[str]) -> dict[str, str | int | list[str]]:

@@ -7,6 +7,7 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
+from accel.device.memory_exchange import SharedMemory
 from accel.device.pool import Link, Pool, PoolHealth
 from accel.device.system import System, open_device
 from accel.device.world import World
@@ -42,6 +43,7 @@ __all__ = [
     "Pool",
     "PoolHealth",
     "ProcessHost",
+    "SharedMemory",
     "SpareInfo",
     "System",
     "World",

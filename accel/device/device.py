@@ -18,6 +18,7 @@ from accel.device.info import DeviceHealth, DeviceInfo, health, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_methods import MemoryMethods
 from accel.device.model_methods import ModelMethods
+from accel.device.peers import Peers
 from accel.device.rank import DeviceRank
 from accel.device.telemetry_methods import TelemetryMethods, monitor_of
 from accel.engine.attribution import Attribution
@@ -80,6 +81,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}  # namespace -> its ops
         self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # by name, those not built in
         self._compiler = Compiler(core, sender, host)
+        self._peers = Peers(core, sender, host)
         self._residents = Residents(core, self)
         self._hardware = None if host.children.node_address else monitor_of(core)  # None if it cannot be read here
         self._xp = Namespace(self)

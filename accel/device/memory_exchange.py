@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel import ops
 from accel.dtype import DType, DTypeLike
-from accel.ops.base import as_shape
+from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
+from accel.ops.base import as_shape, operand
+from accel.ops.memory import Lend
+from accel.ref import SharedRef
+from accel.storage.durable import memfd_identity
 
 if TYPE_CHECKING:
+    from accel.device.peers import Peers
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
@@ -16,7 +23,30 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.sharing.sharing import Sharing
 
-__all__ = ["MemoryExchange"]
+__all__ = ["MemoryExchange", "SharedMemory"]
+
+
+class SharedMemory(NamedTuple):
+    """What another process needs to reach a buffer; made by ``device.share``.
+
+    Attributes
+    ----------
+    fd : int
+        Descriptor of the memory, to be closed by its owner. It travels over a Unix socket, with
+        ``socket.send_fds``; the rest in any way.
+    nbytes : int
+        Of the memory, of which the buffer is the beginning.
+    shape : tuple of int
+    dtype : str
+    uuid : str
+        Of the hardware that has the memory.
+    """
+
+    fd: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    uuid: str
 
 
 class MemoryExchange:
@@ -25,6 +55,7 @@ class MemoryExchange:
     _core: DeviceCore
     _sender: Sender
     _host: Host
+    _peers: Peers
 
     async def wrap(self, array: Any) -> AccelRef:
         """Return a ref to the memory of another library's array, without a copy.
@@ -95,6 +126,79 @@ class MemoryExchange:
             As in :meth:`Device.run`.
         """
         await self._sender.run(ops.Advise(ref, advice, undo), timeout)
+
+    async def share(self, ref: AccelRef, *, timeout: float | None = None) -> SharedMemory:
+        """Return what another process attaches a buffer by, once the ops sent before have ended.
+
+        The other process reads and writes the memory at any time: the two have to tell each other
+        when. The memory lives as long as any process has the descriptor, or has attached it.
+
+        Parameters
+        ----------
+        ref
+            Made by ``zeros(shareable=True)``, or by :meth:`attach`.
+        timeout
+            As in :meth:`run`.
+        """
+        self._check_here()
+        if not isinstance(operand("ref", ref), SharedRef):
+            raise InvalidArgumentError(f"{ref!r} is in memory with other buffers", remedy="Make it with device.zeros(..., shareable=True).")
+        loan = await self._sender.run(Lend(ref), timeout)
+        try:
+            return SharedMemory(os.dup(loan.fd), loan.slab_nbytes, ref.shape, ref.dtype.value, self._core.description.uuid)
+        finally:
+            loan.end()
+
+    async def attach(self, memory: SharedMemory, *, timeout: float | None = None) -> AccelRef:
+        """Return a ref to memory of another process, or of another device.
+
+        Parameters
+        ----------
+        memory
+            What ``device.share`` has returned there, with the descriptor as it is in this process.
+            It is duplicated: the caller closes its own.
+        timeout
+            Seconds to wait.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is no such memory, or of hardware that this device does not reach.
+        """
+        core = self._core
+        if not isinstance(memory, tuple) or len(memory) != len(SharedMemory._fields):
+            raise InvalidArgumentError(f"{memory!r} is no shared memory", remedy="Give what device.share() returned.")
+        fd, nbytes, shape, dtype, uuid = memory
+        spec = ops.Spec(as_shape(shape), DType.of(dtype))
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in (fd, nbytes)) or fd < 0 or spec.nbytes > nbytes:
+            raise InvalidArgumentError(f"{memory!r} is no shared memory", remedy="Give what device.share() returned.")
+        try:
+            memfd_identity(fd, nbytes)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{memory!r} is no shared memory: {error}", remedy="Give what device.share() returned.") from None
+        if uuid != core.description.uuid:
+            devices = await core.system.run_blocking(core.backend.devices)
+            index = next((device.index for device in devices if device.uuid == uuid), None)
+            if index is None or not self._peers.can_access(index):
+                raise InvalidArgumentError(f"{core.name} does not reach the memory of {uuid!r}", remedy="Attach it on a device that does.")
+        return await self._attach(fd, nbytes, spec, timeout)
+
+    async def _attach(self, fd: int | None, nbytes: int, spec: ops.Spec, timeout: float | None) -> AccelRef:
+        """Return a ref to memory; a new slab without a descriptor."""
+        core, deadline = self._core, self._sender.deadline_after(timeout)
+        self._sender.guard()
+        self._check_here()
+        await self._sender.wait_ready(timeout)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._peers.attach(fd, nbytes, spec.shape, spec.dtype)
+        except TimeoutError:
+            raise DeadlineExceededError(f"memory was not attached within {timeout:g} s", op="attach", device=core.name) from None
+
+    def _check_here(self) -> None:
+        """Raise unless other processes of this machine can reach the device's memory."""
+        if not self._peers.is_here:
+            raise UnsupportedError("the device is on another machine", device=self._core.name, remedy="Copy: await device.get(ref).")
 
     async def _sharing(self) -> Sharing:
         """Wait until the device is ready, and return what shares its context's memory.

@@ -14,6 +14,7 @@ from accel.engine.launches import OpSubmission
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
+from accel.values import check_flag
 
 __all__ = ["MemoryMethods"]
 
@@ -29,13 +30,14 @@ class MemoryMethods(MemoryExchange):
     async def put(
         self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
     ) -> AccelRef:
-        """Copy a host array to the device.
+        """Copy a host array, or a buffer of another device, to the device.
 
         Parameters
         ----------
         array
             Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other
-            memory layouts and byte orders are converted.
+            memory layouts and byte orders are converted. Or a ref of another device:
+            ``system.links()`` tells how it gets here.
         out
             Buffer to write instead of making one.
         durable
@@ -51,14 +53,21 @@ class MemoryMethods(MemoryExchange):
         The array is read until the op has ended, even if the ``await`` was cancelled: do not change
         it before. A worker thread first rearranges a large one that needs it; the op takes
         its place in the device's order after that.
+
+        A ref of another device is read in that device's order: the copy has what the ops that were
+        sent there before leave in the buffer, and nothing of later ones, which wait for the copy
+        if they write the buffer. The end of the other device during the copy changes nothing.
         """
         if durable is not False or checksum is not False:
             self._check_durable(durable, checksum)
         # The timeout is for the copy and the checksum together.
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
-        if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
-            array, timeout = await self._to_contiguous(array, timeout)
-        result: AccelRef = await self._sender.run(ops.Put(array, out, durable), timeout)
+        if isinstance(array, AccelRef):
+            result = await self._peers.copy(array, out, durable, timeout)
+        else:
+            if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
+                array, timeout = await self._to_contiguous(array, timeout)
+            result = await self._sender.run(ops.Put(array, out, durable), timeout)
         if checksum:
             await self._sender.keep_checksum(result, deadline)
         return result
@@ -69,8 +78,6 @@ class MemoryMethods(MemoryExchange):
         Another layout is copied, a large array on a worker thread. Raises
         :class:`DeadlineExceededError` if that takes longer than the timeout.
         """
-        if isinstance(array, AccelRef):
-            raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
         source = array if isinstance(array, np.ndarray) else native(array)
         if source.nbytes <= _CONVERT_OFF_LOOP or (source.flags.c_contiguous and source.dtype.isnative):
             return native(source), timeout
@@ -159,9 +166,29 @@ class MemoryMethods(MemoryExchange):
         result: AccelRef = await self._sender.run(ops.Empty(as_shape(shape), DType.of(dtype), durable), timeout)
         return result
 
-    async def zeros(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Make a buffer of zeros. Parameters as in :meth:`empty`."""
-        return await self.full(shape, 0, dtype, durable=durable, timeout=timeout)
+    async def zeros(
+        self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, shareable: bool = False, timeout: float | None = None
+    ) -> AccelRef:
+        """Make a buffer of zeros.
+
+        Parameters
+        ----------
+        shape, dtype, durable, timeout
+            As in :meth:`empty`.
+        shareable
+            Let :meth:`share` give the buffer to other processes. It has a slab of its own, because
+            a descriptor shows the whole slab, and does not count against ``memory_limit``.
+        """
+        check_flag("shareable", shareable)
+        if not shareable:
+            return await self.full(shape, 0, dtype, durable=durable, timeout=timeout)
+        if durable is not False:
+            raise InvalidArgumentError("a buffer is durable or shareable, and not both", remedy="Leave one of them out.")
+        deadline = self._sender.deadline_after(timeout)
+        spec = ops.Spec(as_shape(shape), DType.of(dtype))
+        ref = await self._attach(None, max(1, spec.nbytes), spec, timeout)
+        result: AccelRef = await self._sender.run(ops.Fill(spec.shape, spec.dtype, 0, ref), self._sender.seconds_left(deadline))
+        return result
 
     async def full(
         self,
@@ -253,7 +280,12 @@ class MemoryMethods(MemoryExchange):
         return ref.base if isinstance(ref, RefView) else ref
 
     async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
-        """Copy one buffer into another of the same shape and dtype, and return the destination."""
+        """Copy one buffer into another of the same shape and dtype, and return the destination.
+
+        The source may be on another device; see :meth:`put`.
+        """
+        if isinstance(source, AccelRef) and source.owner is not self._core.refs:
+            return await self._peers.copy(source, operand("destination", destination), False, timeout)
         result: AccelRef = await self._sender.run(ops.Copy(source, destination), timeout)
         return result
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, ov
 from accel._log import get_logger
 from accel.device.device import Device
 from accel.device.info import DeviceHealth
+from accel.device.peers import peers_of
 from accel.engine.lifecycle import DeviceState
 from accel.engine.sender import Sender
 from accel.errors import (
@@ -22,7 +23,6 @@ from accel.errors import (
     StaleRefError,
 )
 from accel.hints import NotEntered
-from accel.registry import load_backend, peer_access
 from accel.rendezvous import rendezvous
 from accel.values import check_choice, check_count, check_flag
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from accel.models import Model
     from accel.rendezvous import Key
 
-__all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing", "summed"]
+__all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing", "links_between", "summed"]
 
 logger = get_logger()
 
@@ -74,7 +74,8 @@ class Link:
     source, target
         The names of the devices.
     way
-        ``"host"``: ``target.put(await source.get(ref))``. This release has no other.
+        How ``target.put(ref)`` copies. ``"mapped"``: from the source's memory, which the target's
+        context maps; small buffers go as with ``"host"``: ``target.put(await source.get(ref))``.
     peer
         Whether the hardware of ``target`` can reach the memory of the source's; ``None`` where the
         backend does not tell, or both are on one piece of hardware.
@@ -82,7 +83,7 @@ class Link:
 
     source: str
     target: str
-    way: Literal["host"]
+    way: Literal["mapped", "host"]
     peer: bool | None
 
 
@@ -392,8 +393,7 @@ class Pool(Sequence[Device], NotEntered):
 
     async def links(self) -> tuple[Link, ...]:
         """Return how arrays get from each device to each other one."""
-        infos = [device.info() for device in self]
-        return await self._system.run_blocking(_links, [(info.name, info.backend, info.index) for info in infos])
+        return links_between(self)
 
     # -- the choice
 
@@ -486,12 +486,17 @@ def summed(
     return progress
 
 
-def _links(devices: Sequence[tuple[str, str, int]]) -> tuple[Link, ...]:
-    """Return the links between devices, given the name, backend and index of each. May block."""
-    backends = {backend: load_backend(backend) for _, backend, _ in devices}
+def links_between(devices: Iterable[Device]) -> tuple[Link, ...]:
+    """Return the link from each device to each other one."""
+    peers = [peers_of(device) for device in devices]
     return tuple(
-        Link(source, target, "host", peer_access(backends[backend], index, other_index) if backend == other else None)
-        for source, other, other_index in devices
-        for target, backend, index in devices
-        if source != target
+        Link(
+            source.core.name,
+            target.core.name,
+            target.way_from(source),
+            target.can_access(source.core.description.index) if type(target.core.backend) is type(source.core.backend) else None,
+        )
+        for source in peers
+        for target in peers
+        if source is not target
     )

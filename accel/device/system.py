@@ -17,7 +17,7 @@ from accel.device.epochs import Epochs
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_not_importing, check_shareable
 from accel.device.info import info_as_json
-from accel.device.pool import Pool, all_or_nothing
+from accel.device.pool import Link, Pool, all_or_nothing, links_between
 from accel.device.quarantine import set_quarantine_options
 from accel.device.world import World
 from accel.engine.context_actor import ContextActor
@@ -420,6 +420,10 @@ class System(ActorSystem):
             await world.aclose()
             raise
         return world
+
+    async def links(self) -> tuple[Link, ...]:
+        """Return how arrays get from each open device to each other one."""
+        return links_between(self.devices)
 
     async def _start_device(
         self, core: DeviceCore, host_kind: str, *, forkserver: ForkserverSlot | None = None, node: NodeSession | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.actors.home import Home
 from accel.engine.lifecycle import DeviceState, Lifecycle
+from accel.engine.loans import Loans
 from accel.errors import AccelError, ClosedError, FaultScope
 from accel.storage.disposal import Disposal
 from accel.storage.oom_retry import OomRetry
@@ -115,6 +116,8 @@ class DeviceCore:
         Closes descriptors.
     workload : Workload
         Counts callers that wait, and submissions in hand.
+    loans : Loans
+        Counts the buffers that it lends to other devices.
     registrations : dict
         Name -> registration, of the libraries of the user's own.
     registration_listeners : list of callable
@@ -164,6 +167,7 @@ class DeviceCore:
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.oom_retry = OomRetry()
         self.workload = Workload()
+        self.loans = Loans()
         self.lifecycle.listeners.append(self.workload.wake)
         self.registrations: dict[str, Registration] = {}
         self.registration_listeners: list[Callable[[], object]] = []

@@ -49,8 +49,8 @@ def get(lane: _Lane, op: ops.Get, plan: Plan, inputs: Sequence[int], outputs: Se
     lane.stream.copy_dtoh(_bytes(op.destination), inputs[0])
 
 
-def empty(lane: _Lane, op: ops.Empty, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue nothing: the buffer was allocated at the dispatch."""
+def empty(lane: _Lane, op: Any, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue nothing: the buffer was allocated at the dispatch, or another device reads it."""
 
 
 def fill(lane: _Lane, op: ops.Fill, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ def checksum(lane: _Lane, op: ops.Checksum, plan: Plan, inputs: Sequence[int], o
 
 
 _INTERNAL: Mapping[str, Mapping[str, Kernel]] = {
-    "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy, "checksum": checksum},
+    "memory": {"put": put, "get": get, "empty": empty, "lend": empty, "fill": fill, "copy": copy, "checksum": checksum},
     "graph": {"replay": replay, "call": call},
     "capture": {"capture": capture},
     "compiler": {"launch": launch},

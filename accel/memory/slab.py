@@ -71,8 +71,10 @@ class MemfdSlab:
         if nbytes <= 0:
             raise InvalidArgumentError(f"a slab has at least one byte, not {nbytes}")
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if fd is not None:
+            _check_size(fd, self.nbytes)
         try:
-            self.fd = _sealed_memfd(self.nbytes, name) if fd is None else _duplicate(fd, self.nbytes)
+            self.fd = _sealed_memfd(self.nbytes, name) if fd is None else os.dup(fd)
             self._map = mmap.mmap(self.fd, self.nbytes)
         except (OSError, OverflowError, ValueError) as error:
             self.close()
@@ -131,15 +133,19 @@ class MemfdSlab:
             self.close()
 
 
-def _duplicate(fd: int, nbytes: int) -> int:
-    """Return another descriptor of the same memory.
+def _check_size(fd: int, nbytes: int) -> None:
+    """Raise unless a descriptor is of so much memory, for good: touching more would end the process."""
+    import fcntl  # it exists wherever slabs have descriptors
 
-    Mapping more than there is would end the process when it is touched.
-    """
-    size = os.fstat(fd).st_size
-    if size < nbytes:
-        raise InvalidArgumentError(f"descriptor {fd} is of {size} bytes, and {nbytes} are to be mapped")
-    return os.dup(fd)
+    try:
+        size, is_sealed = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError as error:
+        raise InvalidArgumentError(f"descriptor {fd} is of no memory: {error.strerror}", remedy="Give that of a slab.") from error
+    if size < nbytes or not is_sealed:
+        what = "sealed" if is_sealed else "not sealed against shrinking"
+        raise InvalidArgumentError(
+            f"descriptor {fd} is of {size} bytes, {what}, and {nbytes} are to be mapped", remedy="Give that of a slab."
+        )
 
 
 def _sealed_memfd(nbytes: int, name: str) -> int:

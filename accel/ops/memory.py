@@ -144,13 +144,26 @@ class Fill(KernelOp):
 
 @op("memory")
 class Copy(KernelOp):
-    """Copy one buffer into another of the same shape and dtype."""
+    """Copy one buffer into another of the same shape and dtype.
+
+    Parameters
+    ----------
+    source
+        Buffer to read.
+    destination
+        Buffer to write; a new one is made where it is ``None``.
+    durable
+        Whether a new one outlives the context.
+    """
 
     source: AccelRef
-    destination: AccelRef
+    destination: AccelRef | None = None
+    durable: bool = False
 
     def plan(self) -> Plan:
         source = operand("source", self.source)
+        if self.destination is None:
+            return Plan((source,), *result_in(None, source.shape, source.dtype, durable=self.durable))
         destination = operand("destination", self.destination)
         if overlap(destination, source):
             what = "are the same buffer" if destination is source else "overlap: they are views of one buffer"
@@ -161,6 +174,20 @@ class Copy(KernelOp):
                 remedy="Give two buffers of one shape and dtype.",
             )
         return Plan((source,), (destination,), ())
+
+
+@op("memory")
+class Lend(KernelOp[Any]):
+    """Lend a whole buffer to another device. The result is the loan, with whose end the read ends."""
+
+    source: AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((operand("source", self.source),), (), ())
+
+    def result(self, refs: tuple[AccelRef, ...]) -> Any:
+        """Return the loan, which begins with the op's place in the device's order."""
+        return self.source.owner.sharing.lend(self.source)
 
 
 @op("memory")

@@ -439,8 +439,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise DeadlineExceededError(
                 f"{taker.name} has {taker.in_flight} batches after {timeout:g} s", remedy="Drain it again to wait longer."
             ) from None
-        if taker in self._takers.all:  # or another call has drained it
-            self._takers.all.remove(taker)
+        if self._takers.remove(taker):
             self._most_in_flight -= self._max_in_flight
             self._counters.add(taker.counters)
 

@@ -20,7 +20,7 @@ from accel.patterns.outcome import is_worth_a_retry
 from accel.patterns.recovering import until_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from accel.models import Model, Rows
     from accel.patterns.taker import Taker
@@ -130,14 +130,8 @@ class _Watch:
     async def listen(self, seconds: float, first: Taker | None = None) -> None:
         """Count what is answered for some time, or until the new weights, which ``first`` serves, are refused."""
         self._first = first
-        handlers = {taker: taker.handler for taker in self._models}
-        for taker, handler in handlers.items():
-            taker.handler = partial(self._answered, self._models[taker], handler)
-        try:
+        with self._listening():
             await asyncio.wait({self.refused}, timeout=seconds)
-        finally:
-            for taker, handler in handlers.items():
-                taker.handler = handler
 
     def judge(self, first: Taker) -> None:
         """Raise if the new weights, which the first replica has served for a while, are worse."""
@@ -152,6 +146,17 @@ class _Watch:
                     "slow", f"{slow} of {len(after)} batches took more than {limit:.3g} s, and {slow_before} of {len(before)} before"
                 )
         self.check()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        handlers = {taker: taker.handler for taker in self._models}
+        for taker, handler in handlers.items():
+            taker.handler = partial(self._answered, self._models[taker], handler)
+        try:
+            yield
+        finally:
+            for taker, handler in handlers.items():
+                taker.handler = handler
 
     async def _answered(self, model: Model, handler: Callable[[list[Any]], Awaitable[Any]], items: list[Any]) -> Rows:
         """Return what the handler does, and count it for the weights that answered."""
@@ -182,10 +187,10 @@ class _Watch:
         if _is_worse(new.errors, new.items, old.errors, old.items):
             self._refuse("errors", f"{new.errors} of {new.items} answers are errors, and {old.errors} of {old.items} of the old weights")
         if _is_worse(new.non_finite, new.items, old.non_finite, old.items):
-            self._refuse(
-                "non-finite",
-                f"{new.non_finite} of {new.items} answers have NaNs or infinities, and {old.non_finite} of {old.items} of the old weights",
+            text = (
+                f"{new.non_finite} of {new.items} answers have NaNs or infinities, and {old.non_finite} of {old.items} of the old weights"
             )
+            self._refuse("non-finite", text)
 
     def _refuse(self, code: str, why: str, cause: BaseException | None = None) -> None:
         if not self.refused.done():

@@ -117,6 +117,13 @@ class Takers:
         taker.is_draining = True
         self._queue.rehome(taker, self.home)
 
+    def remove(self, taker: Taker) -> bool:
+        """Remove a taker, and return whether it was there."""
+        is_here = taker in self.all
+        if is_here:
+            self.all.remove(taker)
+        return is_here
+
     def tell_idle(self) -> None:
         """Wake those that wait for takers to be drained, where nothing runs any more."""
         for taker in self.all:

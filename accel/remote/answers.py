@@ -12,16 +12,17 @@ from accel.engine.program import GraphSubmission
 from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.remote.error_codec import encode_error
-from accel.remote.messages import Failure, Kind, Timed
+from accel.remote.messages import Failure, Kind, Lent, Timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.engine.loans import Loan
     from accel.errors import AccelError
     from accel.process.channel import Channel
     from accel.telemetry.probe import DeviceWork
 
-__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
+__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteLoan", "RemoteOp", "RemoteUnregistration", "reject"]
 
 _FLUSH_COUNT = 16
 """Answers after which the child flushes at once: the parent reads them while the next ops run."""
@@ -86,6 +87,18 @@ class RemoteOp(_ReportedSubmission, OpSubmission):
     """An op of the parent."""
 
     __slots__ = ("_answers", "_failed", "number")
+
+
+class RemoteLoan(RemoteOp):
+    """An op of the parent that lends a buffer."""
+
+    __slots__ = ()
+
+    def succeed(self) -> None:
+        """Report where the buffer is, and then the success."""
+        if not self.future.done():
+            self._answers.report_loan(self.number, self.result)
+        super().succeed()
 
 
 class RemoteBatch(_ReportedSubmission, BatchSubmission):
@@ -155,6 +168,7 @@ class Answers:
         self._memory = memory
         self._has_faulted = has_faulted
         self._is_idle = is_idle
+        self._loans: dict[int, Loan] = {}  # by the numbers of the ops that lent
         self._on_broken = on_broken
         self._succeeded: list[int] = []  # numbers for the next DONE message
         self._times: list[bytes] = []  # entries of the next TIMES message
@@ -181,6 +195,15 @@ class Answers:
             self.flush()
         elif len(ended) == 1:
             self.loop.call_soon(self.flush)
+
+    def report_loan(self, number: int, loan: Loan) -> None:
+        """Report where a lent buffer is, and keep the loan until :meth:`end_loan`."""
+        self._channel.send(Kind.LENT, Lent.pack(number, loan.slab, loan.slab_nbytes, loan.offset), fds=(loan.fd,))
+        self._loans[number] = loan
+
+    def end_loan(self, number: int) -> None:
+        """End a loan: the parent has no more use for it."""
+        self._loans.pop(number).end()
 
     def _add_time(self, number: int, work: DeviceWork) -> None:
         """Add the device time of a request, if it was measured, to the next TIMES message."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.engine.checksums import verify
 from accel.engine.launches import OpSubmission
+from accel.engine.loans import Loan
 from accel.engine.program import GraphSubmission
 from accel.engine.registration import Registration, Unregistration
 from accel.engine.submission import BatchSubmission
@@ -19,7 +20,7 @@ from accel.ops import Free, Put
 from accel.process.protocol import ProtocolError
 from accel.remote.arrays import MAX_INLINE_COPY
 from accel.remote.durable import encode_slab
-from accel.remote.messages import Kind, pickled_library
+from accel.remote.messages import Attach, Kind, pickled_library
 from accel.remote.pending_request import PendingRequest, host_array_of
 from accel.remote.requests import RequestContext
 from accel.remote.transfers import MAX_MESSAGE_OPS, ArrayTransfers
@@ -48,7 +49,7 @@ class RemoteContext(RequestContext):
 
     def __init__(self, core: DeviceCore, owner: ContextOwner, copy_off_loop: Callable[[CopyCall, CopyDone], None], link: Link) -> None:
         super().__init__(core, owner, copy_off_loop, link)
-        self.sharing = NoSharing(core.name)
+        self.sharing = NoSharing(self)
         self.members = RemoteMembers(self)
         self._transfers = ArrayTransfers(self, self._arrays)
 
@@ -178,6 +179,12 @@ class RemoteContext(RequestContext):
         assert layout is not None, "it was given up"
         return layout
 
+    async def attach(self, buffer: int, fd: int | None, nbytes: int) -> None:
+        """Have the child map memory as a buffer; see :meth:`.sharing.sharing.Sharing.attach`."""
+        self.check_alive()
+        self._buffer_nbytes[buffer] = 0  # it does not count against the memory of the device
+        await self._link.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
+
     async def drop_unregistered(self) -> None:
         """Have a promoted spare close the libraries that were unregistered since it opened them.
 
@@ -251,10 +258,18 @@ class RemoteMembers:
 
 
 class NoSharing:
-    """The ``sharing`` of a context in a child, whose memory other libraries cannot reach: refuses."""
+    """The ``sharing`` of a context in a child, whose memory other libraries cannot reach: refuses.
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    Other devices and processes can.
+    """
+
+    def __init__(self, context: RemoteContext) -> None:
+        self._context = context
+        self.attach = context.attach
+
+    def lend(self, ref: AccelRef) -> Loan:
+        """Return the loan of a buffer; the child's answer says where that is."""
+        return Loan(self._context.core.loop, self._context.generation, ref.nbytes)
 
     def check_free(self, ref: AccelRef) -> None:
         """Accept the free: no other library has the memory."""
@@ -262,6 +277,6 @@ class NoSharing:
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedError(
             "other libraries cannot reach the memory of a process host",
-            device=self._device,
+            device=self._context.core.name,
             remedy="Open the device with host='inline', or copy: await device.get(ref), await device.put(array).",
         )

@@ -351,7 +351,7 @@ class Link:
         Any message shows the watchdog that the child is alive.
         """
         self.watchdog.is_heard = True
-        if fds and kind != Kind.NEW_SLAB:
+        if fds and kind not in (Kind.NEW_SLAB, Kind.LENT):
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
         if kind == Kind.PONG:
             return

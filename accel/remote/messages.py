@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArenaSlice",
+    "Attach",
     "Begin",
     "Config",
     "Failure",
     "Kind",
+    "Lent",
     "Timed",
     "WireOp",
     "pack",
@@ -71,6 +73,11 @@ class Kind(enum.IntEnum):
     UNMAP_SLABS = 14
     """Slabs that a spare child is to unmap: their numbers."""
 
+    ATTACH = 15
+    """Memory to be added as a buffer: a number, the buffer, its size; a new slab without a descriptor."""
+    RETURN = 16
+    """A loan that has ended: the number of the op that lent."""
+
     READY = 101
     """The generation is ready: what its context offers, as JSON."""
     REFUSED = 102
@@ -105,6 +112,8 @@ class Kind(enum.IntEnum):
     """A slab that holds no durable buffers any more: its number."""
     NEW_BUFFER = 110
     """A new durable buffer, and where it is: its slab, offset and size."""
+    LENT = 111
+    """Comes before the answer to an op that lends, with the slab's descriptor; see :data:`Lent`."""
 
 
 def pack(
@@ -154,6 +163,13 @@ Failure = struct.Struct("<Qi")
 
 Timed = struct.Struct("<QQ")
 """An entry of a TIMES message: the number of the request, and nanoseconds."""
+
+
+Lent = struct.Struct("<QQQQ")
+"""A LENT message: numbers of the request and of the slab, the slab's size, the buffer's offset."""
+
+Attach = struct.Struct("<QQ")
+"""An ATTACH message, behind its number: the buffer and the size of the memory."""
 
 
 @dataclass(frozen=True, slots=True)

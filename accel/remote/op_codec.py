@@ -24,7 +24,7 @@ from accel.engine.by_value import by_value
 from accel.engine.program import Program
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import CompiledKernel, KernelOp, Spec
-from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView, StridedRef, view_of
+from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView, SharedRef, StridedRef, view_of
 from accel.remote.messages import ArenaSlice, WireOp
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _refuse_ref(ref: object) -> NoReturn:
     )
 
 
-_REFUSED = {np.ndarray: _refuse_array} | dict.fromkeys((AccelRef, RefView, StridedRef, ForeignRef, ManagedRef), _refuse_ref)
+_REFUSED = {np.ndarray: _refuse_array} | dict.fromkeys((AccelRef, RefView, StridedRef, ForeignRef, ManagedRef, SharedRef), _refuse_ref)
 _DISPATCH: Any = ChainMap[Any, Any](_REFUSED, copyreg.dispatch_table)
 
 

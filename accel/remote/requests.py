@@ -6,6 +6,7 @@ import json
 import marshal
 import operator
 import struct
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +14,7 @@ from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.by_value import dumps
 from accel.engine.in_flight import ContextBase
 from accel.engine.launches import OpSubmission
+from accel.engine.loans import Loan
 from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError, StaleRefError
 from accel.ops import Get
@@ -22,9 +24,10 @@ from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableReports
 from accel.remote.error_codec import decode_error
 from accel.remote.injected_faults import begin_action
-from accel.remote.messages import Failure, Kind, Timed, pack
+from accel.remote.messages import Failure, Kind, Lent, Timed, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, message_too_long
+from accel.storage.durable import memfd_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -92,7 +95,7 @@ class RequestContext(ContextBase):
         self._has_durable = False  # whether there was a durable buffer
         self.registered: set[str] = set()  # names of the registered libraries that the child has open
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
-        link.watchdog.watch(self._pending, self._questions)
+        link.watchdog.watch(self._pending, self._questions, self.busy_seconds)
         self._durable = DurableReports(core.durable)
         self._reserved = self._workspace = self.peak = 0  # bytes, as the child has reported them
 
@@ -374,6 +377,8 @@ class RequestContext(ContextBase):
             self._on_answer(_NUMBER.unpack_from(data)[0], None, -1, layout_of(data[_NUMBER.size :]))
         elif kind == Kind.WORLD_DONE:
             self._on_answer(_NUMBER.unpack_from(data)[0], None, -1, json.loads(data[_NUMBER.size :]))
+        elif kind == Kind.LENT:
+            self._on_lent(data, fds)
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
             self.peak = max(self.peak, self._reserved)
@@ -383,6 +388,23 @@ class RequestContext(ContextBase):
             self._buffer_nbytes.update(self._durable.on_message(kind, data, fds))
         elif kind != Kind.BUSY:  # the link has handled that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
+
+    def _on_lent(self, data: bytes, fds: list[int]) -> None:
+        """Note where a buffer is that the child lends, and keep the descriptor of its slab.
+
+        Raises
+        ------
+        ValueError
+            If the message cannot be true.
+        """
+        number, slab, nbytes, offset = Lent.unpack(data)
+        request = self._pending.get(number)
+        loan = None if request is None else request.submission.result
+        if not isinstance(loan, Loan) or len(fds) != 1:
+            raise ValueError(f"slab {slab} comes with {len(fds)} descriptors, or was not asked for")
+        memfd_identity(fds[0], nbytes)
+        loan.place(slab, nbytes, offset, fds[0], partial(self._tell, Kind.RETURN, _NUMBER.pack(number)))
+        fds.clear()
 
     def _on_device_time(self, number: int, seconds: float) -> None:
         """Charge a submission the device time that the child has measured for one of its requests.
@@ -492,7 +514,7 @@ class RequestContext(ContextBase):
 
     def busy_seconds(self) -> float:
         """Return for how many seconds in all the child has opened, loaded or compiled something."""
-        return self._link.busy_seconds()
+        return self._link.busy_seconds() + self.core.loans.seconds()
 
     # -- the end
 

@@ -30,16 +30,17 @@ from accel.engine.program import Program
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError
 from accel.fork import DeviceFiles, close_after_fork
 from accel.ops import KernelOp, Plan
+from accel.ops.memory import Lend
 from accel.ops.user_plans import with_dtypes
 from accel.ref import AccelRef
-from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, RemoteUnregistration, reject
+from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteLoan, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import Busy, BusyCalls
 from accel.remote.compiling import packed_layout
 from accel.remote.durable import DurableReporter, decode_slab
 from accel.remote.error_codec import decode_error, encode_error
 from accel.remote.injected_faults import InjectedFaults
-from accel.remote.messages import Kind, unpack
+from accel.remote.messages import Attach, Kind, unpack
 from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
@@ -213,6 +214,8 @@ class Server:
             await self._blocks.unmap(data)
         elif kind == Kind.MAP_SLAB:
             await self._map_slab(data, fds[0])
+        elif kind == Kind.ATTACH:
+            await self._attach(data, fds)
         elif kind == Kind.REGISTER:
             await self._open_library(data)
         elif kind == Kind.UNREGISTER:
@@ -273,7 +276,8 @@ class Server:
         future = self._core.loop.create_future()
         submission: RemoteOp | RemoteBatch
         if len(wire_ops) == 1:
-            submission = RemoteOp(decoded.ops[0], decoded.plans[0], future, generation)
+            kind = RemoteLoan if type(decoded.ops[0]) is Lend else RemoteOp
+            submission = kind(decoded.ops[0], decoded.plans[0], future, generation)
             submission.result_refs = decoded.result_refs[0]
         else:
             submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.result_refs, future, generation)
@@ -403,6 +407,23 @@ class Server:
             self._answers.report_success(number)
         finally:
             os.close(fd)
+
+    async def _attach(self, data: bytes, fds: list[int]) -> None:
+        """Handle an ATTACH message: map the memory, or make some, and answer. Closes ``fds``."""
+        number, (buffer, nbytes) = _number_of(data), Attach.unpack(data[8:])
+        try:
+            await cast("Sharing", self.context.sharing).attach(buffer, fds[0] if fds else None, nbytes)
+        except Exception as error:
+            self._refuse(number, error)
+        else:
+            self._answers.report_success(number)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def end_loan(self, data: bytes) -> None:
+        """Handle a RETURN message, before those that are queued: these may wait for it."""
+        self._answers.end_loan(_number_of(data))
 
     def _answer_in_task(self, answering: Coroutine[Any, Any, None]) -> None:
         """Answer a question in a task of its own: it takes no place in the order of ops."""

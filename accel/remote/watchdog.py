@@ -35,8 +35,6 @@ class _Child(Protocol):
     @property
     def is_busy(self) -> bool: ...
 
-    def busy_seconds(self) -> float: ...
-
     def ping(self) -> None: ...
 
 
@@ -107,17 +105,19 @@ class Watchdog:
         """End the step: the child must answer pings from here on."""
         self._step = None
 
-    def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
+    def watch(self, ops: Mapping[int, object], questions: Mapping[int, object], busy_seconds: Callable[[], float]) -> None:
         """Bound the answers to ops and to questions from now on, in place of those given before.
 
         Both are by number, in the order of sending; the caller removes what is answered.
+        ``busy_seconds`` returns the seconds so far in which ops may have waited for something that
+        does not count.
         """
         allowance, hang = self._limits.busy_timeout, self._hang_timeout
         question = OldestInFlight(lambda: next(iter(questions), None), lambda: 0.0, 0.0)
         what = f"hung: it has not compiled or opened for {allowance:g} s what it was asked to"
         self._oldest = [(question, allowance, what)]
         if hang is not None:
-            op = OldestInFlight(lambda: next(iter(ops), None), self._child.busy_seconds, allowance)
+            op = OldestInFlight(lambda: next(iter(ops), None), busy_seconds, allowance)
             what = f"hung: its oldest op has not ended for {hang:g} s"
             self._oldest.append((op, hang, what))
 

@@ -7,14 +7,19 @@ without knowing the other streams.
 
 from __future__ import annotations
 
+import itertools
+import os
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from accel import dlpack
 from accel._log import get_logger
 from accel.actors.acquire import acquire
+from accel.backend import ImportsSlabs
 from accel.engine.captures import captures_of
 from accel.engine.launches import LaneMark
+from accel.engine.loans import LentRead, Loan
 from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
@@ -25,11 +30,12 @@ from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease
 from accel.sharing.exports import BufferExports, Keepalive, Sharers, close_when_dropped
 from accel.sharing.external_work import ExternalLane
+from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from accel.backend import SlabMemory
+    from accel.backend import HeldSlab, SlabMemory
     from accel.dtype import DType
     from accel.engine.context import Context
     from accel.exchange import Exchange
@@ -61,6 +67,8 @@ class Sharing:
         self._exports: dict[int, BufferExports] = {}  # of exported buffers
         self._external_blocks: dict[int, ExternalBlock] = {}  # of imported and managed buffers
         self._releases: DeferredRelease | None = None  # once there is memory of others to release
+        self._lent_slabs: weakref.WeakKeyDictionary[SlabMemory, int] = weakref.WeakKeyDictionary()
+        self._slab_numbers = itertools.count()
 
     # -- opening, at the first use
 
@@ -207,7 +215,7 @@ class Sharing:
         while a tensor lives, and for the work that was enqueued until its end.
         """
         exports = self._exports.get(ref.buffer)
-        needs_hook = exports is None and not ref.is_managed  # managed memory has one of its own
+        needs_hook = exports is None and ref.buffer not in self._external_blocks  # these have one
         if exports is None:
             exports = self._exports[ref.buffer] = BufferExports()
         if not ref.is_foreign:
@@ -315,29 +323,95 @@ class Sharing:
 
     async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
         """Return a ref to new managed memory; close it, and raise, if the context faults first."""
+        memory = await self._create(partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes)))
+        return self._add_external(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
+
+    async def attach(self, buffer: int, fd: int | None, nbytes: int) -> None:
+        """Map the slab of another context, or of another process, as the buffer of that number.
+
+        Parameters
+        ----------
+        buffer
+            A new number; whoever has a ref of it frees it as any buffer.
+        fd
+            Descriptor of the slab, which is duplicated; ``None`` makes a new slab.
+        nbytes
+            The size of the slab.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend maps no slabs.
+        AccelError
+            If the memory cannot be mapped, or is not to be had.
+        """
+        context = self._context
+        context.check_alive()
+        device = context.device
+        if not isinstance(device, ImportsSlabs):
+            raise UnsupportedError(f"{context.core.description.backend} maps no memory of others", device=context.core.name)
+        make: Callable[[], SlabMemory] = (
+            partial(context.device.create_slab, nbytes) if fd is None else partial(device.import_slab, fd, nbytes)
+        )
+        self._add_block(buffer, ExternalBlock(await self._create(make), Usage()))
+
+    async def _create(self, make: Callable[[], SlabMemory]) -> SlabMemory:
+        """Make memory on a worker thread; close it, and raise, if the context faults first."""
         context, system = self._context, self._context.core.system
-        create = partial(self._open_exchange().create_managed, max(1, Spec(shape, dtype).nbytes))
-        memory = await acquire(system, create, lambda memory: memory.close())
+        memory = await acquire(system, make, lambda memory: memory.close())
         try:
             context.check_alive()
         except AccelError:
             await system.run_blocking(memory.close)
             raise
-        return self._add_external(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
+        return memory
 
     def _add_external(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
         """Add a block that no allocator owns as a buffer, and return its ref.
 
         When the buffer is freed, :meth:`_release` closes the memory.
         """
-        context = self._context
-        refs, buffers = context.core.refs, context.buffers
-        ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
-        buffers.blocks[ref.buffer] = block
-        buffers.free_hooks[ref.buffer] = partial(self._release, ref.buffer)
-        self._external_blocks[ref.buffer] = block
-        self._releases = self._releases or DeferredRelease(context)
+        refs = self._context.core.refs
+        ref = kind(refs, refs.next_buffer(), shape, dtype, self._context.generation)
+        self._add_block(ref.buffer, block)
         return ref
+
+    def _add_block(self, buffer: int, block: ExternalBlock) -> None:
+        """Add a block that no allocator owns as the buffer of that number."""
+        buffers = self._context.buffers
+        buffers.blocks[buffer] = block
+        buffers.free_hooks[buffer] = partial(self._release, buffer)
+        self._external_blocks[buffer] = block
+        self._releases = self._releases or DeferredRelease(self._context)
+
+    # -- lending
+
+    def lend(self, ref: AccelRef) -> Loan:
+        """Lend a buffer to another device; ops that write it wait for the end of the loan.
+
+        Raises
+        ------
+        UnsupportedError
+            If no descriptor names its memory.
+        """
+        context, block = self._context, self._block_of(ref)
+        memory = block.memory if isinstance(block, ExternalBlock) else block.slab
+        if getattr(memory, "fd", -1) < 0:
+            raise UnsupportedError(
+                f"others cannot map the memory of {ref!r}", device=context.core.name, remedy="Copy it: await device.get(ref)."
+            )
+        slab = self._lent_slabs.get(memory)
+        if slab is None:
+            slab = self._lent_slabs[memory] = next(self._slab_numbers)
+        loan, read = Loan(context.core.loop, context.generation, ref.nbytes), LentRead()
+        try:
+            fd = os.dup(cast("HeldSlab", memory).fd)
+        except OSError as error:
+            raise_shortage(error, f"{ref!r} cannot be lent")
+            raise
+        loan.place(slab, memory.nbytes, block.address - memory.address, fd, read.end)
+        block.usage.read(read, read.issued, [])
+        return loan
 
     # -- releasing
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.storage.disposal import Disposal
 
-__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab"]
+__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab", "memfd_identity"]
 
 logger = get_logger()
 
@@ -282,7 +282,7 @@ class DurableBook:
             return False
         if number in self._slabs or len(self._slabs) >= self.most_slabs:
             raise ValueError(f"slab {number} is there already, or one too many")
-        identity = None if fd < 0 else _memfd_identity(fd, nbytes)
+        identity = None if fd < 0 else memfd_identity(fd, nbytes)
         if identity is not None and any(slab.identity == identity for slab in self._slabs.values()):
             raise ValueError(f"slab {number} is the memory of another one")
         self._slabs[number] = _Slab(fd, nbytes, None, identity)
@@ -565,7 +565,7 @@ class DurableBook:
         self._disposal.close_fds([slab.fd for slab in slabs.values()])
 
 
-def _memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:
+def memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:
     """Return device and inode of a memfd; ``None`` for other memory, such as a GPU's.
 
     Raises

@@ -139,7 +139,7 @@ class Refs:
             )
             raise InvalidArgumentError(
                 f"{ref!r} is on {where}",
-                remedy="Each device has memory of its own: copy it over, ref = await device.put(await other.get(ref)).",
+                remedy="Each device has memory of its own: copy it over, ref = await device.put(ref).",
                 device=self.name,
             )
         if plan is None or not ref.durable or not self.durable.may_rewrite(ref, plan):

@@ -85,7 +85,7 @@ async def test_by_default_one_gpu_is_inline_and_the_others_are_apart() -> None:
         assert sorted(device.info().host for device in pool) == ["inline", *["process"] * (len(described) - 1)]
         links = await pool.links()
         assert len(links) == len(described) * (len(described) - 1)
-        assert all(link.way == "host" and isinstance(link.peer, bool) for link in links)
+        assert all(link.way == ("mapped" if link.peer else "host") for link in links)
 
 
 async def test_work_goes_on_while_gpus_are_killed_drained_and_added(pool: accel.Pool) -> None:

@@ -120,13 +120,13 @@ async def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.Monkey
         assert [device.name for device in pool] == ["cpu:0", "cpu:1"]
         links = await pool.links()
         assert [(link.source, link.target, link.way, link.peer) for link in links] == [
-            ("cpu:0", "cpu:1", "host", True),
+            ("cpu:0", "cpu:1", "mapped", True),
             ("cpu:1", "cpu:0", "host", False),
         ]
 
 
 async def test_links_of_one_hardware_have_no_peers(pool: accel.Pool) -> None:
-    assert {(link.way, link.peer) for link in await pool.links()} == {("host", None)}
+    assert {(link.way, link.peer) for link in await pool.links()} == {("mapped", None)}
     assert len(await pool.links()) == 6
 
 

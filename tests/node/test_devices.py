@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,3 +122,17 @@ async def test_a_node_that_is_not_there_is_told(agent: AgentProcess) -> None:
         with pytest.raises(accel.BackendUnavailableError, match="cannot be reached") as caught:
             await system.open_device("cpu", node=accel.Node("127.0.0.2:1", agent.node.token))
         assert "python -m accel node" in str(caught.value.remedy)
+
+
+async def test_buffers_get_to_a_node_and_back_through_the_host(agent: AgentProcess) -> None:
+    array = np.arange(1 << 17, dtype="float64")
+    async with accel.System() as system:
+        here, there = await system.open_device("cpu", host="process"), await system.open_device("cpu", node=agent.node)
+        assert {link.way for link in await system.links()} == {"host"}
+        copy = await here.put(await there.put(await here.put(array)))
+        np.testing.assert_array_equal(await here.get(copy), array)
+        memory = await here.share(await here.zeros(3, shareable=True))
+        for refused in (there.attach(memory), there.zeros(3, shareable=True), there.share(await there.zeros(3))):
+            with pytest.raises(accel.UnsupportedError):
+                await refused
+        os.close(memory.fd)

@@ -62,7 +62,7 @@ class Child:
         loop: Any = self.clock
         options: Any = SimpleNamespace(hang_timeout=hang_timeout, limits=accel.ProcessHost(busy_timeout=4.0))
         self.watchdog = Watchdog(loop, self, options, self.verdicts.append)
-        self.watchdog.watch(self.ops, self.questions)
+        self.watchdog.watch(self.ops, self.questions, self.busy_seconds)
 
     def busy_seconds(self) -> float:
         return self.busy

@@ -1,0 +1,130 @@
+"""P18, P18c: a buffer from one device to another, beside the driver's own copy, and beside a copy through this process.
+
+    python benchmarks/peer_copies.py [--mib 64] [--rounds 15]         two CPU devices, in all mixtures of hosts
+    python benchmarks/peer_copies.py --device cuda [--rounds 15]      two GPUs, each in a process of its own
+
+The ways take turns, so that all meet the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+Place = Literal["inline", "process"]
+PLACES: tuple[Place, ...] = ("inline", "process")
+WARM = 3
+
+
+async def seconds(copying: Awaitable[accel.AccelRef]) -> float:
+    """Return how long a copy took."""
+    began = perf_counter()
+    await copying
+    return perf_counter() - began
+
+
+async def through_host(source: accel.Device, target: accel.Device, ref: accel.AccelRef) -> accel.AccelRef:
+    """Copy by way of an array of this process."""
+    return await target.put(await source.get(ref))
+
+
+async def on_cpu(first: Place, second: Place, nbytes: int, rounds: int) -> None:
+    """Print the row of one mixture of hosts."""
+    async with accel.System() as system:
+        source, target = await system.open_device("cpu", host=first), await system.open_device("cpu", host=second)
+        ref = await source.put(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
+        mapped: list[float] = []
+        hosted: list[float] = []
+        for _ in range(rounds + WARM):
+            mapped.append(await seconds(target.put(ref)))
+            hosted.append(await seconds(through_host(source, target, ref)))
+        fast, slow = statistics.median(mapped[WARM:]), statistics.median(hosted[WARM:])
+        print(f"| {first} | {second} | {fast * 1e3:.1f} | {slow * 1e3:.1f} | {slow / fast:.2f} |", flush=True)
+
+
+class RawCopies:
+    """Copies from GPU 0 to GPU 1 by ``cuMemcpyDtoDAsync`` alone, in this process, between memory of ``cuMemCreate`` as slabs are."""
+
+    def __init__(self, nbytes: int) -> None:
+        from accel_cuda.core.driver import load_driver
+
+        driver: Any = load_driver()
+        self._call: Callable[..., Any] = driver.call
+        self._contexts = [self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index)) for index in (0, 1)]
+        self._call("cuCtxSetCurrent", self._contexts[1])
+        self._stream = self._call("cuStreamCreate", 1)
+        self._source, self._target = (self._map(driver, index, nbytes) for index in (0, 1))
+
+    def _map(self, driver: Any, index: int, nbytes: int) -> int:
+        properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id, access.location.id = index, 1  # GPU 1 reaches both
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        size = -(-nbytes // (2 << 20)) * (2 << 20)
+        handle, address = self._call("cuMemCreate", size, properties, 0), int(self._call("cuMemAddressReserve", size, 0, 0, 0))
+        self._call("cuMemMap", address, size, 0, handle, 0)
+        self._call("cuMemSetAccess", address, size, [access], 1)
+        return address
+
+    def seconds(self, nbytes: int) -> float:
+        """Return how long one copy took, up to its end."""
+        began = perf_counter()
+        self._call("cuMemcpyDtoDAsync", self._target, self._source, nbytes, self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+        return perf_counter() - began
+
+
+async def on_cuda(rounds: int) -> None:
+    """Print a row for each size: awaited copies from GPU 0 to GPU 1, beside the driver's."""
+    print("| bytes | put(ref), us | raw, us | rate of raw | put(await get(ref)), us | GB/s | must |\n|---|---|---|---|---|---|---|")
+    raw = RawCopies(1 << 30)
+    async with accel.System() as system:
+        source, target = await system.open_device("cuda:0", host="process"), await system.open_device("cuda:1", host="process")
+        print(f"<!-- {await system.links()} -->")
+        for nbytes, must in ((4 << 10, "<= 250 us"), (1 << 20, ""), (16 << 20, ""), (256 << 20, "0.8"), (1 << 30, "0.95")):
+            ref = await source.zeros(nbytes, "uint8")
+            times: tuple[list[float], list[float], list[float]] = ([], [], [])
+            for _ in range(rounds + WARM):
+                times[0].append(await seconds(target.put(ref)))
+                times[1].append(raw.seconds(nbytes))
+                if len(times[2]) < WARM + 3:
+                    times[2].append(await seconds(through_host(source, target, ref)))
+            copy, driver, host = (statistics.median(taken[WARM:]) for taken in times)
+            rate = f"{driver / copy:.3f}"
+            print(
+                f"| {nbytes} | {copy * 1e6:.0f} | {driver * 1e6:.0f} | {rate} | {host * 1e6:.0f} | {nbytes / copy / 1e9:.1f} | {must} |",
+                flush=True,
+            )
+
+
+async def main() -> None:
+    """Measure on the device that is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        await on_cuda(arguments.rounds)
+        return
+    print(
+        f"{arguments.mib} MiB, medians of {arguments.rounds}\n| source | target | put(ref), ms | put(await get(ref)), ms | times |\n|---|---|---|---|---|"
+    )
+    for first in PLACES:
+        for second in PLACES:
+            await on_cpu(first, second, arguments.mib << 20, arguments.rounds)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
