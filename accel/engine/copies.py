@@ -121,7 +121,7 @@ class OpList:
         if type(plan) is PlanOnCopies or type(plan) is ComposedPlan:
             return self._add_as_several(op, plan, recording)
         core = self._core
-        result_refs = core.refs.make(plan.creates, self.generation)
+        result_refs = core.refs.make(plan.creates, self.generation) if plan.creates else ()
         # Of an op for which that fails, nothing is added.
         result = result_of(op, (plan.writes if returned is None else returned) + result_refs, core.loop)
         if recording is not None:

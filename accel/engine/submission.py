@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accel.telemetry.probe import Probes
 
 # The keys of `map` for a batch's ops: C functions, because a batch may have thousands.
-_library_of, _kind_of = attrgetter("library"), attrgetter("kind")
+_library_of, _kind_of, _written_by = attrgetter("library"), attrgetter("kind"), attrgetter("writes")
 
 __all__ = ["BatchSubmission", "Submission", "Write", "result_of", "writes_of"]
 
@@ -250,7 +250,7 @@ class BatchSubmission(Submission):
         self.ops = ops
         self.plans = plans
         self.outputs = outputs
-        self.writes = writes_of(plans)
+        self.writes = writes_of(plans) if any(map(_written_by, plans)) else []
         for index, refs in enumerate(outputs):
             for ref in refs:
                 if ref.durable:

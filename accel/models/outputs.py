@@ -219,8 +219,9 @@ class OutputSpecs:
 
     def leading(self, rows: int, bucket: Sizes) -> list[int | None]:
         """Return how much of the first dimension of each array belongs to the first rows of a bucket; ``None``: all."""
-        is_full = rows == bucket.get(BATCH, 0)
-        return [None if places is None or is_full else rows * places for places in self.places]
+        if rows == bucket.get(BATCH, 0):
+            return [None] * len(self.places)
+        return [None if places is None else rows * places for places in self.places]
 
     def cut(self, arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
         """Return the parts of the arrays, or refs, that belong to inputs of ``sizes``."""
