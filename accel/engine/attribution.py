@@ -41,6 +41,11 @@ class Attribution:
     restart budget only when all that was in flight at it is examined, and none of it was found to
     be the cause.
 
+    Parameters
+    ----------
+    *in_flight
+        Of each device that the work is on, the attributions whose block runs.
+
     Attributes
     ----------
     deaths : int
@@ -49,18 +54,20 @@ class Attribution:
 
     __slots__ = ("_deaths", "_in_flight", "_parts_left", "deaths")
 
-    def __init__(self, in_flight: set[Attribution]) -> None:
+    def __init__(self, *in_flight: set[Attribution]) -> None:
         self._in_flight = in_flight
         self._deaths: list[_Death] = []
         self.deaths = 0
         self._parts_left = 1  # the block itself
 
     def __enter__(self) -> Self:
-        self._in_flight.add(self)
+        for attributions in self._in_flight:
+            attributions.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._in_flight.discard(self)
+        for attributions in self._in_flight:
+            attributions.discard(self)
         if self._deaths:  # else there is nothing to charge
             self.release()
 

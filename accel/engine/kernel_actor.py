@@ -163,7 +163,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         user_library: RegisteredLibrary | None = None
         try:
             user_library = await self._call_library(
-                lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description)
+                lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description, context.members)
             )
             is_pooled, captures = user_library.instance.several_streams, user_library.instance.captures
             lane = (
@@ -183,7 +183,7 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             context.lanes.pooled_libraries.add(library)
         context.kernels.add_registered(user_library)
         self._user_library = user_library
-        return lane
+        return await context.lanes.dedicated_lane("collective") if user_library.instance.collective else lane
 
     def _operand(self, argument: DurableArgument) -> Operand:
         """Return the memory of a durable argument of the registration."""

@@ -41,9 +41,6 @@ __all__ = ["Lane", "LaneContext"]
 
 logger = get_logger()
 
-_CAPTURE = "capture"
-"""Library of the op that captures a stream into a graph."""
-
 _NO_CAPTURE = contextlib.nullcontext()
 
 _REFUSALS = (InvalidArgumentError, UnsupportedError, CompileError, StaleRefError, ClosedError)
@@ -234,7 +231,7 @@ class Lane(StreamClock):
                 group.submission.launched += 1  # before the call, which a cancellation does not end
                 self._begin_span(group)
                 # While a stream is captured, no work of other libraries is marked.
-                capture_scope = captures_of(context.core).capturing() if launch.op.library == _CAPTURE else _NO_CAPTURE
+                capture_scope = captures_of(context.core).capturing() if launch.op.captures else _NO_CAPTURE
                 call = context.offloaded.call_kernel
                 with capture_scope:
                     raised = await context.core.system.run_blocking(

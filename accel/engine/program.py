@@ -316,6 +316,7 @@ class Capture(KernelOp[Any]):
 
     library: ClassVar[str] = "capture"
     kind: ClassVar[str] = "capture"
+    captures: ClassVar[bool] = True
 
     program: Program
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.stream_clock import StreamClock
-    from accel.libraries.kernel_library import KernelLibrary
+    from accel.libraries.kernel_library import KernelLibrary, Ranks
     from accel.ops import KernelOp, Plan, Spec
     from accel.ref import AccelRef
 
@@ -26,7 +26,7 @@ logger = get_logger()
 class RegisteredLibrary:
     """A registered library in one context: the instance, and its methods as kernels.
 
-    The constructor sets the ``description`` of the instance.
+    The constructor sets the ``description`` of the instance, and its ``members``.
 
     Parameters
     ----------
@@ -36,6 +36,8 @@ class RegisteredLibrary:
         The instance of the user's class.
     description
         Describes the device.
+    members
+        The ranks of worlds that the context is.
 
     Attributes
     ----------
@@ -45,10 +47,11 @@ class RegisteredLibrary:
         Whether the library was unregistered: it takes no more ops.
     """
 
-    def __init__(self, name: str, instance: KernelLibrary, description: DeviceDescription) -> None:
+    def __init__(self, name: str, instance: KernelLibrary, description: DeviceDescription, members: Ranks) -> None:
         self.name = name
         self.instance = instance
         instance.description = self._description = description
+        instance.members = members
         self.is_unregistered = False
         # Its lane and that of a batch may call it from two threads; it need not be thread-safe.
         self._lock = threading.Lock()

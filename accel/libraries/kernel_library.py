@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription
 
-__all__ = ["KernelLibrary", "Operand", "kernel", "kernels_of"]
+__all__ = ["KernelLibrary", "Operand", "Ranks", "kernel", "kernels_of"]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -145,6 +145,13 @@ class Operand:
         return np.asarray(_Interface(interface)).view(self.dtype.numpy)
 
 
+class Ranks(Protocol):
+    """The ranks of worlds that a context is."""
+
+    def of(self, world: int) -> Any:
+        """Return its place in the communicator that a world has now, a :class:`~accel.world.member.Member`; ``None`` if there is none."""
+
+
 class _Interface:
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
@@ -209,6 +216,11 @@ class KernelLibrary:
         Whether independent ops of this library may run on several streams at a time, as those of the built-in libraries do.
         Methods are still called one at a time, but work of two ops overlaps on the device: what :meth:`open` made is only read, or each op has its own.
         ``False`` keeps the ops in one stream, in their order.
+    collective : bool
+        Whether its ops have collectives in them. They go into the stream of all collectives then, so that these come in one order on all ranks of a world;
+        what :meth:`open` gets is a stream of the library's own.
+    members : Ranks
+        The ranks of worlds that the context is; there before :meth:`open` is called.
     """
 
     name: ClassVar[str]
@@ -218,7 +230,9 @@ class KernelLibrary:
     eager: ClassVar[bool] = False
     launches: ClassVar[int] = 64
     several_streams: ClassVar[bool] = False
+    collective: ClassVar[bool] = False
     description: DeviceDescription
+    members: Ranks
 
     @classmethod
     def preload(cls, *args: Any, **kwargs: Any) -> None:
@@ -261,12 +275,14 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
         raise InvalidArgumentError(f"{library.__name__} has no name", remedy='Give it one: `name = "mine"`.')
     remedy = "Give the most kernels and copies that a kernel method enqueues, such as 64."
     check_count(f"{library.__name__}.launches", library.launches, remedy=remedy)
-    for option in ("several_streams", "eager", "captures"):
+    for option in ("several_streams", "eager", "captures", "collective"):
         check_flag(f"{library.__name__}.{option}", getattr(library, option))
     if library.captures and library.several_streams:
         raise InvalidArgumentError(
             f"{library.__name__} captures its stream, and has several", remedy="Set captures or several_streams to False."
         )
+    if library.collective and library.several_streams:
+        raise InvalidArgumentError(f"{library.__name__} is collective, and has several streams", remedy="Set one of these to False.")
     found: dict[type[KernelOp[Any]], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)

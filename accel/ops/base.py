@@ -165,6 +165,8 @@ class KernelOp(ABC, Generic[R_co]):
         The kernel actor that runs it.
     kind : str
         Its name within the library, used in errors, predictions and fault plans.
+    captures : bool
+        Whether its kernel captures a stream into a graph. Then it is called on a worker thread.
     derived : object
         Whatever a backend works out of the op and needs several times on its way. It is no field: copies, and ops that were pickled, have none.
     """
@@ -173,6 +175,7 @@ class KernelOp(ABC, Generic[R_co]):
 
     library: ClassVar[str]
     kind: ClassVar[str]
+    captures: ClassVar[bool] = False
     conversions: ClassVar[tuple[tuple[str, Callable[[str, Any], Any], frozenset[type]], ...]] = ()
     """Names of fields, and the function and the plain types of their conversions; see :func:`op`."""
     derived: Any
