@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.engine.lifecycle import DeviceState, Lifecycle
-from accel.errors import AccelError, ClosedError, DeadlineExceededError, DeviceLostError, MailboxFullError, WorldChangedError
+from accel.errors import (
+    AccelError,
+    ClosedError,
+    DeadlineExceededError,
+    DeviceLostError,
+    FaultScope,
+    HostDiedError,
+    MailboxFullError,
+    WorldChangedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -56,6 +65,8 @@ class Rank(Protocol):
     name : str
         The name of the device.
     state : DeviceState
+    fault : AccelError or None
+        What has ended its last context.
     listeners : list of callable
         Called after each change of the state.
     """
@@ -64,6 +75,8 @@ class Rank(Protocol):
     def name(self) -> str: ...
     @property
     def state(self) -> DeviceState: ...
+    @property
+    def fault(self) -> AccelError | None: ...
     @property
     def listeners(self) -> list[Callable[[], object]]: ...
 
@@ -151,6 +164,8 @@ class Epochs:
     lifecycle : Lifecycle
         The state; its generation is the number of the epoch.
     ranks : list of Rank
+    shrinks : bool
+        Whether the world goes on without ranks that are lost.
     """
 
     def __init__(
@@ -169,7 +184,7 @@ class Epochs:
         self.number = number
         self.ranks = list(ranks)
         self.lifecycle = Lifecycle(f"{number}", self._loop, probes, kind="world")
-        self._shrinks = on_loss == "shrink"
+        self.shrinks = on_loss == "shrink"
         self._hang_timeout, self._join_timeout = hang_timeout, join_timeout
         self._room, self._waits, self._limit, self._waiting = asyncio.Semaphore(limit), waits, limit, 0
         self._communicator = 0  # the number of the newest, formed or not
@@ -278,6 +293,8 @@ class Epochs:
         if flight.future.done():
             return
         if error is not None:
+            if isinstance(error, AccelError) and not (error.is_fault or isinstance(error, WorldChangedError)):
+                self._settle(flight, error.clone())  # its own, as when a model raises
             self._end_epoch((rank,), f"rank {rank} failed {flight.what} {flight.numbers.start}: {error}", error)
         elif all(other.done() for other in flight.tasks.values()):
             self._settle(flight, [flight.tasks[place].result() if place in flight.tasks else None for place in range(self.size)])
@@ -299,7 +316,7 @@ class Epochs:
         if lost:
             self._disturbed.set()
             self._lost.update(self.ranks[place].name for place in lost)
-            self._end_epoch(lost, f"{self._named(lost)} was lost", None)
+            self._end_epoch(lost, f"{self._named(lost)} was lost", self.ranks[lost[0]].fault)
 
     def _named(self, places: Sequence[int]) -> str:
         return ", ".join(f"rank {place} ({self.ranks[place].name})" for place in places) or "no rank"
@@ -348,7 +365,8 @@ class Epochs:
         seconds = self._loop.time() - hung.began
         why = f"{self._named(late)} did not reach {hung.what} {hung.numbers.start}; {others or 'none'} waited {seconds:.1f} s there"
         logger.error("world_hung", world=self.number, epoch=self.lifecycle.generation, why=why)
-        self._fail_flights(self._changed_error(late, why, None))
+        hang = HostDiedError(why, hung=True, scope=FaultScope.CONTEXT)
+        self._fail_flights(self._changed_error(late, why, hang))
         for place in late or hung.tasks:  # where nothing tells which of them it is, all of them
             self.ranks[place].kill(f"is a rank of world {self.number}, and did not reach {hung.what} {hung.numbers.start}")
 
@@ -395,7 +413,7 @@ class Epochs:
 
     async def _wait_for_ranks(self) -> None:
         """Wait until all devices are READY; or, in a world that shrinks, leave out those that are not."""
-        if self._shrinks and self.lifecycle.generation:
+        if self.shrinks and self.lifecycle.generation:
             self.ranks = [rank for rank in self.ranks if rank.name not in self._lost]
             if not self.ranks:
                 raise DeviceLostError(f"world {self.number} has lost all ranks")

@@ -12,11 +12,14 @@ from accel.ops import collective
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.actors import ActorSystem
     from accel.device.epochs import Membership
+    from accel.engine.attribution import Attribution
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.lifecycle import DeviceState
     from accel.engine.sender import Sender
+    from accel.errors import AccelError
     from accel.ops.collective import Collective
 
 __all__ = ["DeviceRank", "RankBatch"]
@@ -47,9 +50,24 @@ class DeviceRank:
         return self._core.name
 
     @property
+    def system(self) -> ActorSystem:
+        """The device's."""
+        return self._core.system
+
+    @property
     def state(self) -> DeviceState:
         """The state of the device."""
         return self._core.lifecycle.state
+
+    @property
+    def fault(self) -> AccelError | None:
+        """What has ended the last context of the device."""
+        return self._core.lifecycle.cause
+
+    @property
+    def attributions(self) -> set[Attribution]:
+        """The work on the device that is examined if its context dies."""
+        return self._core.attributions
 
     @property
     def listeners(self) -> list[Callable[[], object]]:

@@ -400,19 +400,16 @@ class System(ActorSystem):
             raise InvalidArgumentError("a world of devices takes each once, of its own system, and no options of theirs")
         else:
             devices = given
-        members = [device.as_rank() for device in devices]
+        given_options = {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit}
+        return await self._form_world(given_options | {"waits": overload == "wait"}, devices, owns_devices=owns_devices)
+
+    async def _form_world(self, options: dict[str, Any], devices: Sequence[Device], *, owns_devices: bool) -> World:
+        """Have devices join a world, with the options of :class:`Epochs`."""
+        ranks = [device.as_rank() for device in devices]
         self._opened_worlds += 1
-        epochs = Epochs(
-            self._opened_worlds,
-            members,
-            self.probes,
-            on_loss=on_loss,
-            hang_timeout=hang_timeout,
-            join_timeout=join_timeout,
-            limit=pending_limit,
-            waits=overload == "wait",
-        )
-        world = World(epochs, devices, members, owns_devices=owns_devices)
+        epochs = Epochs(self._opened_worlds, ranks, self.probes, **options)
+        form = partial(self._form_world, options | {"on_loss": "replace"}, owns_devices=True)
+        world = World(epochs, devices, ranks, form, owns_devices=owns_devices)
         self._worlds = [*(other for other in self._worlds if other.state is not DeviceState.CLOSED), world]
         try:
             await epochs.open()

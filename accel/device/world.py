@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Coroutine, Sequence
 from functools import partial
@@ -12,20 +13,23 @@ import numpy as np
 
 from accel.device.pool import all_or_nothing
 from accel.dtype import native
+from accel.engine.attribution import Attribution
 from accel.errors import (
     ClosedError,
     InvalidArgumentError,
     NotInitializedError,
+    UnsupportedError,
     WorldChangedError,
 )
 from accel.hints import NotEntered
+from accel.models import Model
 from accel.ops import collective
 from accel.ops.base import operand
 from accel.ref import AccelRef
 from accel.values import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from types import TracebackType
 
     from accel.device.device import Device
@@ -182,8 +186,17 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     in its next epoch: the others keep their generation, their refs and their weights.
     """
 
-    def __init__(self, epochs: Epochs, devices: Sequence[Device], ranks: Sequence[DeviceRank], *, owns_devices: bool) -> None:
+    def __init__(
+        self,
+        epochs: Epochs,
+        devices: Sequence[Device],
+        ranks: Sequence[DeviceRank],
+        form: Callable[[Sequence[Device]], Awaitable[World]],
+        *,
+        owns_devices: bool,
+    ) -> None:
         self._epochs = epochs
+        self._form = form  # another world with the options of this one
         self._devices = dict(zip(ranks, devices, strict=True))
         self._owns_devices = owns_devices
 
@@ -194,6 +207,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     def devices(self) -> tuple[Device, ...]:
         """The devices, by their ranks."""
         return tuple(self._devices[rank] for rank in self._ranks)
+
+    @property
+    def name(self) -> str:
+        """What logs and metrics call it: ``"world:1"``."""
+        return f"world:{self.number}"
+
+    @property
+    def number(self) -> int:
+        """Of the world, among those of its system, from 1."""
+        return self._epochs.number
 
     @property
     def size(self) -> int:
@@ -235,6 +258,30 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
         return tuple(await all_or_nothing([run(device, rank) for rank, device in enumerate(self.devices)], keep))
 
+    async def lockstep(
+        self, what: str, work: Callable[[Device, Place], Coroutine[Any, Any, T]], *, timeout: float | None = None
+    ) -> tuple[T, ...]:
+        """Run work on all ranks as one collective, and return the results: for ops that have collectives in them.
+
+        It is sent when all ranks are READY, at the same place among the collectives on each, and it
+        fails with the epoch.
+
+        Parameters
+        ----------
+        what
+            Its name in reports.
+        work
+            ``work(device, place)`` returns a coroutine for each rank, which sends one op, or one
+            batch, before it waits for anything.
+        timeout
+            Seconds of waiting. What was sent then runs on.
+        """
+
+        def start(place: Place) -> list[Coroutine[Any, Any, T] | None]:
+            return [work(device, place) for device in self.devices]
+
+        return tuple(await self._epochs.run(what, start, timeout))
+
     async def broadcast(self, source: Any, *, root: int = 0, out: Sequence[AccelRef] | None = None, timeout: float | None = None) -> Refs:
         """Give every rank the array of rank ``root``: a ref there, or a host array, which is put there."""
         return await self._with_source(super().broadcast, source, root, out, timeout)
@@ -265,6 +312,46 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
             super().scatter, parts, root, None if out is None else [ref.reshape(1, *ref.shape) for ref in out], timeout
         )
         return tuple(share[0] for share in shares)
+
+    async def load_model(self, target: Any, *, split: Mapping[str, int] | None = None, **options: Any) -> Model:
+        """Load a model that all ranks run together, and return it, ready.
+
+        Parameters
+        ----------
+        target
+            As for :meth:`accel.Device.load_model`, but that a function which builds a
+            ``torch.nn.Module`` is called with the group of ranks, ``build(group)``, and so is the
+            class of an adapter, before its options. ``group.rank`` and ``group.size`` say which part
+            to build; ``group.all_reduce(tensor)`` and others are for forwards: see
+            :class:`accel.models.ModelGroup`.
+        split
+            Pattern of names -> dimension along which these weights are divided into equal parts, one a
+            rank: ``{"*.up.weight": 0, "*.down.weight": 1}``. Each rank reads its own part of a file
+            alone. It has all of the weights that no pattern matches.
+        **options
+            The other arguments of :meth:`accel.Device.load_model`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Also if a pattern matches no weight, or a weight cannot be divided so: the message names it.
+        UnsupportedError
+            Also if the world shrinks: its ranks would have too few parts.
+        AccelError
+            As :meth:`accel.Device.load_model`; then nothing is left on the devices.
+
+        Notes
+        -----
+        The inputs are given to all ranks, and the outputs are those of rank 0, on its device. When a
+        rank is lost, calls raise :class:`~accel.WorldChangedError`, and a service runs its items again
+        in the next epoch: weights stay where they are, and graphs are made anew.
+        """
+        if self._epochs.shrinks:
+            raise UnsupportedError(
+                f"{self.name} shrinks, and each of its ranks would have a part of the model",
+                remedy='Open it with on_loss="replace".',
+            )
+        return await Model.load(self, target, split=split, system=self._ranks[0].system, **options)
 
     async def _with_source(
         self, send: Callable[..., Later[Refs]], source: Any, root: int, out: Sequence[AccelRef] | None, timeout: float | None
@@ -302,15 +389,40 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         """
         return WorldBatch(self._epochs, timeout)
 
+    @contextlib.asynccontextmanager
+    async def quarantine(self) -> AsyncIterator[World]:
+        """Return a block with a second world like this one, for work that may kill a rank.
+
+        Its devices are those of :meth:`accel.Device.quarantine`, one for each of this world's.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            world = await self._form([await stack.enter_async_context(device.quarantine()) for device in self.devices])
+            try:
+                yield world
+            except BaseException:
+                await world.aclose(timeout=0.0)
+                raise
+            await world.aclose()
+
+    def attribution(self) -> Attribution:
+        """Declare work that is examined if a rank dies while it is on the devices; see :meth:`accel.Device.attribution`."""
+        return Attribution(*(rank.attributions for rank in self._ranks))
+
     async def leave(self) -> None:
         """Close the world, and no device. Idempotent."""
         await self._epochs.aclose()
 
-    async def aclose(self) -> None:
-        """Close the world, and the devices that were opened for it. Idempotent."""
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close the world, and the devices that were opened for it. Idempotent.
+
+        Parameters
+        ----------
+        timeout
+            As for :meth:`accel.Device.aclose`.
+        """
         await self.leave()
         if self._owns_devices:
-            await asyncio.gather(*(device.aclose() for device in self._devices.values()))
+            await asyncio.gather(*(device.aclose(timeout=timeout) for device in self._devices.values()))
 
 
 class WorldBatch(Collectives[Refs, AccelRef, None]):
