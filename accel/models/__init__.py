@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from accel.models.adapters.base import Adapter, ModelSource
+from accel.models.adapters.group import ModelGroup
 from accel.models.model import Model, Rows
 from accel.models.outputs import OutputSpecs
 from accel.models.tensor_spec import Buckets, TensorSpec
 
-__all__ = ["Adapter", "Buckets", "Model", "ModelSource", "OutputSpecs", "Rows", "TensorSpec"]
+__all__ = ["Adapter", "Buckets", "Model", "ModelGroup", "ModelSource", "OutputSpecs", "Rows", "TensorSpec"]

@@ -15,10 +15,12 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from accel.errors import AccelError
     from accel.models.adapters.base import Adapter, ModelSource
+    from accel.models.adapters.group import ModelGroup
     from accel.models.examples import Fill
 
-__all__ = ["CpuModelLibrary", "Describe", "Forward", "InitialLibrary", "ModelLibrary"]
+__all__ = ["CpuModelLibrary", "CpuRankLibrary", "Describe", "Forward", "InitialLibrary", "ModelLibrary", "Prepare", "RankLibrary"]
 
 _COST = 1.0
 """Seconds that a forward is said to take on the CPU: more than what runs on the loop's thread."""
@@ -34,6 +36,7 @@ class Forward(KernelOp[tuple[AccelRef, ...]]):
     inputs: tuple[AccelRef, ...]
     outputs: tuple[Spec, ...]
     names: tuple[str, ...]
+    number: int = 0  # among the collectives of a world
 
     def plan(self) -> Plan:
         """Return what is read and made."""
@@ -52,10 +55,26 @@ class Describe(KernelOp[AccelRef]):
 
     library: str  # type: ignore[misc]  # each op says its model
     inputs: tuple[AccelRef, ...]
+    number: int = 0  # among the collectives of a world
 
     def plan(self) -> Plan:
         """Return what is read and made."""
         return Plan(self.inputs, (), (Spec((DESCRIPTION_NBYTES,), DType.UINT8),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prepare(KernelOp[AccelRef]):
+    """Run a model once for each bucket, with all ranks of an epoch of a world, which captures the graphs of that epoch."""
+
+    kind: ClassVar[str] = "prepare"
+    captures: ClassVar[bool] = True
+
+    library: str  # type: ignore[misc]  # each op says its model
+    number: int = 0  # among the collectives of a world
+
+    def plan(self) -> Plan:
+        """Return that no memory is read, and one byte made, so that batches take it."""
+        return Plan((), (), (Spec((1,), DType.UINT8),))
 
 
 class InitialLibrary(KernelLibrary):
@@ -67,19 +86,22 @@ class InitialLibrary(KernelLibrary):
         Makes the adapter.
     given
         Names of the weights that there are.
+    group
+        The ranks that run the model together.
     """
 
     name: ClassVar[str] = "model"
 
-    def __init__(self, source: ModelSource, given: tuple[str, ...]) -> None:
+    def __init__(self, source: ModelSource, given: tuple[str, ...], group: ModelGroup | None = None) -> None:
         self._source = source
         self._given = given
+        self._group = group
         self._adapter: Adapter
         self._arrays: dict[str, Any] = {}
 
     def open(self, stream: Any) -> None:
         """Make them."""
-        self._adapter = self._source.adapter()
+        self._adapter = self._source.adapter(self._group)
         self._arrays = dict(self._adapter.initial(self._given))
 
     @kernel(Describe)
@@ -139,8 +161,15 @@ class ModelLibrary(KernelLibrary):
 
     def open(self, stream: Any) -> None:
         """Build the model around its weights, and run it once for each bucket."""
-        self._adapter = self._source.adapter()
+        self._adapter = self._made()
         self._adapter.open(self._weights, self.description, stream)
+        self._warm_up()
+
+    def _made(self) -> Adapter:
+        return self._source.adapter()
+
+    def _warm_up(self) -> None:
+        """Run the model once for each bucket."""
         for inputs in reversed(self._warm):  # the largest first: what it needed is room for the others
             try:
                 self._adapter.warm(inputs)
@@ -158,7 +187,7 @@ class ModelLibrary(KernelLibrary):
         """Enqueue a forward."""
 
         def work() -> None:
-            structure, names, results = flattened(self._run(stream, inputs), self._source.outputs)
+            structure, names, results = flattened(self._run(op, stream, inputs), self._source.outputs)
             given = [(name, tuple(result.shape), dtype_of(result)) for name, result in zip(names, results, strict=True)]
             wanted = [(name, output.shape, output.dtype) for name, output in zip(op.names, outputs, strict=True)]
             if given != wanted:
@@ -175,17 +204,92 @@ class ModelLibrary(KernelLibrary):
     @kernel(Describe)
     def describe(self, op: Describe, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
         """Enqueue a forward whose outputs are described."""
-        _enqueue(self, stream, lambda: self._adapter.store(self._described(stream, inputs), outputs[0]))
+        _enqueue(self, stream, lambda: self._adapter.store(self._described(op, stream, inputs), outputs[0]))
 
-    def _described(self, stream: Any, inputs: Sequence[Operand]) -> Any:
-        return encoded(self._run(stream, inputs), self._source.outputs, is_captured=self._adapter.is_captured)
+    def _described(self, op: Describe, stream: Any, inputs: Sequence[Operand]) -> Any:
+        return encoded(self._run(op, stream, inputs), self._source.outputs, is_captured=self._adapter.is_captured)
 
-    def _run(self, stream: Any, inputs: Sequence[Operand]) -> Any:
+    def _run(self, op: Forward | Describe, stream: Any, inputs: Sequence[Operand]) -> Any:
         return self._adapter.run(dict(zip(self._inputs, inputs, strict=True)))
+
+
+class RankLibrary(ModelLibrary):
+    """One rank of a model that several run together. It is opened without the others: their collectives are rehearsed until an epoch is prepared.
+
+    Parameters
+    ----------
+    source, inputs, weights, warm
+        Those of :class:`ModelLibrary`.
+    group
+        This rank's.
+    world
+        The number of the world, whose communicators it uses.
+    """
+
+    collective: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        source: ModelSource,
+        inputs: tuple[str, ...],
+        weights: Mapping[str, Operand],
+        warm: Sequence[Mapping[str, tuple[Spec, Fill]]],
+        group: ModelGroup,
+        world: int,
+    ) -> None:
+        super().__init__(source, inputs, weights, warm)
+        self._group = group
+        self._world = world
+
+    def _made(self) -> Adapter:
+        return self._source.adapter(self._group)
+
+    @kernel(Prepare)
+    def prepare(self, op: Prepare, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        """Enqueue a forward for each bucket."""
+
+        def work() -> None:
+            self._join(stream, op.number)
+            self._warm_up()
+
+        _enqueue(self, stream, work)
+
+    def _run(self, op: Forward | Describe, stream: Any, inputs: Sequence[Operand]) -> Any:
+        self._join(stream, op.number)
+        return super()._run(op, stream, inputs)
+
+    def _join(self, stream: Any, number: int) -> None:
+        """Use the communicator of the epoch that there is."""
+        self._group.number = number
+        self._group.launcher = self.members.of(self._world)
+        self._group.stream = _Now(stream) if self.description.backend == "cpu" else stream
+
+
+class _Now:
+    """A stream of the CPU to those that enqueue from its own work, which runs: theirs is a part of that."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def fault(self) -> AccelError | None:
+        """What stopped the stream."""
+        found: AccelError | None = self._stream.fault
+        return found
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Do the work."""
+        work()
 
 
 class CpuModelLibrary(ModelLibrary):
     """A model on the CPU: a forward is the work of the stream, so that enqueuing one does not block."""
+
+    blocking: ClassVar[bool] = False
+
+
+class CpuRankLibrary(RankLibrary):
+    """One rank of a model on the CPU; see :class:`CpuModelLibrary`."""
 
     blocking: ClassVar[bool] = False
 

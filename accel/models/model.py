@@ -17,7 +17,7 @@ from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
 from accel.models.relations import check_batch_axis
-from accel.models.runner import deadline_of, left
+from accel.models.runner import deadline_of, device_of, left
 from accel.models.tensor_spec import BATCH, Buckets, Item, TensorSpec
 from accel.models.version import VersionLoader
 from accel.models.versions import Coming, Versions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accel.actors.system import ActorSystem
     from accel.models.outputs import OutputSpecs
     from accel.models.relations import BatchAxis
-    from accel.models.runner import ModelDevice, Operand
+    from accel.models.runner import ModelHome, Operand
     from accel.models.tensor_spec import Inputs, Sizes
     from accel.models.version import Version
     from accel.models.weights import Collected, Progress
@@ -74,9 +74,9 @@ class Model:
         turn of the loop, and with the error that these answered instead, or ``None``.
     """
 
-    def __init__(self, name: str, device: ModelDevice, buckets: Buckets, versions: Versions) -> None:
+    def __init__(self, name: str, home: ModelHome, buckets: Buckets, versions: Versions) -> None:
         self._name = name
-        self._device = device
+        self._home = home
         self._buckets = buckets
         self._versions = versions
         self._forwards: Counter[tuple[int, ...]] = Counter()
@@ -87,21 +87,22 @@ class Model:
     @classmethod
     async def load(
         cls,
-        device: ModelDevice,
+        home: ModelHome,
         target: Any,
         *,
-        weights: Any,
-        inputs: Mapping[str, TensorSpec] | None,
-        buckets: Mapping[str, Iterable[int]] | None,
-        graphs: Literal["auto", "off"],
-        options: Mapping[str, Any] | None,
-        imports: Sequence[str],
-        outputs: Sequence[str] | None,
-        batch_axis: BatchAxis,
-        on_progress: Progress | None,
         system: ActorSystem,
+        weights: Any = None,
+        inputs: Mapping[str, TensorSpec] | None = None,
+        buckets: Mapping[str, Iterable[int]] | None = None,
+        graphs: Literal["auto", "off"] = "auto",
+        options: Mapping[str, Any] | None = None,
+        imports: Sequence[str] = (),
+        outputs: Sequence[str] | None = None,
+        batch_axis: BatchAxis = None,
+        on_progress: Progress | None = None,
+        split: Mapping[str, int] | None = None,
     ) -> Model:
-        """See :meth:`accel.Device.load_model`."""
+        """See :meth:`accel.Device.load_model` and :meth:`accel.World.load_model`."""
         _check_function("on_progress", on_progress)
         check_batch_axis(batch_axis)
         source = source_of(target, options, graphs=graphs, imports=imports, outputs=outputs)
@@ -114,28 +115,28 @@ class Model:
                 argument="inputs",
                 remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
             )
-        async with Coming().ended_early(device):
+        async with Coming().ended_early(home):
             collected = await collect(system, weights)
             if inputs is None:
                 assert file is not None, "or it was refused above"
                 said = collected.inputs if file in collected.inputs else (await collect(system, file)).inputs
                 inputs = input_specs(said[file])
         checked = Buckets(inputs, buckets)
-        versions = Versions(device, VersionLoader(device, source, checked, system, batch_axis), system.close_timeout)
+        versions = Versions(home, VersionLoader(home, source, checked, system, batch_axis, split), system.close_timeout)
         async with versions.coming(collected, on_progress):
             pass
-        return cls(source.name, device, checked, versions)
+        return cls(source.name, home, checked, versions)
 
     def __repr__(self) -> str:
         state = "closed" if self._versions.is_closed else f"version {self.version}"
-        return f"<Model {self._name} on {self._device.name} {state}>"
+        return f"<Model {self._name} on {self._home.name} {state}>"
 
     # -- what it is
 
     @property
     def device(self) -> Any:
-        """The :class:`accel.Device` that runs it."""
-        return self._device
+        """The :class:`accel.Device` that runs it, or the :class:`accel.World`."""
+        return self._home
 
     @property
     def inputs(self) -> dict[str, TensorSpec]:
@@ -153,8 +154,8 @@ class Model:
         return self._buckets
 
     @property
-    def weights(self) -> dict[str, AccelRef]:
-        """The durable refs of the weights that serve, by name."""
+    def weights(self) -> dict[str, Any]:
+        """The durable refs of the weights that serve, by name; in a world a tuple of them each, one a rank."""
         return dict(self._versions.serving.runner.weights)
 
     @property
@@ -262,7 +263,7 @@ class Model:
 
     def _roll_back(self, error: BaseException | None = None) -> None:
         left = self._versions.roll_back().number
-        told = {"device": self._device.name, "version": self.version, "left": left}
+        told = {"device": self._home.name, "version": self.version, "left": left}
         if error is None:
             logger.warning("model_rolled_back", **told)
         else:
@@ -324,7 +325,7 @@ class Model:
         for name, array in named:
             if array.dtype.kind not in "biu" and not np.isfinite(array).all():
                 text = f"output {name} of the model has NaNs or infinities"
-                return NonFiniteError(text, output=str(name), device=self._device.name, op=Forward.kind)
+                return NonFiniteError(text, output=str(name), device=self._home.name, op=Forward.kind)
         return result
 
     async def _called(self, given: dict[str, Any], timeout: float | None, *, to_host: bool) -> Any:
@@ -353,7 +354,7 @@ class Model:
             elif to_host:
                 together.append(np.concatenate(pieces, axis))
             else:
-                together.append(await self._device.arrays.concatenate(pieces, axis=axis, timeout=timeout))
+                together.append(await device_of(self._home).arrays.concatenate(pieces, axis=axis, timeout=timeout))
         return together
 
     async def _part(self, version: Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
@@ -376,7 +377,7 @@ class Model:
         widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
         if not any(after for _, after in widths):
             return value
-        padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
+        padded: AccelRef = await device_of(self._home).arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
         return padded
 
     def _count(self, version: Version, bucket: Sizes) -> None:
@@ -454,7 +455,7 @@ class Model:
             old = self._versions.serving
             new.outputs.check_serves_for(old.outputs)
             await self._check_canaries(old, new, items, compare)
-        logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
+        logger.info("model_swapped", device=self._home.name, version=new.number, canaries=len(items))
         return new.number
 
     async def rollback(self) -> int:
@@ -491,7 +492,7 @@ class Model:
         self._versions.release()
 
     async def on(self, device: Any) -> Model:
-        """Return the same model, with copies of the weights that serve and their version, on another device."""
+        """Return the same model, with copies of the weights that serve and their version, on another device, or on a world of as many ranks."""
         version = self._versions.serving
         weights = await self._copied(version)
         versions = self._versions.elsewhere(device)
@@ -537,7 +538,7 @@ class Model:
             if not (await verdict if inspect.isawaitable(verdict) else verdict):
                 raise LibraryError(
                     f"compare refused what version {new.number} of the model answers to canary {number}",
-                    device=self._device.name,
+                    device=self._home.name,
                     op="swap",
                     remedy="Look at the weights; the model serves its old ones.",
                 )

@@ -7,30 +7,44 @@ import contextlib
 import inspect
 import itertools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, LibraryError
 from accel.models.examples import Fill, expanded, fill_of
-from accel.models.library import CpuModelLibrary, Describe, Forward, InitialLibrary, ModelLibrary
+from accel.models.library import CpuModelLibrary, CpuRankLibrary, Describe, Forward, InitialLibrary, ModelLibrary, Prepare, RankLibrary
 from accel.models.outputs import OutputSpecs, flattened
 from accel.models.weights import Collected, WeightsDevice, collect, load_weights
 from accel.ops import Spec
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+
+    from typing_extensions import TypeIs
 
     from accel.actors.system import ActorSystem
     from accel.dtype import DTypeLike
     from accel.libraries.kernel_library import KernelLibrary
     from accel.models.adapters.base import ModelSource
+    from accel.models.adapters.group import ModelGroup
     from accel.models.tensor_spec import Buckets
     from accel.models.weights import Told
 
-__all__ = ["DeviceRunner", "FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "filled", "left"]
+__all__ = [
+    "DeviceRunner",
+    "FunctionRunner",
+    "LibraryRunner",
+    "ModelDevice",
+    "Operand",
+    "Runner",
+    "deadline_of",
+    "filled",
+    "left",
+]
 
+T = TypeVar("T")
 Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Array | AccelRef
 
@@ -75,6 +89,63 @@ class ModelDevice(WeightsDevice, Protocol):
 
     def generations(self) -> AsyncIterator[int]:
         """See :meth:`accel.Device.generations`."""
+
+
+class Place(Protocol):
+    """Where a collective goes: see :class:`accel.device.epochs.Place`."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the world."""
+
+    @property
+    def number(self) -> int:
+        """Of the collective."""
+
+
+class ModelWorld(Protocol):
+    """What a model needs of :class:`accel.World`, if several devices run it."""
+
+    @property
+    def name(self) -> str:
+        """What its errors call it."""
+
+    @property
+    def number(self) -> int:
+        """Of the world, in its system."""
+
+    @property
+    def devices(self) -> Sequence[ModelDevice]:
+        """One a rank."""
+
+    @property
+    def epoch(self) -> int:
+        """Of its communicator."""
+
+    def generations(self) -> AsyncIterator[int]:
+        """See :meth:`accel.World.generations`."""
+
+    async def lockstep(
+        self, what: str, work: Callable[[Any, Place], Coroutine[Any, Any, T]], *, timeout: float | None = None
+    ) -> tuple[T, ...]:
+        """See :meth:`accel.World.lockstep`."""
+
+    async def broadcast(self, source: AccelRef, *, timeout: float | None = None) -> Sequence[AccelRef]:
+        """See :meth:`accel.World.broadcast`."""
+
+
+ModelHome: TypeAlias = ModelDevice | ModelWorld
+"""What a model is loaded on."""
+
+
+def device_of(home: ModelHome) -> ModelDevice:
+    """Return where a model's inputs and outputs are: its device, or that of the first rank of its world."""
+    return home.devices[0] if is_world(home) else home
+
+
+def is_world(home: ModelHome) -> TypeIs[ModelWorld]:
+    """Return whether several devices run the model."""
+    return hasattr(home, "devices")
 
 
 class Runner(Protocol):
@@ -190,10 +261,30 @@ class DeviceRunner:
 
 
 class LibraryRunner(DeviceRunner):
-    """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`. The parameters are those of :class:`DeviceRunner`."""
+    """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`.
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
+    Parameters
+    ----------
+    device, source, buckets, system
+        As for :class:`DeviceRunner`.
+    group
+        The ranks that run the model together, of which this is one.
+    world
+        The number of their world.
+    """
+
+    def __init__(
+        self,
+        device: ModelDevice,
+        source: ModelSource,
+        buckets: Buckets,
+        system: ActorSystem,
+        group: ModelGroup | None = None,
+        world: int = 0,
+    ) -> None:
         super().__init__(device, source, buckets, system)
+        self._group = group
+        self._world = world
         self._library = f"model-{next(_numbers)}"
         self._registered: list[str] = []  # libraries that the device may have
         self._outputs: tuple[str, ...] = ()  # names, in their order
@@ -201,7 +292,7 @@ class LibraryRunner(DeviceRunner):
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`DeviceRunner`."""
         device, library = self._device, f"{self._library}-initial"
-        await self._register(library, InitialLibrary, self._source, given)
+        await self._register(library, InitialLibrary, self._source, given, self._group)
         made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
         refs = await device.run(Forward(library, (), made.specs({}), made.names))
         arrays = {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
@@ -212,8 +303,11 @@ class LibraryRunner(DeviceRunner):
         """See :class:`DeviceRunner`."""
         warm = _warm(self._buckets)
         on_buckets(0, len(warm))
-        library = CpuModelLibrary if self._device.info().backend == "cpu" else ModelLibrary
-        await self._register(self._library, library, self._source, tuple(self._buckets.inputs), self.weights, warm)
+        is_cpu, arguments = self._device.info().backend == "cpu", (self._source, tuple(self._buckets.inputs), self.weights, warm)
+        if self._group is None:
+            await self._register(self._library, CpuModelLibrary if is_cpu else ModelLibrary, *arguments)
+        else:
+            await self._register(self._library, CpuRankLibrary if is_cpu else RankLibrary, *arguments, self._group, self._world)
         on_buckets(len(warm), len(warm))
 
     async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:
@@ -222,28 +316,43 @@ class LibraryRunner(DeviceRunner):
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`Runner`."""
-        deadline = deadline_of(timeout)
-        made = await self._device.run(Describe(self._library, operands), timeout=timeout)
-        found = OutputSpecs.decoded(await self._device.get(made, timeout=left(deadline)))
-        self._outputs = found.names
-        return found
+        async with self._device.batch(timeout=timeout, name=Describe.kind) as batch:
+            told = batch.get(self.record_describe(batch, operands))
+        return self.described(told)
 
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`Runner`."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
-            return self._recorded(batch, operands, outputs)
+            return self.record(batch, operands, outputs)
 
     async def fetch(
         self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
     ) -> Sequence[Array]:
         """See :class:`Runner`. That is one message to the device, and one back."""
         async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
-            made = self._recorded(batch, operands, outputs)
+            made = self.record(batch, operands, outputs)
             return [batch.get(ref if count is None else ref[:count]) for ref, count in zip(made, rows, strict=True)]
 
-    def _recorded(self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...]) -> tuple[AccelRef, ...]:
+    def record_prepare(self, batch: Any, number: int) -> None:
+        """Record that a rank runs the model once for each bucket, together with the others."""
+        batch.run(Prepare(self._library, number))
+
+    def record_describe(self, batch: Any, operands: Sequence[Operand], number: int = 0) -> AccelRef:
+        """Record a forward, and return the description of its outputs, for :meth:`described`."""
         refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
-        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs))
+        described: AccelRef = batch.run(Describe(self._library, refs, number))
+        return described
+
+    def described(self, told: Array) -> OutputSpecs:
+        """Return what the model returns, given the description."""
+        found = OutputSpecs.decoded(told)
+        self._outputs = found.names
+        return found
+
+    def record(self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...], number: int = 0) -> tuple[AccelRef, ...]:
+        """Record a forward, and return its outputs. A number is that among the collectives of a world."""
+        refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
+        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs, number))
         return made
 
     async def close(self) -> None:

@@ -30,32 +30,43 @@ class Split:
     ------
     InvalidArgumentError
         It is no mapping of strings to ints.
+
+    Attributes
+    ----------
+    axes : dict
     """
 
     def __init__(self, axes: Mapping[str, int] | None, ranks: int) -> None:
         given: Any = {} if axes is None else axes
         if not isinstance(given, Mapping) or not all(isinstance(name, str) and type(axis) is int for name, axis in given.items()):
             raise _error(f"split is {given!r:.200}", 'Give a dict: pattern of names -> dimension, such as {"*.up.weight": 0}.')
-        self._axes: dict[str, int] = dict(given)
+        self.axes: dict[str, int] = dict(given)
         self._ranks = ranks
 
     def parts(self, collected: Collected) -> list[Collected]:
-        """Return what each rank reads of the weights. Reads no elements.
+        """Return what each rank reads of the weights; of copies, which are divided already, those of each. Reads no elements.
 
         Raises
         ------
         InvalidArgumentError
             A pattern matches no weight, two say different things of one, or a weight cannot be divided so: the message names it.
         """
+        if collected.ranks:
+            if len(collected.ranks) != self._ranks:
+                raise InvalidArgumentError(
+                    f"the weights are those of {len(collected.ranks)} ranks, and here are {self._ranks}",
+                    remedy="Use a world of as many ranks, or load the model there from its file.",
+                )
+            return collected.ranks
         axes = {weight.name: self._axis(weight) for weight in collected.weights}
-        for pattern in self._axes:
+        for pattern in self.axes:
             if not any(fnmatchcase(name, pattern) for name in axes):
                 raise _error(f"the pattern {pattern!r} of split matches no weight", f"The weights are {_some(list(axes))}.")
         return [Collected([self._part(weight, axes[weight.name], rank) for weight in collected.weights]) for rank in range(self._ranks)]
 
     def _axis(self, weight: Weight) -> int | None:
         """Return the dimension along which a weight is divided, if it is."""
-        found = {pattern: axis for pattern, axis in self._axes.items() if fnmatchcase(weight.name, pattern)}
+        found = {pattern: axis for pattern, axis in self.axes.items() if fnmatchcase(weight.name, pattern)}
         if not found:
             return None
         named = f"weight {weight.name!r} of shape {weight.shape}"

@@ -22,15 +22,19 @@ from accel.errors import (
 )
 from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
-from accel.models.runner import FunctionRunner, LibraryRunner
+from accel.models.runner import FunctionRunner, LibraryRunner, device_of, is_world
+from accel.models.split import Split
 from accel.models.weights import Collected, collect
+from accel.models.world_runner import WorldRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accel.actors.system import ActorSystem
     from accel.models.adapters.base import ModelSource
     from accel.models.outputs import OutputSpecs
     from accel.models.relations import BatchAxis
-    from accel.models.runner import ModelDevice, Runner
+    from accel.models.runner import ModelHome, Runner
     from accel.models.tensor_spec import Buckets
     from accel.models.weights import Progress
 
@@ -71,8 +75,8 @@ class Version:
         What its outputs have to do with its inputs.
     """
 
-    def __init__(self, device: ModelDevice, number: int, runner: Runner, relations: Relations) -> None:
-        self._device = device
+    def __init__(self, home: ModelHome, number: int, runner: Runner, relations: Relations) -> None:
+        self._home = home
         self.number = number
         self.runner = runner
         self.relations = relations
@@ -114,7 +118,7 @@ class Version:
         if changed is not None:
             logger.error(
                 "model_weight_changed",
-                device=self._device.name,
+                device=self._home.name,
                 version=self.number,
                 weight=changed,
                 remedy="Weights are only read: have the model change a copy, and swap to good weights.",
@@ -142,8 +146,8 @@ class VersionLoader:
 
     Parameters
     ----------
-    device
-        Where.
+    home
+        The device, or the world.
     source
         Makes the model's adapter.
     buckets
@@ -152,27 +156,55 @@ class VersionLoader:
         Runs what blocks.
     batch_axis
         What the user says of outputs.
+    split
+        What each rank of a world has of the weights.
     """
 
     def __init__(
-        self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem, batch_axis: BatchAxis = None
+        self,
+        home: ModelHome,
+        source: ModelSource,
+        buckets: Buckets,
+        system: ActorSystem,
+        batch_axis: BatchAxis = None,
+        split: Mapping[str, int] | None = None,
     ) -> None:
-        self._device = device
+        self._home = home
+        self._split = Split(split, len(home.devices)) if is_world(home) else None
         self._source = source
         self._buckets = buckets
         self._system = system
         self._batch_axis = batch_axis
 
-    def elsewhere(self, device: ModelDevice) -> VersionLoader:
-        """Return a loader of the same model on another device."""
-        return VersionLoader(device, self._source, self._buckets, self._system, self._batch_axis)
+    def elsewhere(self, home: ModelHome) -> VersionLoader:
+        """Return a loader of the same model on another device or world."""
+        if is_world(home) is not is_world(self._home):
+            raise InvalidArgumentError(
+                f"the model is built for {self._home.name}, and {home.name} is no such thing",
+                remedy="Give a device where it was loaded on one, and a world of as many ranks where it was loaded on a world.",
+            )
+        axes = None if self._split is None else self._split.axes
+        return VersionLoader(home, self._source, self._buckets, self._system, self._batch_axis, axes)
+
+    def nbytes(self, weights: Collected) -> int:
+        """Return the bytes of weights on the device, or on that of the first rank."""
+        return weights.nbytes if self._split is None else self._split.parts(weights)[0].nbytes
 
     def begin(self, number: int) -> Version:
         """Return a version that has nothing yet."""
-        make = LibraryRunner if self._source.function is None else FunctionRunner
-        runner = make(self._device, self._source, self._buckets, self._system)
-        relations = Relations(self._device, runner, self._buckets, self._system, self._batch_axis)
-        return Version(self._device, number, runner, relations)
+        home, given = self._home, (self._source, self._buckets, self._system)
+        runner: Runner
+        if is_world(home):
+            assert self._split is not None, "a world has ranks"
+            if self._source.function is not None:
+                raise UnsupportedError(
+                    f"{self._source.name} is a function of refs, which are those of one device",
+                    remedy="Call it with the world, or load a class or a function that builds a module of each rank.",
+                )
+            runner = WorldRunner(home, *given, self._split)
+        else:
+            runner = (LibraryRunner if self._source.function is None else FunctionRunner)(home, *given)
+        return Version(home, number, runner, Relations(device_of(home), runner, self._buckets, self._system, self._batch_axis))
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights; reads no elements."""
@@ -202,13 +234,13 @@ class VersionLoader:
         if changed is not None:
             raise UnsupportedError(
                 f"the model changes its weight {changed!r} when it runs",
-                device=self._device.name,
+                device=self._home.name,
                 remedy="Weights are only read, in all generations: have it change a copy, or a buffer of the module.",
             )
 
     def _check_room(self) -> None:
         """Refuse inputs, of which a file says the shapes, that the device or this process has no room for: before they are made."""
-        buckets, limit = self._buckets, self._device.info().memory.limit
+        buckets, limit = self._buckets, device_of(self._home).info().memory.limit
         if size := memory_size():
             limit = size // _PART if limit is None else min(limit, size // _PART)
         sizes = {dim: max(tried_lengths(dim, buckets)) for dim in buckets.dims}
@@ -219,6 +251,6 @@ class VersionLoader:
                 f"the inputs of the model take {needed} bytes for {sizes}",
                 requested=needed,
                 limit=limit,
-                device=self._device.name,
+                device=self._home.name,
                 remedy="Look at the shapes that the file declares, and give smaller buckets: they may take memory_limit, and a quarter of the memory.",
             )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, OutOfMemoryError
+from accel.models.runner import device_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from accel.models.runner import ModelDevice
+    from accel.models.runner import ModelHome
     from accel.models.version import Version, VersionLoader
     from accel.models.weights import Progress
 
@@ -38,8 +39,8 @@ class Versions:
 
     Parameters
     ----------
-    device
-        Where.
+    home
+        The device, or the world.
     loader
         Makes versions.
     patience
@@ -55,8 +56,8 @@ class Versions:
     is_closed : bool
     """
 
-    def __init__(self, device: ModelDevice, loader: VersionLoader, patience: float) -> None:
-        self._device = device
+    def __init__(self, home: ModelHome, loader: VersionLoader, patience: float) -> None:
+        self._home = home
         self.loader = loader
         self._patience = patience
         self.latest = 0
@@ -66,9 +67,9 @@ class Versions:
         self.is_closed = False
         self._leaving: dict[Version, asyncio.Task[None]] = {}
 
-    def elsewhere(self, device: ModelDevice) -> Versions:
-        """Return the versions of the same model on another device, which has none yet."""
-        return Versions(device, self.loader.elsewhere(device), self._patience)
+    def elsewhere(self, home: ModelHome) -> Versions:
+        """Return the versions of the same model on another device or world, which has none yet."""
+        return Versions(home, self.loader.elsewhere(home), self._patience)
 
     @property
     def serving(self) -> Version:
@@ -113,10 +114,10 @@ class Versions:
         coming = self._coming = Coming()
         try:
             try:
-                async with coming.ended_early(self._device):
+                async with coming.ended_early(self._home):
                     collected = await self.loader.collected(weights)
                     if self._serving is not None:
-                        self._check_room(collected.nbytes)
+                        self._check_room(self.loader.nbytes(collected))
                     self.release()
                     await self.gone()
                     await self.loader.load(version, collected, on_progress, like=like)
@@ -138,7 +139,7 @@ class Versions:
         if self._coming is None:
             return False
         text = "the swap was ended by a rollback before its weights served"
-        self._coming.end(LibraryError(text, op="swap", device=self._device.name, remedy="Swap again."))
+        self._coming.end(LibraryError(text, op="swap", device=self._home.name, remedy="Swap again."))
         return True
 
     def roll_back(self) -> Version:
@@ -180,11 +181,12 @@ class Versions:
                     await asyncio.wait(ending)
         except TimeoutError:
             numbers = [version.number for version in self._leaving]
-            logger.warning("model_versions_in_use", device=self._device.name, versions=numbers, seconds=self._patience)
+            logger.warning("model_versions_in_use", device=self._home.name, versions=numbers, seconds=self._patience)
 
     def _check_room(self, needed: int) -> None:
         """Refuse a version for which there is no memory, before anything is let go."""
-        memory = self._device.info().memory
+        device = device_of(self._home)
+        memory = device.info().memory
         used = memory.used - sum(version.runner.nbytes for version in (self.kept, *self._leaving) if version is not None)
         if memory.limit is not None and used + needed > memory.limit:
             raise OutOfMemoryError(
@@ -192,7 +194,7 @@ class Versions:
                 requested=needed,
                 used=used,
                 limit=memory.limit,
-                device=self._device.name,
+                device=device.name,
                 remedy="Open the device with a larger memory_limit, or free other buffers first.",
             )
 
@@ -209,10 +211,10 @@ class Versions:
     def _left(self, version: Version, task: asyncio.Task[None]) -> None:
         del self._leaving[version]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("model_version_not_unloaded", device=self._device.name, version=version.number, error=error)
+            logger.error("model_version_not_unloaded", device=self._home.name, version=version.number, error=error)
 
     def _closed(self) -> ClosedError:
-        return ClosedError(f"the model on {self._device.name} is closed", device=self._device.name, remedy="Load it again.")
+        return ClosedError(f"the model on {self._home.name} is closed", device=self._home.name, remedy="Load it again.")
 
 
 class Coming:
@@ -247,12 +249,12 @@ class Coming:
             raise self._why from None
 
     @contextlib.asynccontextmanager
-    async def ended_early(self, device: ModelDevice) -> AsyncIterator[None]:
+    async def ended_early(self, home: ModelHome) -> AsyncIterator[None]:
         """Return the block that :meth:`end` ends with its error; so does the end of the device."""
         watch: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
-                watch = asyncio.get_running_loop().create_task(self._watch(device))
+                watch = asyncio.get_running_loop().create_task(self._watch(home))
                 yield
         except TimeoutError:
             self.check()
@@ -262,11 +264,11 @@ class Coming:
             if watch is not None:
                 watch.cancel()
 
-    async def _watch(self, device: ModelDevice) -> None:
+    async def _watch(self, home: ModelHome) -> None:
         try:
-            async for _ in device.generations():
+            async for _ in home.generations():
                 pass
         except AccelError as error:
             self.end(error.clone())
         else:
-            self.end(ClosedError(f"device {device.name} was closed", device=device.name))
+            self.end(ClosedError(f"{home.name} was closed", device=home.name))

@@ -125,10 +125,13 @@ class Collected:
     weights : list
     inputs : dict
         Of each ONNX file among the sources, by its path, what it says of the model's inputs; see :class:`~accel.files.description.Description`.
+    ranks : list
+        Copies of the weights that each rank of a world has; there are no others then.
     """
 
     weights: list[Weight] = field(default_factory=list)
     inputs: dict[Path, list[tuple[str, str, list[int | str | None]]]] = field(default_factory=dict)
+    ranks: list[Collected] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:

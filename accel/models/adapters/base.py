@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from accel.backend import DeviceDescription
+    from accel.models.adapters.group import ModelGroup
     from accel.models.examples import Fill
     from accel.ops import Spec
 
@@ -122,8 +123,13 @@ class ModelSource:
         """The target, if it is a coroutine function: one of refs, which runs in the process that opened the device."""
         return self.target if inspect.iscoroutinefunction(self.target) else None
 
-    def adapter(self) -> Adapter:
+    def adapter(self, group: ModelGroup | None = None) -> Adapter:
         """Return a new adapter. May block: it imports the framework.
+
+        Parameters
+        ----------
+        group
+            The ranks that run the model together: what the target is called with, before its options.
 
         Raises
         ------
@@ -137,6 +143,10 @@ class ModelSource:
         for name in self.imports:
             _imported(name, name)
         if isinstance(self.target, Path):
+            if group is not None:
+                raise InvalidArgumentError(
+                    f"{self.name} is the model of one device", remedy="Give a function of the group of ranks that builds it."
+                )
             return self._made("onnx", "OnnxAdapter", self.target)
         target = _resolved(self.target) if isinstance(self.target, str) else self.target
         if inspect.iscoroutinefunction(target):
@@ -146,7 +156,11 @@ class ModelSource:
             )
         if _is_adapter(target):
             if isinstance(target, type):
-                return _WithDefaults(_called(target, (), self.options))
+                return _WithDefaults(_called(target, () if group is None else (group,), self.options))
+            if group is not None:
+                raise InvalidArgumentError(
+                    f"{target!r} is the model of one rank", remedy="Give its class: each rank makes one, with its group."
+                )
             if self.options:
                 raise InvalidArgumentError(f"{target!r} takes no options", remedy="Give its class, or set them before.")
             return _WithDefaults(target)
@@ -155,7 +169,7 @@ class ModelSource:
                 f"{self.target!r} is a {type(target).__name__}, not a model",
                 remedy="Give a function that returns a torch.nn.Module, a path ending in .onnx, or an object with open and run.",
             )
-        return self._made("torch", "TorchAdapter", target, graphs=self.graphs)
+        return self._made("torch", "TorchAdapter", target, graphs=self.graphs, group=group)
 
     def preload(self) -> None:
         """Import what :meth:`adapter` does, and make nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription
     from accel.libraries.kernel_library import Operand
+    from accel.models.adapters.group import Launcher, ModelGroup
     from accel.models.examples import Fill
     from accel.ops import Spec
 
@@ -50,7 +52,8 @@ class TorchAdapter:
     Parameters
     ----------
     builder
-        Called without arguments, once in each context. It must build the same module each time; values that differ between builds are those of the first.
+        Called without arguments, or with the ``group``, once in each context. It must build the same module each time; values that differ between builds are
+        those of the first.
     train
         Leave the module in the mode in which the builder returned it; ``False`` calls ``eval()``.
     threads
@@ -59,6 +62,8 @@ class TorchAdapter:
         ``"auto"`` captures the forward of each bucket into a CUDA graph when it is warmed, on CUDA and without ``train``: what Python does in a forward
         beside calling torch is then done once, and not for each request. If one bucket cannot be captured, all run eagerly, and the log says why
         (``model_not_captured``). ``"off"`` captures none.
+    group
+        The ranks that run the model together. Graphs are made of forwards with all ranks alone, and anew for each communicator.
 
     Raises
     ------
@@ -67,14 +72,21 @@ class TorchAdapter:
     """
 
     def __init__(
-        self, builder: Callable[[], Any], *, train: bool = False, threads: int | None = None, graphs: Literal["auto", "off"] = "auto"
+        self,
+        builder: Callable[..., Any],
+        *,
+        train: bool = False,
+        threads: int | None = None,
+        graphs: Literal["auto", "off"] = "auto",
+        group: ModelGroup | None = None,
     ) -> None:
         if not isinstance(train, bool) or graphs not in ("auto", "off") or not (threads is None or (type(threads) is int and threads > 0)):
             raise InvalidArgumentError(
                 f"train is {train!r}, threads {threads!r} and graphs {graphs!r}",
                 remedy="Give True or False, a positive number or None, and 'auto' or 'off'.",
             )
-        self._builder = builder
+        self._builder: Callable[[], Any] = builder if group is None else functools.wraps(builder)(functools.partial(builder, group))
+        self._group = group
         self._train = train
         self._threads = threads
         self._graphs_wanted = graphs == "auto"
@@ -83,6 +95,7 @@ class TorchAdapter:
         self._stream: Any = None
         self._named: Collection[str] | None = None
         self._graphs: dict[tuple[tuple[int, ...], ...], CapturedForward] = {}
+        self._launcher: Launcher | None = None  # of the group, when the graphs were captured
         self._pool: Any = None  # of the graphs; None: there are to be none
         self._last: Any = None  # stream of the last run
 
@@ -135,21 +148,20 @@ class TorchAdapter:
             The module has written an input in place.
         """
         stream = next((each.stream for each in inputs.values()), self._stream)
-        with _working_in(self._device, stream):
-            if self._graphs and stream is not self._last:
-                # Graphs share memory, also with what ran eagerly in their stream: batches have another one.
-                torch.cuda.current_stream(self._device).wait_stream(_external(self._device, self._last))
-                self._last = stream
+        with self._working_in(stream):
+            if self._graphs:
+                self._wait_for_last(stream)
             tensors = {name: _tensor(each) for name, each in inputs.items()}
             captured = self._graphs.get(tuple([each.shape for each in inputs.values()]))
             return self._forward(tensors) if captured is None else captured.replay(tensors)
 
     def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         """Run once with inputs of these shapes, on the stream that it was opened with, and capture that into a graph if there are to be any."""
-        with _working_in(self._device, self._stream):
+        with self._working_in(self._stream):
+            self._wait_for_last(self._stream)
             tensors = {name: _filled(spec, fill, self._device) for name, (spec, fill) in inputs.items()}
             self._forward(tensors)
-            if self._pool is not None:
+            if self._pool is not None and (self._group is None or self._group.launcher is not None):
                 self._capture(tensors)
 
     def store(self, result: Any, output: Operand) -> None:
@@ -179,6 +191,22 @@ class TorchAdapter:
         """Let the module and its graphs go."""
         self._graphs.clear()
         self._module = None
+
+    def _working_in(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a block in which torch and the group enqueue into a stream. Graphs go that have the addresses of a communicator that is no more."""
+        if self._group is not None:
+            if self._device.type == "cuda":
+                self._group.stream = stream
+            if self._group.launcher is not self._launcher:
+                self._graphs.clear()
+                self._launcher = self._group.launcher
+        return _working_in(self._device, stream)
+
+    def _wait_for_last(self, stream: Any) -> None:
+        """Have a stream wait for the last one. Graphs share memory, also with what ran eagerly in their stream: batches have another one."""
+        if stream is not self._last:
+            torch.cuda.current_stream(self._device).wait_stream(_external(self._device, self._last))
+            self._last = stream
 
     def _capture(self, tensors: Mapping[str, torch.Tensor]) -> None:
         try:

@@ -291,7 +291,9 @@ def _called(builder: Callable[[], Any]) -> nn.Module:
         module = builder()
     except Exception as error:
         raise LibraryError(
-            f"the builder {name} raised {error!r}", library="torch", remedy="See its cause; it is called without arguments."
+            f"the builder {name} raised {error!r}",
+            library="torch",
+            remedy="See its cause; it is called without arguments, in a world with the group.",
         ) from error
     if inspect.iscoroutine(module):
         module.close()

@@ -1,0 +1,214 @@
+"""What runs one model over the ranks of a world: a library in the context of each, which has its parts of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from accel.errors import AccelError
+from accel.models.adapters.group import ModelGroup
+from accel.models.library import Describe, Forward
+from accel.models.runner import LibraryRunner, deadline_of, left
+from accel.models.weights import Collected
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from accel.actors.system import ActorSystem
+    from accel.models.adapters.base import ModelSource
+    from accel.models.outputs import OutputSpecs
+    from accel.models.runner import Array, ModelDevice, ModelWorld, Operand, Place
+    from accel.models.split import Split
+    from accel.models.tensor_spec import Buckets
+    from accel.models.weights import Told
+    from accel.ops import Spec
+
+__all__ = ["WorldRunner"]
+
+T = TypeVar("T")
+
+
+class WorldRunner:
+    """Runs a model on all ranks of a world at the same time; see :class:`~accel.models.runner.Runner`.
+
+    Inputs go to all ranks. Outputs are those of the first one, on its device: the model returns the
+    same on each, or what only the first one has.
+
+    Parameters
+    ----------
+    world
+        Where.
+    source
+        Makes the model's adapter on each rank, with its group.
+    buckets
+        The model's inputs.
+    system
+        Runs what blocks.
+    split
+        Which weights each rank has.
+    """
+
+    def __init__(self, world: ModelWorld, source: ModelSource, buckets: Buckets, system: ActorSystem, split: Split) -> None:
+        self._world = world
+        self._split = split
+        self._epoch = 0  # the last one that was prepared
+        size = len(world.devices)
+        self._by_device = {
+            device: LibraryRunner(device, source, buckets, system, ModelGroup(rank, size), world.number)
+            for rank, device in enumerate(world.devices)
+        }
+        self._ranks = list(self._by_device.values())
+
+    @property
+    def weights(self) -> dict[str, tuple[AccelRef, ...]]:
+        """Their durable refs, by name, one a rank."""
+        return {name: tuple([rank.weights[name] for rank in self._ranks]) for name in self._ranks[0].weights}
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`~accel.models.runner.Runner`."""
+        return self._ranks[0].nbytes
+
+    async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
+        """See :class:`~accel.models.runner.Runner`."""
+        told = _Sum(on_weights, len(self._ranks))
+        await _together(
+            rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, self._split.parts(weights), strict=True))
+        )
+        await _together(rank.open(on_buckets if rank is self._ranks[0] else _nothing) for rank in self._ranks)
+
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
+        """See :class:`~accel.models.runner.Runner`."""
+
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Array:
+            told: Array = batch.get(rank.record_describe(batch, given, number))
+            return told
+
+        told = await self._run(Describe.kind, record, operands, timeout)
+        found = [rank.described(told) for rank in self._ranks]
+        return found[0]
+
+    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+        """See :class:`~accel.models.runner.Runner`."""
+
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Sequence[AccelRef]:
+            return rank.record(batch, given, outputs, number)
+
+        return await self._run(Forward.kind, record, operands, timeout)
+
+    async def fetch(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
+    ) -> Sequence[Array]:
+        """See :class:`~accel.models.runner.Runner`. That is one message to each rank, and one back."""
+
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Sequence[Array]:
+            made = rank.record(batch, given, outputs, number)
+            if rank is not self._ranks[0]:
+                return []
+            return [batch.get(ref if count is None else ref[:count]) for ref, count in zip(made, rows, strict=True)]
+
+        return await self._run(Forward.kind, record, operands, timeout)
+
+    async def changed_weight(self) -> str | None:
+        """See :class:`~accel.models.runner.Runner`."""
+        return next((name for name in await _together(rank.changed_weight() for rank in self._ranks) if name is not None), None)
+
+    async def copied(self) -> Collected:
+        """See :class:`~accel.models.runner.Runner`."""
+        return Collected(ranks=await _together(rank.copied() for rank in self._ranks))
+
+    async def close(self) -> None:
+        """See :class:`~accel.models.runner.Runner`."""
+        await _together(rank.close() for rank in self._ranks)
+
+    async def _run(
+        self,
+        what: str,
+        record: Callable[[LibraryRunner, Any, Sequence[Operand], int], T],
+        operands: Sequence[Operand],
+        timeout: float | None,
+    ) -> T:
+        """Send a batch to each rank, as ``record`` makes it, and return what it returns for the first.
+
+        The first ones of an epoch make the graphs before.
+        """
+        deadline, prepares = deadline_of(timeout), False
+        given = dict(zip(self._ranks, await self._on_all(operands, timeout), strict=True))
+
+        def work(device: ModelDevice, place: Place) -> Coroutine[Any, Any, T]:
+            nonlocal prepares
+            rank = self._by_device[device]
+            if rank is self._ranks[0]:  # which is asked before the others
+                prepares, self._epoch = place.epoch != self._epoch, place.epoch
+            return send(device, rank, place.number)
+
+        async def send(device: ModelDevice, rank: LibraryRunner, number: int) -> T:
+            async with device.batch(name=what) as batch:
+                if prepares:
+                    rank.record_prepare(batch, number)
+                return record(rank, batch, given[rank], number)
+
+        try:
+            return (await self._world.lockstep(what, work, timeout=left(deadline)))[0]
+        except AccelError:
+            if prepares:
+                self._epoch = 0
+            raise
+
+    async def _on_all(self, operands: Sequence[Operand], timeout: float | None) -> list[list[Operand]]:
+        """Return what each rank gets: an array of the host as it is, and of a ref of the first one a copy."""
+        deadline = deadline_of(timeout)
+        of_ranks: list[list[Operand]] = [[] for _ in self._ranks]
+        for operand in operands:
+            given: Sequence[Operand] = [operand] * len(of_ranks)
+            if isinstance(operand, AccelRef):
+                given = await self._world.broadcast(operand, timeout=left(deadline))
+            for each, mine in zip(of_ranks, given, strict=True):
+                each.append(mine)
+        return of_ranks
+
+
+class _Sum:
+    """Tells how far all ranks have come together."""
+
+    def __init__(self, told: Told, ranks: int) -> None:
+        self._told = told
+        self._counts = [(0, 0)] * ranks
+
+    def of(self, rank: int) -> Told:
+        """Return what one rank tells."""
+
+        def tell(done: int, total: int) -> object:
+            self._counts[rank] = done, total
+            done, total = map(sum, zip(*self._counts, strict=True))
+            return self._told(done, total)
+
+        return tell
+
+
+def _nothing(done: int, total: int) -> None:
+    """Tell nothing: another rank does."""
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await calls at the same time. If one raises, the others are cancelled, and its error is raised."""
+    errors: tuple[BaseException, ...] = ()
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(call) for call in calls]
+        return [task.result() for task in tasks]
+    except BaseExceptionGroup as raised:
+        errors = raised.exceptions
+    finally:
+        # Errors keep the frames that they were raised in, and these would keep refs: this one, and those of all calls.
+        tasks.clear()
+        del group
+    for error in errors:
+        traceback.clear_frames(error.__traceback__)
+    try:
+        raise errors[0]
+    finally:
+        del error, errors  # their tracebacks hold this frame
