@@ -51,6 +51,11 @@ class AgentProcess:
         self.address = line.split()[4].rstrip(",")
 
     @property
+    def port(self) -> int:
+        """The port at which it listens."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
     def node(self) -> accel.Node:
         """The node as ``open_device`` takes it."""
         return accel.Node(self.address, TOKEN)
@@ -106,10 +111,12 @@ class Proxy:
         self.refuses = False
         self.connections = 0
         self.address = ""
+        self.recorded = bytearray()  # what came for the agent
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
         try:
             while data := await reader.read(self.piece):
+                record += data
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 await self._flowing.wait()
@@ -131,8 +138,8 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, to_writer}
-        for pair in ((reader, to_writer), (to_reader, writer)):
-            task = asyncio.ensure_future(self._relay(*pair))
+        for way in ((reader, to_writer, self.recorded), (to_reader, writer, bytearray())):
+            task = asyncio.ensure_future(self._relay(*way))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

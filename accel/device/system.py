@@ -266,7 +266,7 @@ class System(ActorSystem):
                 name = self._free_name(description.spec)
             else:
                 is_shared = standby in ("context", "model")
-                (description,) = await machine.find_devices(self.run_blocking, [spec], None, is_shared=is_shared)
+                description = (await machine.find_devices(self.run_blocking, [spec], None, is_shared=is_shared))[0]
                 backend = await self.run_blocking(load_backend, description.backend)
                 name = self._free_name(f"{description.spec}@{machine.address}")
             core = DeviceCore(self, backend, description, options, self._shared, name=name, probes=self.probes)

@@ -55,6 +55,8 @@ _SHORTAGE_PAUSE = 1.0
 """Seconds without accepting after the process had no descriptor for a connection."""
 _QUIET = 60.0
 """Seconds between two lines of the log about refused connections."""
+_CLOSE_TIMEOUT = 5.0
+"""Seconds in which a child must end after it was asked to."""
 _EXIT_TIMEOUT = 10.0
 """Seconds that a controller has to close the connection of a child that has ended."""
 _MAX_UNSENT = 256 << 20
@@ -313,6 +315,8 @@ class _Relay:
         self._blocks: dict[int, MemfdSlab | None] = {}  # host memory; None while it is made
         self._arrived: Counter[int] = Counter()  # request -> arrays for it that are there
         self._results: dict[int, list[Place]] = {}  # request -> what is to be sent before its answer
+        self._is_closing = False  # the child was asked to end
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._exit_timer: asyncio.TimerHandle | None = None
         self._on_end: Callable[[], object] | None = on_end
 
@@ -324,7 +328,7 @@ class _Relay:
             child.sock,
             agent.loop,
             on_message=self._on_child_message,
-            on_lost=lambda _: child.kill(),
+            on_lost=self._on_child_lost,
             max_received=MAX_ANSWER,
             close_fds=agent.disposal.close_fds,
         )
@@ -387,7 +391,9 @@ class _Relay:
             if kind == Kind.MAP_SLAB:
                 self._send_slab(data)
                 return True
-            if kind == Kind.UNMAP_BLOCK:
+            if kind == Kind.CLOSE:
+                self._is_closing = True
+            elif kind == Kind.UNMAP_BLOCK:
                 block = self._blocks.pop(_NUMBER.unpack(data)[0], None)
                 if block is not None:
                     block.close()
@@ -517,8 +523,17 @@ class _Relay:
                     raise ProtocolError(f"request {number} is to fill memory that is not there")
                 self._arrays.send(place, memory)
 
+    def _on_child_lost(self, error: AccelError | None) -> None:
+        """Kill the child; one that was asked to end, and has closed its connection, has some time."""
+        if self._is_closing and error is None:
+            self._kill_timer = self._agent.loop.call_later(_CLOSE_TIMEOUT, self.kill)
+        else:
+            self.kill()
+
     def _on_exit(self, status: ExitStatus) -> None:
         """Tell the controller how the child has ended, and wait for it to close the connection."""
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         self._held.clear()
         self._to_child.close()
         for block in self._blocks.values():

@@ -110,7 +110,7 @@ class ArrayConnection(asyncio.BufferedProtocol):
         self._target = self._head  # what is being read ...
         self._filled = 0  # ... and the bytes of it that are there
         self.is_closed = False
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
         keep_alive(streams.sock, silence)
         transport.set_protocol(self)
         close_after_fork(self)

@@ -97,7 +97,10 @@ class Node:
         request = {"what": "devices", "specs": specs, "count": count, "is_shared": is_shared}
         streams, answer = await self.request(run_blocking, request)
         streams.writer.close()
-        return [_decode_description(item) for item in answer.get("devices", ())]
+        try:
+            return _decode_descriptions(answer["devices"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise BackendUnavailableError(f"node {self.address} has listed no devices: {error!r:.200}") from error
 
     async def request(self, run_blocking: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> tuple[Streams, dict[str, Any]]:
         """Connect, and send a request; return the connection and the answer.
@@ -304,10 +307,12 @@ def _number(answer: dict[str, Any], key: str) -> int | float:
     return value
 
 
-def _decode_description(item: Any) -> DeviceDescription:
-    """Return a device that a node has listed, checked."""
-    try:
+def _decode_descriptions(listed: Any) -> list[DeviceDescription]:
+    """Return the devices that a node has listed, one at least; raise what wrong values raise."""
+    found = []
+    for item in listed:
         fields = {key: str(item[key]) for key in ("backend", "name", "uuid")}
-        return DeviceDescription(index=int(item["index"]), memory=int(item["memory"]), **fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"a node has listed {item!r:.80} as a device: {error!r}") from None
+        found.append(DeviceDescription(index=int(item["index"]), memory=int(item["memory"]), **fields))
+    if not found:
+        raise ValueError("none")
+    return found

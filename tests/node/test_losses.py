@@ -183,6 +183,15 @@ async def test_an_agent_that_is_ended_ends_its_children() -> None:
             await until(lambda: device.state is accel.DeviceState.LOST, "the device is lost")
 
 
+async def test_a_device_that_is_closed_has_its_child_end_by_itself() -> None:
+    with running_agent("127.0.0.4") as agent:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", node=agent.node)
+            await device.zeros(4)
+        log = agent.close()
+    assert "ended with exit code 0" in log, log
+
+
 async def test_a_quarantine_of_a_device_on_a_node_is_there_too(agent: AgentProcess) -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", node=agent.node)

@@ -1,0 +1,425 @@
+"""What reaches an agent's port, and what an agent sends: refused, logged once, bounded, and of no harm to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.errors import AccelError
+from accel.node import handshake
+from accel.node.arrays import _HEAD, _MAGIC, pack_request
+from accel.node.channel import NodeKind
+from accel.node.client import Node
+from accel.process.protocol import MAX_MESSAGE, encode_header, greeting
+from accel.remote.messages import Kind
+from tests.device_support import generation
+from tests.node_support import TOKEN, AgentProcess, proxy_to, running_agent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[AgentProcess]:
+    with running_agent() as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    found = secrets.randbits(32)
+    print(f"seed {found}")
+    return found
+
+
+def connected(agent: AgentProcess) -> socket.socket:
+    """Return a plain socket that is connected to the agent."""
+    host, _, port = agent.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Return whether the agent closes the connection; reads what it still sends."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+async def asked(node: Node, request: dict[str, Any]) -> handshake.Streams:
+    """Return a connection whose request the agent has answered."""
+    streams, _ = await node.request(asyncio.to_thread, request)
+    return streams
+
+
+def child_request(**changes: Any) -> dict[str, Any]:
+    """Return the request for a child."""
+    request = {"what": "child", "session": secrets.token_hex(8), "child": "1", "others": [], "slabs": [], "uvloop": False, "silence": 10.0}
+    return {**request, **changes}
+
+
+async def serves(agent: AgentProcess) -> None:
+    """Check that an agent still serves."""
+    async with asyncio.timeout(PATIENCE):
+        (device,) = await agent.node.find_devices(asyncio.to_thread, ["cpu"], None, is_shared=False)
+    assert device.spec == "cpu:0"
+
+
+# -- before the proof
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        bytes(1 << 16),
+        greeting() + greeting(),
+        greeting() + encode_header(2, 64) + bytes(64),
+        greeting() + encode_header(2, 0),
+        greeting() + encode_header(2, 1 << 31),
+        greeting() + encode_header(4, 2) + b"{}",
+        greeting()[:-4] + b"\xff\xff\xff\xff",
+    ],
+    ids=["nothing", "http", "tls", "zeros", "greetings", "wrong proof", "empty proof", "oversized", "no proof", "another version"],
+)
+async def test_what_proves_nothing_is_closed(sent: bytes, agent: AgentProcess) -> None:
+    with connected(agent) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(sent)
+            sock.shutdown(socket.SHUT_WR)
+        assert await asyncio.to_thread(is_closed, sock)
+    await serves(agent)
+
+
+async def test_a_slow_sender_has_five_seconds(agent: AgentProcess) -> None:
+    def send_slowly() -> float:
+        began = time.monotonic()
+        with connected(agent) as sock:
+            sock.settimeout(0.5)
+            for byte in greeting() + encode_header(2, 64) + bytes(64):
+                try:
+                    sock.sendall(bytes([byte]))
+                    if not sock.recv(1 << 16):
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+        return time.monotonic() - began
+
+    assert 4.0 < await asyncio.to_thread(send_slowly) < 15.0
+    await serves(agent)
+
+
+async def test_another_token_is_told_to_both(agent: AgentProcess) -> None:
+    with pytest.raises(accel.BackendUnavailableError, match="another token") as caught:
+        await Node(agent.address, "y" * 32).find_devices(asyncio.to_thread, "cpu", None, is_shared=False)
+    assert "ACCEL_TOKEN" in str(caught.value.remedy)
+    assert TOKEN not in str(caught.value)
+
+
+async def test_a_recorded_proof_is_of_no_use(agent: AgentProcess) -> None:
+    """Send an agent what a controller has sent in a connection that was recorded."""
+    async with proxy_to(agent.address) as proxy:
+        await Node(proxy.address, TOKEN).find_devices(asyncio.to_thread, "cpu", None, is_shared=False)
+        recorded = bytes(proxy.recorded)
+    assert b"devices" in recorded
+    with connected(agent) as sock:
+        sock.sendall(recorded)
+        answer = await asyncio.to_thread(sock.recv, 1 << 16)
+        while b"another token" not in answer:
+            piece = await asyncio.to_thread(sock.recv, 1 << 16)
+            assert piece, answer
+            answer += piece
+        assert b"devices" not in answer
+
+
+async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once() -> None:
+    with running_agent("127.0.0.5") as agent:
+        socks = [connected(agent) for _ in range(150)]
+        try:
+            limit = time.monotonic() + PATIENCE
+            while len(os.listdir(f"/proc/{agent.process.pid}/fd")) > 100:
+                assert time.monotonic() < limit, "more than 64 connections are open"
+                await asyncio.sleep(0.01)
+        finally:
+            for sock in socks:
+                sock.close()
+        async with asyncio.timeout(PATIENCE):
+            while True:  # until the agent has seen that they are closed
+                with contextlib.suppress(accel.BackendUnavailableError):
+                    await serves(agent)
+                    break
+        log = agent.close()
+    assert log.count("node_connection_refused") == 1, log
+
+
+# -- controllers that have the token, and break the protocol
+
+
+@pytest.mark.parametrize(
+    "request_fields",
+    [
+        {"what": "shell"},
+        {},
+        {"what": "child"},
+        child_request(others=3),
+        child_request(slabs=[[]]),
+        child_request(silence="long"),
+        {"what": "arrays", "session": "none", "child": "1"},
+        {"what": "devices", "specs": 3, "count": None, "is_shared": False},
+        {"what": "devices", "specs": ["cpu"], "count": 2, "is_shared": False},
+        {"what": "devices"},
+    ],
+    ids=str,
+)
+async def test_requests_that_mean_nothing_are_refused(request_fields: dict[str, Any], agent: AgentProcess) -> None:
+    with pytest.raises(AccelError):
+        await asyncio.wait_for(agent.node.request(asyncio.to_thread, request_fields), PATIENCE)
+    await serves(agent)
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return encode_header(kind, len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        bytes(64),
+        encode_header(Kind.CONFIG, MAX_MESSAGE + 1),
+        encode_header(Kind.BLOCK, 0, 3),
+        frame(Kind.BLOCK, b"short"),
+        frame(Kind.BLOCK, bytes(8) + b"\xff" * 8),
+        frame(Kind.MAP_SLAB, b"short"),
+        frame(Kind.UNMAP_BLOCK, b"short"),
+        frame(NodeKind.ARRAYS, b"short"),
+        frame(Kind.CONFIG, b"no pickle"),
+        frame(Kind.BATCH, b"no op"),
+    ],
+    ids=["zeros", "oversized", "descriptors", "block", "huge block", "slab", "unmap", "arrays", "config", "batch"],
+)
+async def test_a_controller_that_breaks_the_protocol_loses_its_child_alone(sent: bytes, agent: AgentProcess) -> None:
+    streams = await asked(agent.node, child_request())
+    streams.writer.write(sent)
+    if sent[:12] == encode_header(Kind.MAP_SLAB, 5)[:12]:
+        streams.writer.write(frame(NodeKind.KILL))
+    async with asyncio.timeout(PATIENCE):
+        while await streams.reader.read(1 << 16):
+            if not agent.children():
+                break
+    streams.writer.transport.abort()
+    async with asyncio.timeout(PATIENCE):
+        while agent.children():
+            await asyncio.sleep(0.01)
+    await serves(agent)
+
+
+@pytest.mark.parametrize("place", [(9, 1, 1 << 20, 1), (9, 1, (1 << 64) - 1, 2), (9, 1, 0, 1 << 40), (9, 1, 0, 0)], ids=str)
+async def test_an_array_that_is_not_within_its_block_ends_the_child(place: tuple[int, int, int, int], agent: AgentProcess) -> None:
+    request = child_request()
+    messages = await asked(agent.node, request)
+    arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": "1"})
+    messages.writer.write(frame(Kind.BLOCK, (1).to_bytes(8, "little") + (1 << 16).to_bytes(8, "little")))
+    messages.writer.write(frame(NodeKind.ARRAYS, pack_request(9, 1, [])))
+    arrays.writer.write(_HEAD.pack(_MAGIC, *place) + bytes(4096))
+    async with asyncio.timeout(PATIENCE):
+        while agent.children():
+            await asyncio.sleep(0.01)
+    for streams in (messages, arrays):
+        streams.writer.transport.abort()
+    await serves(agent)
+
+
+async def test_random_frames_harm_no_other_device(agent: AgentProcess, seed: int) -> None:
+    chance = random.Random(seed)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", node=agent.node)
+        for _ in range(6):
+            request = child_request()
+            messages = await asked(agent.node, request)
+            arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": "1"})
+            for streams in (messages, arrays):
+                for _ in range(chance.randrange(1, 6)):
+                    kind = chance.choice([*Kind, *NodeKind, chance.randrange(1, 1 << 16)])
+                    data = chance.randbytes(chance.choice([0, 1, 8, 16, 24, 36, 300]))
+                    streams.writer.write(frame(kind, data) if chance.random() < 0.8 else data)
+            await asyncio.sleep(0.05)
+            for streams in (messages, arrays):
+                streams.writer.transport.abort()
+        np.testing.assert_array_equal(await device.get(await device.put(np.arange(9.0))), np.arange(9.0))
+        async with asyncio.timeout(PATIENCE):
+            while agent.children() != [device.info().pid]:
+                await asyncio.sleep(0.01)
+
+
+# -- agents that lie
+
+
+@contextlib.asynccontextmanager
+async def lying_agent(lie: Callable[[handshake.Streams, dict[str, Any]], Any], token: str = TOKEN) -> AsyncIterator[Node]:
+    """Run an agent in this process that answers requests as ``lie`` does."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
+        try:
+            await lie(streams, await handshake.verify(streams, token.encode()))
+        except (OSError, EOFError, AccelError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Node("{}:{}".format(*server.sockets[0].getsockname()[:2]), TOKEN)
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+DEVICE = {"backend": "cpu", "index": 0, "name": "x", "uuid": "x", "memory": 1}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        {"devices": [{}]},
+        {"devices": [{**DEVICE, "index": "x"}]},
+        {"devices": 3},
+        {"devices": []},
+        {},
+        {"devices": [{**DEVICE, "backend": "no"}]},
+    ],
+    ids=str,
+)
+async def test_devices_that_are_none_are_refused(devices: dict[str, Any]) -> None:
+    async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:
+        streams.answer(devices)
+        await streams.reader.read()
+
+    async with accel.System() as system, lying_agent(lie) as node:
+        with pytest.raises(AccelError):
+            await asyncio.wait_for(system.open_device("cpu", node=node), PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        bytes(64),
+        encode_header(Kind.DONE, 1 << 30),
+        frame(Kind.DONE, b"short"),
+        frame(Kind.FAILED, b"x"),
+        frame(Kind.WARM) + frame(Kind.DONE, bytes(8)),
+        frame(Kind.NEW_SLAB, bytes(16)),
+        frame(NodeKind.EXIT, b"{}"),
+        frame(NodeKind.EXIT, b'{"code": 1, "signal": null, "output": "why"}'),
+        frame(40_000, b"?"),
+    ],
+    ids=["nothing", "zeros", "oversized", "done", "failed", "unasked", "slab", "bad exit", "exit", "unknown"],
+)
+async def test_a_device_on_a_node_that_lies_is_not_opened(said: bytes) -> None:
+    async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:
+        if request["what"] == "devices":
+            streams.answer({"devices": [DEVICE]})
+        else:
+            streams.answer({"pid": 1, "keep": 0})
+            if request["what"] == "child":
+                streams.writer.write(said)
+                await asyncio.sleep(0.3)
+                return
+        await streams.reader.read()
+
+    async with accel.System() as system, lying_agent(lie) as node:
+        with pytest.raises(AccelError):
+            await asyncio.wait_for(system.open_device("cpu", node=node, restart=accel.RestartStrategy(max_restarts=0)), PATIENCE)
+
+
+async def test_an_agent_without_the_token_is_not_believed() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
+        writer.write(greeting())
+        streams.send(1, bytes(32))
+        await streams.receive(0, 256)
+        await streams.receive(2, 256)
+        streams.send(3, bytes(32))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(accel.BackendUnavailableError, match="has another token"):
+            await Node(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN).find_devices(
+                asyncio.to_thread, "cpu", None, is_shared=False
+            )
+    await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_is_split_into_bytes_works(agent: AgentProcess) -> None:
+    async with accel.System() as system, proxy_to(agent.address) as proxy:
+        proxy.piece = 7
+        device = await system.open_device("cpu", node=Node(proxy.address, TOKEN))
+        array = np.arange(500.0)
+        np.testing.assert_array_equal(await device.get(await device.put(array)), array)
+        proxy.cut()
+        await generation(device, 2)
+
+
+# -- tokens and versions
+
+
+@pytest.mark.parametrize("token", ["", "short", " " * 40, None, 3])
+def test_tokens_that_are_none_are_refused(token: Any) -> None:
+    with pytest.raises(accel.InvalidArgumentError):
+        handshake.check_token(token)
+
+
+def test_the_token_is_found_in_the_environment_and_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.delenv("ACCEL_TOKEN", raising=False)
+    monkeypatch.delenv("ACCEL_TOKEN_FILE", raising=False)
+    with pytest.raises(accel.InvalidArgumentError, match="there is no token"):
+        handshake.find_token()
+    monkeypatch.setenv("ACCEL_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(accel.InvalidArgumentError, match="cannot be read"):
+        handshake.find_token()
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert handshake.find_token() == TOKEN.encode()
+    monkeypatch.setenv("ACCEL_TOKEN", "z" * 20)
+    assert handshake.find_token() == b"z" * 20
+
+
+async def test_another_version_is_refused_and_says_which(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_versions", lambda: ["0.0.1", "3.99"])
+    with pytest.raises(accel.BackendUnavailableError, match=r"this process accel 0\.0\.1 on Python 3\.99"):
+        await agent.node.find_devices(asyncio.to_thread, "cpu", None, is_shared=False)
+
+
+def test_a_token_is_in_no_repr() -> None:
+    assert TOKEN not in repr(Node("here:1", TOKEN))
