@@ -1,8 +1,10 @@
-"""P19: collectives of a world beside the library below it alone.
+"""P19 and P20: collectives of a world beside the library below it alone, and a served model whose rank is killed.
 
-``python benchmarks/worlds.py [--device cpu|cuda] [--ranks 2] [--seconds 2] [--only reduce]``
+``python benchmarks/worlds.py [--device cpu|cuda] [--ranks 2] [--seconds 2] [--clients 64] [--only reduce,loss]``
 
-``reduce`` awaits all-reduces one by one, 8 at a time, and in batches of 32. On CUDA the twin is :mod:`benchmarks.raw_nccl`, before and after.
+``reduce`` awaits all-reduces one by one, 8 at a time, and in batches of 32. On CUDA the twin is :mod:`benchmarks.raw_nccl`, before and after. ``loss`` kills
+a rank of a model of two layers, each cut into parts, while clients send requests: when the next good answer came, and whether a request failed. On CUDA its
+twin is a service of ``torch.distributed`` alone, which starts all ranks again.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,9 +31,13 @@ from benchmarks import raw_nccl
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from accel.models import ModelGroup
+
 IN_FLIGHT, IN_A_BATCH = 8, 32
 SIZES = {"cpu": (4 << 10, 1 << 20, 16 << 20), "cuda": raw_nccl.SIZES}
-MUST = {"in_flight": 0.97, "awaited_us": 200.0}
+WIDTH, HIDDEN = 1024, 4096
+SPLIT = {"up.weight": 0, "down.weight": 1}
+MUST = {"in_flight": 0.97, "awaited_us": 200.0, "answer_s": {"cuda": 1.5, "cpu": 0.6}, "sooner": 5.0}
 
 
 async def until(seconds: float, work: Callable[[], Awaitable[object]]) -> float:
@@ -87,18 +96,130 @@ async def measure_reduce(device: str, ranks: int, seconds: float) -> dict[str, A
     }
 
 
+def build(group: ModelGroup) -> Any:
+    """Return one rank's part of the model."""
+    import torch
+    from torch import nn
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, HIDDEN // group.size, bias=False)
+            self.down = nn.Linear(HIDDEN // group.size, WIDTH, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return group.all_reduce(self.down(torch.relu(self.up(x))))
+
+    return Layers()
+
+
+def weights() -> dict[str, Any]:
+    """Return the weights of the whole model."""
+    rng = np.random.default_rng(0)
+    shapes = {"up.weight": (HIDDEN, WIDTH), "down.weight": (WIDTH, HIDDEN)}
+    return {name: (rng.standard_normal(shape) / 32).astype(np.float32) for name, shape in shapes.items()}
+
+
+async def measure_loss(device: str, ranks: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Kill the last rank under load, once it has a spare."""
+    item = np.random.default_rng(1).standard_normal(WIDTH).astype(np.float32)
+    answered, failed, wrong, stop = list[float](), list[BaseException](), 0, False
+
+    async def client() -> None:
+        nonlocal wrong
+        while not stop:
+            try:
+                answer = await service.submit(item)
+            except accel.AccelError as error:
+                failed.append(error)
+            else:
+                answered.append(time.perf_counter())
+                wrong += not np.array_equal(answer, expected)
+
+    async with accel.System() as system:
+        world = await system.open_world(device, ranks=ranks, standby="model")
+        model = await world.load_model(
+            "benchmarks.worlds:build",
+            weights=weights(),
+            split=SPLIT,
+            inputs={"x": accel.TensorSpec(("batch", WIDTH), "float32")},
+            buckets={"batch": (clients,)},  # one shape, whose sums have one order
+        )
+        async with accel.serve(model) as service:
+            expected = await service.submit(item)
+            tasks = [asyncio.create_task(client()) for _ in range(clients)]
+            while any(rank.info().standby != "ready" for rank in world.devices):  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(seconds)
+            pids = [rank.info().pid or 0 for rank in world.devices]
+            before, killed_at = len(answered), time.perf_counter()
+            os.kill(pids[-1], signal.SIGKILL)
+            async for epoch in world.generations():
+                if epoch > 1:
+                    break
+            again = time.perf_counter()
+            await asyncio.sleep(seconds)
+            stop = True
+            await asyncio.gather(*tasks)
+        late = [at for at in answered[before:] if at > again]
+        found: dict[str, Any] = {
+            "answered": len(answered),
+            "failed": len(failed),
+            "wrong": wrong,
+            "first_error": repr(failed[0]) if failed else None,
+            "epoch_s": round(again - killed_at, 3),
+            "next_answer_s": {"value": round(late[0] - killed_at, 3), "must": MUST["answer_s"][device]},  # type: ignore[index]
+            "generations": [rank.generation for rank in world.devices],
+            "same_children": [rank.info().pid == pid for rank, pid in zip(world.devices, pids, strict=True)],
+        }
+    if device == "cuda":
+        restart = restarted()
+        found["torch_distributed_s"] = round(restart, 2)
+        found["sooner"] = {"value": round(restart / (late[0] - killed_at), 1), "must": MUST["sooner"]}
+    return found
+
+
+def restarted() -> float:
+    """Return the seconds in which two processes with ``torch.distributed`` alone start, load the same model, and answer once."""
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2"}
+    began = time.perf_counter()
+    ranks = [subprocess.Popen([sys.executable, "-c", _BY_HAND], env={**environment, "RANK": str(rank)}) for rank in range(2)]
+    if sum(abs(rank.wait(60)) for rank in ranks):
+        raise RuntimeError("the twin has failed")
+    return time.perf_counter() - began
+
+
+_BY_HAND = f"""
+import os
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+up = (torch.randn({HIDDEN // 2}, {WIDTH}) / 32).cuda()
+down = (torch.randn({WIDTH}, {HIDDEN // 2}) / 32).cuda()
+y = torch.relu(torch.randn(64, {WIDTH}).cuda() @ up.T) @ down.T
+dist.all_reduce(y)
+y.cpu()
+os._exit(0)
+"""
+
+
 def main() -> None:
     """Measure, and print what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--only", default="reduce", help="what is measured, with commas")
+    parser.add_argument("--only", default="reduce,loss", help="what is measured, with commas")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",")
     found: dict[str, Any] = {"device": arguments.device, "ranks": arguments.ranks}
     if "reduce" in wanted:
         found["reduce"] = asyncio.run(measure_reduce(arguments.device, arguments.ranks, arguments.seconds))
+    if "loss" in wanted:
+        found["loss"] = asyncio.run(measure_loss(arguments.device, arguments.ranks, arguments.clients, arguments.seconds))
     print(json.dumps(found, indent=2))
 
 

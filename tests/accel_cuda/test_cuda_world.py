@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import pytest
 import accel
 from accel.ops.collective import REDUCED_DTYPES
 from accel_cuda import CudaBackend
+from benchmarks import worlds
 from tests.accel_cuda.cuda_programs import PATIENCE, run_program
 from tests.conformance.test_world_conformance import check_moves, check_reductions, fresh, given, seen
 from tests.device_support import child_pid
@@ -118,3 +119,27 @@ async def test_a_killed_rank_is_replaced_under_load_and_the_other_keeps_everythi
     assert any(isinstance(error, accel.WorldChangedError) for error in errors)
     assert (world.epoch, survivor.generation, child_pid(survivor)) == (3, 1, pid)
     np.testing.assert_array_equal(await survivor.get(kept), x[0])
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+async def test_a_model_over_two_gpus_has_the_same_bits_after_losses(
+    world: accel.World, rng: np.random.Generator, graphs: Literal["auto", "off"]
+) -> None:
+    pytest.importorskip("torch")
+    spec = {"x": accel.TensorSpec(("batch", worlds.WIDTH), "float32")}
+    weights = worlds.weights()
+    model = await world.load_model(
+        "benchmarks.worlds:build", weights=weights, split=worlds.SPLIT, inputs=spec, buckets={"batch": (8,)}, graphs=graphs
+    )
+    x = rng.standard_normal((8, worlds.WIDTH)).astype(np.float32)
+    before = await model.numpy(x)
+    wanted = np.maximum(x @ weights["up.weight"].T, 0) @ weights["down.weight"].T
+    np.testing.assert_allclose(before, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    for epoch in (2, 3):
+        os.kill(child_pid(world.devices[1]), signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE):
+            async for reached in world.generations():
+                if reached == epoch:
+                    break
+        np.testing.assert_array_equal(await model.numpy(x), before)
+    assert world.devices[0].generation == 1
