@@ -68,8 +68,10 @@ class RawCopies:
     def _map(self, driver: Any, index: int, nbytes: int) -> int:
         properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id, access.location.id = index, 1  # GPU 1 reaches both
+        for wanted, gpu in ((properties, index), (access, 1)):  # GPU 1 reaches both
+            location = driver.CUmemLocation()
+            location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, gpu
+            wanted.location = location
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         size = -(-nbytes // (2 << 20)) * (2 << 20)
         handle, address = self._call("cuMemCreate", size, properties, 0), int(self._call("cuMemAddressReserve", size, 0, 0, 0))

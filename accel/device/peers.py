@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Peers", "peers_of"]
 
-_LEND_FROM = 1 << 18
-"""Bytes from which a buffer is lent: smaller ones are as fast through the host."""
+_LEND_FROM = 1 << 16
+"""Bytes from which a buffer is lent: smaller ones are about as fast through the host, and map nothing."""
 
 _MOST_MAPPED = 64
 """Slabs of other devices that one device has mapped at most."""
