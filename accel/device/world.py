@@ -211,7 +211,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     @property
     def name(self) -> str:
         """What logs and metrics call it: ``"world:1"``."""
-        return f"world:{self.number}"
+        return self._epochs.lifecycle.name
 
     @property
     def number(self) -> int:

@@ -55,7 +55,7 @@ class Lifecycle:
     __slots__ = ("_called", "_changed", "_loop", "_probes", "cause", "generation", "listeners", "losses", "name", "state")
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, probes: Probes, *, kind: str = "device") -> None:
-        self.name = name
+        self.name = name if kind == "device" else f"{kind}:{name}"
         self._called = f"{kind} {name}"
         self._probes = probes
         self.state = DeviceState.STARTING

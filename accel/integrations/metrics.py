@@ -12,12 +12,12 @@ import contextlib
 import copy
 import re
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from accel.device import DeviceState, Pool
+from accel.device import DeviceState, Pool, World
 from accel.errors import ClosedError, InvalidArgumentError
 from accel.telemetry import Probe, fault_code
 
@@ -141,6 +141,8 @@ METRICS = (
     MetricSpec(
         "accel_device_rebuild_seconds", "histogram", _DEVICE, "Seconds from a fault to the next context.", (0.05, *_LATENCY[6:], 60.0)
     ),
+    MetricSpec("accel_world_ready", "gauge", ("world",), "1 while the ranks of a world that serves a model have joined, else 0."),
+    MetricSpec("accel_world_epoch", "gauge", ("world",), "Number of their communicator, from 1."),
     MetricSpec("accel_device_spare_ready", "gauge", _DEVICE, "1 while a spare child is ready, else 0; only with standby=."),
     MetricSpec("accel_device_queued_ops", "gauge", _DEVICE, "Ops and batches in the device's queue."),
     MetricSpec("accel_device_in_flight_ops", "gauge", _DEVICE, "Ops that were sent to the device and have not ended."),
@@ -404,8 +406,12 @@ class Metrics(Probe):
             add("accel_ops", key, count)
         for key, count in sorted(self._faults.items()):
             add("accel_device_faults", key, count)
-        replicas = [device for shown in self._shown.values() for device in getattr(shown.batcher, "devices", ())]
-        for device in dict.fromkeys((*self._devices(), *replicas)):
+        homes = [home for shown in self._shown.values() for home in getattr(shown.batcher, "devices", ())]
+        worlds = {home: home.devices for home in homes if isinstance(home, World)}
+        for world in worlds:
+            add("accel_world_ready", (world.name,), world.state is DeviceState.READY)
+            add("accel_world_epoch", (world.name,), world.epoch)
+        for device in dict.fromkeys((*self._devices(), *chain.from_iterable(worlds.get(home, (home,)) for home in homes))):
             _read_device(add, device)
             _read_hardware(add, device)
         yield from [family for family in families.values() if family.samples]

@@ -31,6 +31,7 @@ from accel.integrations.metrics import Metrics
 from accel.patterns import DynamicBatcher, ModelService
 from accel.telemetry import DeviceWork, ServedBatch
 from accel.testing import FaultPlan
+from tests import sharded_models
 from tests.batcher_support import Handler
 from tests.device_support import bounded
 from tests.http_support import affine_service, on_aiohttp, on_fastapi, row
@@ -415,3 +416,21 @@ async def test_each_device_of_a_service_has_rows_of_its_own(rng: np.random.Gener
             assert scrape("accel_replica_batches_total", device=replica.device, model="m") == replica.batches > 0
             assert scrape("accel_model_version", device=replica.device, model="m") == 1
             assert scrape("accel_device_ready", device=replica.device) == 1
+
+
+async def test_a_world_has_rows_and_so_has_each_rank(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        world = await system.open_world("cpu", ranks=2)
+        inputs = {"x": accel.TensorSpec(("batch", 5), "float64")}
+        model = await world.load_model(
+            "tests.sharded_models:Mlp", weights=sharded_models.weights(), inputs=inputs, split=sharded_models.SPLIT
+        )
+        metrics = Metrics(lambda: None)
+        async with accel.serve(model) as service:
+            metrics.add("m", service)
+            await service.submit(rng.standard_normal(5))
+            scrape = Scrape(metrics.render()[0])
+    assert scrape("accel_replica_batches_total", device="world:1", model="m") == 1
+    assert scrape("accel_model_version", device="world:1", model="m") == 1
+    assert (scrape("accel_world_ready", world="world:1"), scrape("accel_world_epoch", world="world:1")) == (1, 1)
+    assert [scrape("accel_device_ready", device=name) for name in ("cpu:0", "cpu:0#2")] == [1, 1]
