@@ -110,6 +110,13 @@ def test_the_example_of_a_transformer_block_computes_what_its_twin_does(capsys: 
     assert len(printed("transformer_block.py", capsys)) == 3
 
 
+def test_the_example_of_a_model_over_two_ranks_answers_as_the_whole_model_through_a_loss() -> None:
+    done = run_example("tensor_parallel.py")
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines() == ["as the whole model: True; same bits in epoch 2: True; 0 failed"]
+    assert len((ROOT / "examples" / "tensor_parallel.py").read_text().splitlines()) <= 50
+
+
 def test_the_example_of_a_poisoned_input_names_it_and_answers_the_others() -> None:
     done = run_example("poisoned_input.py")
     assert done.returncode == 0, done
