@@ -9,6 +9,7 @@ communicator; lost devices come back by their own supervision; all join a new co
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -26,7 +27,7 @@ from accel.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from accel.telemetry.probe import Probes
 
@@ -123,12 +124,15 @@ class Flight:
         Rank -> what awaits its op.
     began : float
         When it was sent, in the loop's time.
+    on_lost : callable
+        Called if the epoch ends before it.
     """
 
     numbers: range
     what: str
     future: asyncio.Future[list[Any]]
     began: float
+    on_lost: Callable[[], object]
     tasks: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
 
 
@@ -205,7 +209,9 @@ class Epochs:
 
     # -- collectives
 
-    async def run(self, what: str, start: Start, timeout: float | None, count: int = 1) -> list[Any]:
+    async def run(
+        self, what: str, start: Start, timeout: float | None, count: int = 1, *, on_lost: Callable[[], object] = lambda: None
+    ) -> list[Any]:
         """Send a collective to all ranks, once the world is READY and has room, and return the results.
 
         Parameters
@@ -218,6 +224,8 @@ class Epochs:
             Seconds until waiting ends. What was sent then runs on, on all ranks.
         count
             How many collectives it is.
+        on_lost
+            Called if the epoch ends before all ranks have: what they were to write is not whole.
 
         Raises
         ------
@@ -231,7 +239,7 @@ class Epochs:
             async with asyncio.timeout(timeout) as limit:
                 await self._wait_for_room()
                 try:
-                    flight = self._send(what, start, count)
+                    flight = self._send(what, start, count, on_lost)
                 except BaseException:
                     self._room.release()
                     raise
@@ -271,12 +279,12 @@ class Epochs:
         """Return where a collective of this number goes now."""
         return Place(self.number, self._communicator, number, self.size)
 
-    def _send(self, what: str, start: Start, count: int) -> Flight:
+    def _send(self, what: str, start: Start, count: int, on_lost: Callable[[], object]) -> Flight:
         """Send a collective to all ranks of a world that is READY."""
         number = self._sent + 1
         running = start(self.place(number))
         self._sent += count
-        flight = Flight(range(number, number + count), what, self._loop.create_future(), self._loop.time())
+        flight = Flight(range(number, number + count), what, self._loop.create_future(), self._loop.time(), on_lost)
         flight.future.add_done_callback(lambda future: future.cancelled() or future.exception())  # no caller may be left
         self._flights.append(flight)
         # Tasks that are made together take their first step, which sends, in one loop iteration.
@@ -339,6 +347,7 @@ class Epochs:
 
     def _fail_flights(self, error: AccelError) -> None:
         for flight in tuple(self._flights):
+            flight.on_lost()
             self._settle(flight, error.clone(op=flight.what))
 
     def _begin_reforming(self, hung: Flight | None) -> None:

@@ -86,6 +86,9 @@ class Graph(Recorder):
 
     what: ClassVar[str] = "graph"
 
+    replay_op: ClassVar[type[Replay]] = Replay
+    """The op that replays it."""
+
     def _record(self, op: KernelOp[Any]) -> Any:
         """See :meth:`Recorder._record`; refuses ops that a replay could not repeat."""
         if isinstance(op, ops.Checksum):
@@ -155,7 +158,7 @@ class Graph(Recorder):
         Cancelling detaches the waiter; a replay that has reached the device runs on.
         """
         try:
-            await self._sender.run(Replay(self._live_program()), timeout)
+            await self._sender.run(self.replay_op(self._live_program()), timeout)
         except AccelError as error:
             error.op_index = self._ops.given_index(error.op_index)  # as the user counts the ops
             raise

@@ -6,11 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from accel.device.batch import Batch
+from accel.device.graph import Graph
+from accel.engine.program import CollectiveReplay
 from accel.errors import ContextPoisonedError, FaultScope, HostDiedError
 from accel.ops import collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from accel.actors import ActorSystem
     from accel.device.epochs import Membership
@@ -21,19 +23,37 @@ if TYPE_CHECKING:
     from accel.engine.sender import Sender
     from accel.errors import AccelError
     from accel.ops.collective import Collective
+    from accel.ref import AccelRef
 
-__all__ = ["DeviceRank", "RankBatch"]
+__all__ = ["DeviceRank", "RankBatch", "RankGraph"]
+
+
+_KINDS: tuple[Any, ...] = tuple(found for name in collective.__all__ if isinstance(found := getattr(collective, name), type))
 
 
 class RankBatch(Batch):
     """A batch of one rank: it has collectives only."""
 
-    to_host = tuple(getattr(collective, name) for name in collective.__all__ if isinstance(getattr(collective, name), type))
+    to_host = _KINDS
+    writes: tuple[AccelRef, ...] = ()
+    """The buffers that it was sent to write."""
 
     def number(self, first: int) -> None:
-        """Count the collectives that were recorded from ``first`` on: until now it was from 0."""
+        """Count the collectives that were recorded from ``first`` on: until now it was from 0. Called before it is sent."""
         ops: Any = self._ops.ops
         self._ops.ops = [dataclasses.replace(op, number=first + op.number) if op.library == "collective" else op for op in ops]
+        self.writes = tuple(ref for plan in self._ops.plans for ref in plan.writes if ref.durable)
+
+
+class RankGraph(Graph):
+    """The part of one rank in a graph of a world, which alone replays it."""
+
+    to_host = _KINDS
+    replay_op = CollectiveReplay
+
+    def check(self) -> None:
+        """Raise if it cannot be replayed."""
+        CollectiveReplay(self._live_program()).plan()
 
 
 class DeviceRank:
@@ -92,11 +112,19 @@ class DeviceRank:
             error = HostDiedError(f"the context of {self.name} {why}", hung=True, device=self.name, scope=FaultScope.CONTEXT)
             self._host.context.report_fault(error)
 
-    def check(self, op: Collective, recording: RankBatch | None = None) -> None:
+    def check(self, op: Collective, recording: RankBatch | RankGraph | None = None) -> None:
         """Raise if the device does not take an op now, or a batch of it does not."""
         self.sender.guard()
         self.sender.check(op, recording)
 
+    def tear(self, refs: Iterable[AccelRef]) -> None:
+        """Mark durable buffers as torn: what was to write them has not run on all ranks."""
+        self._core.durable.tear((ref.buffer for ref in refs if ref.durable), "its world has lost a rank while a collective wrote it")
+
     def batch(self) -> RankBatch:
         """Return a batch of this device."""
         return RankBatch(self._core, self.sender, None, {}, "batch")
+
+    def graph(self) -> RankGraph:
+        """Return a graph of this device."""
+        return RankGraph(self._core, self.sender, None, {})

@@ -445,7 +445,7 @@ class Context(ContextBase):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
-            if type(op) is Replay:
+            if isinstance(op, Replay):
                 op.check_libraries()  # one may be unregistered by now
             if op.library not in lane.ready_libraries:
                 return False  # it lacks a workspace here, which is memory too

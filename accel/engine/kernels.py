@@ -96,7 +96,7 @@ _INTERNAL: Mapping[str, Mapping[str, Kernel]] = {
     "graph": {"replay": replay, "call": call},
     "capture": {"capture": capture},
     "compiler": {"launch": launch},
-    "collective": {},  # a context that is in a world has kernels: see accel.world.member
+    "collective": {"replay": replay},  # a context that is in a world has kernels: see accel.world.member
 }
 
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {**_INTERNAL, **{family.name: family.kernels for family in FAMILIES}}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accel.memory import Block, Usage
     from accel.storage.buffers import Buffers
 
-__all__ = ["Call", "Capture", "GraphSubmission", "JoinsUsages", "Program", "Replay"]
+__all__ = ["Call", "Capture", "CollectiveReplay", "GraphSubmission", "JoinsUsages", "Program", "Replay"]
 
 _NOTHING = Plan((), (), ())
 
@@ -369,6 +369,13 @@ class Replay(KernelOp[Any]):
 
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CollectiveReplay(Replay):
+    """Run a program with collectives, in their lane: in the order in which all ranks run them."""
+
+    library: ClassVar[str] = "collective"
 
 
 _ONE_EACH = "Give one dense ref of its shape and dtype for each input, and then each buffer that the recorded ops read besides."

@@ -114,3 +114,36 @@ async def test_wrong_worlds_and_operands_are_refused(system: accel.System) -> No
 async def test_ranks_of_one_process_form_a_world_too(system: accel.System) -> None:
     world = await system.open_world("cpu", ranks=3, host="inline", libraries="blas")
     await check_works(world)
+
+
+async def test_what_a_lost_collective_was_to_write_is_torn(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2)
+    x = await ones(world)
+    out = await world.each(lambda device, _: device.zeros((4,), durable=True))
+    kill(world.devices[1], signal.SIGSTOP)
+    waiting = task(world.all_reduce(x, out=out))
+    await until(lambda: world.devices[0].pending)
+    kill(world.devices[1])
+    await failure(waiting, accel.WorldChangedError)
+    assert (await failure(world.devices[0].get(out[0]), accel.StaleRefError)).reason == "torn"
+    assert await bounded(world.all_reduce(await ones(world), out=out)) == out
+    assert (await world.devices[0].get(out[0])).tolist() == [3.0] * 4
+
+
+async def test_a_batch_of_an_epoch_that_is_over_sends_nothing(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline")
+    x = await ones(world)
+    with pytest.raises(accel.WorldChangedError) as caught:
+        async with world.batch() as batch:
+            total = batch.all_reduce(x)
+            world.devices[0]._host.context.report_fault(accel.DriverError("broken", scope=accel.FaultScope.CONTEXT))
+    assert caught.value.executed == "no"
+    with pytest.raises(accel.StaleRefError):
+        await world.devices[1].get(total[1])
+    with pytest.raises(RuntimeError, match="body"):
+        async with world.batch() as batch:
+            batch.barrier()
+            raise RuntimeError("body")
+    with pytest.raises(accel.NotInitializedError):
+        batch.barrier()
+    await check_works(world)

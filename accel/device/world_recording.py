@@ -1,0 +1,169 @@
+"""What a world records without awaiting it: batches of collectives, and graphs with collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+
+from accel.device.collectives import Collectives, Refs, ops_at, picked
+from accel.device.rank import RankBatch, RankGraph
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, WorldChangedError
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from types import TracebackType
+
+    from accel.device.collectives import Makers
+    from accel.device.epochs import Epochs, Place
+    from accel.device.rank import DeviceRank
+
+__all__ = ["WorldBatch", "WorldGraph"]
+
+R = TypeVar("R", RankBatch, RankGraph)
+
+
+class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
+    """Records collectives in a block: for each rank in a batch, or a graph, of its device."""
+
+    what: ClassVar[str]
+
+    def __init__(self, epochs: Epochs, timeout: float | None) -> None:
+        self._epochs = epochs
+        self._timeout = timeout
+        self._place: Place | None = None  # once it was entered; the number is that of the next collective, from 0
+        self._recorders: list[tuple[DeviceRank, R]] = []
+
+    def _recorder(self, rank: DeviceRank) -> R:
+        """Return what records the ops of one rank."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        if self._place is not None:
+            raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call world.{self.what}() for each block.")
+        await self._epochs.wait_ready(self._timeout)
+        self._place, ranks = self._epochs.place(0), cast("list[DeviceRank]", self._epochs.ranks)
+        self._recorders = [(rank, self._recorder(rank)) for rank in ranks]
+        for _, recorder in self._recorders:
+            await recorder.__aenter__()
+        return self
+
+    def _send(self, what: str, makers: Callable[[int], Makers], timeout: float | None, result: int | None) -> Any:
+        """See :meth:`Collectives._send`."""
+        place = self._place
+        if place is None or not self._recorders[0][1].is_recording:
+            remedy = f"Use `async with world.{self.what}() as {self.what}:`."
+            raise NotInitializedError(f"the {self.what} records inside its block only", remedy=remedy)
+        if timeout is not None:
+            raise InvalidArgumentError(
+                f"a collective of a {self.what} has no timeout of its own", remedy=f"Use world.{self.what}(timeout=...)."
+            )
+        parts = list(zip(self._recorders, ops_at(place, makers(place.size)), strict=True))
+        for (rank, recorder), op in parts:  # all before the first is recorded
+            if op is not None:
+                rank.check(op, recorder)
+        self._place = dataclasses.replace(place, number=place.number + 1)
+        return picked([None if op is None else recorder.run(op) for (_, recorder), op in parts], result)
+
+    def _check_epoch(self, place: Place) -> None:
+        """Raise if the world has changed since the block began: nothing is sent."""
+        if self._place is None or place.epoch != self._place.epoch:
+            raise WorldChangedError(f"the world has changed since the {self.what} was recorded", executed="no", op=self.what)
+
+
+class WorldBatch(_WorldRecorder[RankBatch]):
+    """Records collectives inside ``async with world.batch() as batch:``.
+
+    They are sent when the block ends, as one message to each rank. Methods return refs at once; in
+    the block only later collectives of the batch can use them. If the body raises, nothing is sent.
+
+    Raises
+    ------
+    WorldChangedError
+        At the end of the block: the epoch in which it began is over.
+    """
+
+    what = "batch"
+
+    def _recorder(self, rank: DeviceRank) -> RankBatch:
+        return rank.batch()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Send what was recorded to all ranks, and wait for its end; send nothing if the body has raised."""
+        recorders, is_sent = self._recorders, False
+        assert self._place is not None, "it was entered"
+
+        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            nonlocal is_sent
+            self._check_epoch(place)
+            for rank, batch in recorders:
+                rank.sender.guard()
+                batch.number(place.number)
+            is_sent = True
+            return [batch.__aexit__(None, None, None) for _, batch in recorders]
+
+        def on_lost() -> None:
+            for rank, batch in recorders:
+                rank.tear(batch.writes)
+
+        try:
+            if error is None and self._place.number:
+                await self._epochs.run("batch", start, self._timeout, self._place.number, on_lost=on_lost)
+        except BaseException as raised:
+            kind, error = type(raised), raised
+            raise
+        finally:
+            if not is_sent:
+                for _, batch in recorders:
+                    await batch.__aexit__(kind, error, trace)
+            del error
+
+
+class WorldGraph(_WorldRecorder[RankGraph]):
+    """Records ops of all ranks inside ``async with world.graph() as graph:``, to be run again and again.
+
+    ``graph.all_reduce(...)`` records a collective, ``graph[rank].blas.gemm(...)`` an op of one rank;
+    see :class:`~accel.Graph` for its refs. When the epoch ends, the graph is to be recorded anew.
+    """
+
+    what = "graph"
+
+    def _recorder(self, rank: DeviceRank) -> RankGraph:
+        return rank.graph()
+
+    def __getitem__(self, rank: int) -> RankGraph:
+        return self._recorders[rank][1]
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Have all ranks capture what was recorded, unless the body has raised. Nothing runs."""
+
+        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            self._check_epoch(place)
+            return [graph.__aexit__(kind, error, trace) for _, graph in self._recorders]
+
+        await self._epochs.run("capture", start, self._timeout)
+
+    async def replay(self, *, timeout: float | None = None) -> None:
+        """Run the recorded ops on all ranks; returns when they have ended.
+
+        Raises
+        ------
+        WorldChangedError
+            The epoch has ended, before or while they ran: record the graph anew.
+        StaleRefError, NotInitializedError, ClosedError
+            See :meth:`accel.Graph.replay`.
+        """
+
+        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            self._check_epoch(place)
+            for rank, graph in self._recorders:
+                rank.sender.guard()
+                graph.check()
+            return [graph.replay() for _, graph in self._recorders]
+
+        await self._epochs.run("replay", start, timeout)
+
+    async def aclose(self) -> None:
+        """Release the graph; see :meth:`accel.Graph.aclose`."""
+        for _, graph in self._recorders:
+            await graph.aclose()
