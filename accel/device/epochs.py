@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.engine.lifecycle import DeviceState, Lifecycle
+from accel.engine.sender import Sender
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -235,6 +236,9 @@ class Epochs:
         AccelError
             What ``start`` raises: nothing was sent.
         """
+        Sender.check_timeout(timeout)
+        if timeout is not None and timeout <= 0:
+            raise DeadlineExceededError(f"{what} had no time to run", op=what)
         try:
             async with asyncio.timeout(timeout) as limit:
                 await self._wait_for_room()
@@ -304,7 +308,7 @@ class Epochs:
             if isinstance(error, AccelError) and not (error.is_fault or isinstance(error, WorldChangedError)):
                 self._settle(flight, error.clone())  # its own, as when a model raises
             self._end_epoch((rank,), f"rank {rank} failed {flight.what} {flight.numbers.start}: {error}", error)
-        elif all(other.done() for other in flight.tasks.values()):
+        elif self.lifecycle.state is DeviceState.READY and all(other.done() for other in flight.tasks.values()):
             self._settle(flight, [flight.tasks[place].result() if place in flight.tasks else None for place in range(self.size)])
 
     def _settle(self, flight: Flight, outcome: list[Any] | AccelError) -> None:
@@ -376,7 +380,8 @@ class Epochs:
         logger.error("world_hung", world=self.number, epoch=self.lifecycle.generation, why=why)
         hang = HostDiedError(why, hung=True, scope=FaultScope.CONTEXT)
         self._fail_flights(self._changed_error(late, why, hang))
-        for place in late or hung.tasks:  # where nothing tells which of them it is, all of them
+        # Where nothing tells which of them it is, all that have not ended.
+        for place in late or [place for place, task in hung.tasks.items() if not task.done()]:
             self.ranks[place].kill(f"is a rank of world {self.number}, and did not reach {hung.what} {hung.numbers.start}")
 
     # -- the next epoch
@@ -398,7 +403,7 @@ class Epochs:
             await self._form()
         except Exception as error:
             if self.lifecycle.state is not DeviceState.CLOSED:
-                logger.exception("world_lost", world=self.number, epoch=self.lifecycle.generation, error=error)
+                logger.error("world_lost", world=self.number, epoch=self.lifecycle.generation, error=error)  # noqa: TRY400
                 self.lifecycle.enter_lost(error if isinstance(error, AccelError) else DeviceLostError(str(error)))
                 self._fail_flights(self.lifecycle.final_error())
 
@@ -410,6 +415,8 @@ class Epochs:
             self._disturbed.clear()
             try:
                 await self._join()
+                if self._disturbed.is_set():
+                    raise WorldChangedError("a rank was lost when the ranks had joined")
                 break
             except AccelError as error:
                 failures += not self._disturbed.is_set()
@@ -443,8 +450,6 @@ class Epochs:
             if not joining.done():
                 raise WorldChangedError("a rank was lost while the ranks joined")
             await joining
-            if self._disturbed.is_set():
-                raise WorldChangedError("a rank was lost when the ranks had joined")
         finally:
             for task in (disturbed, joining):
                 task.cancel()

@@ -524,8 +524,7 @@ class System(ActorSystem):
         If one raises, or this is cancelled, the closes that have not ended are cancelled. See
         :meth:`ActorSystem._close_resources`.
         """
-        for world in self._worlds:
-            await world.leave()
+        await asyncio.gather(*(world.leave() for world in self._worlds))
         timeout = max(0.0, deadline - self.loop.time())
         # Not the whole time: what has not ended then must be released within the deadline too.
         close_tasks = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]

@@ -1,0 +1,244 @@
+"""The controller of a world against ranks that are lost, stopped and healed at any time: a property test, without devices."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import accel
+from accel import DeviceState
+from accel.device import epochs
+from accel.device.epochs import Epochs, Place
+from accel.telemetry.probe import Probes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+SIZE = 3
+
+
+class Communicator:
+    """What joined, and what it did."""
+
+    def __init__(self) -> None:
+        self.joined: dict[int, Context] = {}
+        self.is_revoked = False
+        self.arrived: dict[int, set[int]] = {}  # number of a collective -> ranks
+        self.changed = asyncio.Event()
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def until(self, context: Context, condition: Callable[[], bool]) -> None:
+        while not condition():
+            context.check()
+            if self.is_revoked:
+                raise accel.WorldChangedError("revoked", scope=accel.FaultScope.OP)
+            changed = asyncio.ensure_future(self.changed.wait())
+            await asyncio.wait((changed, context.died), return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+
+
+class Network:
+    def __init__(self) -> None:
+        self.communicators: dict[int, Communicator] = {}
+
+    def at(self, number: int) -> Communicator:
+        return self.communicators.setdefault(number, Communicator())
+
+
+class Context:
+    """One generation of a rank; see :class:`accel.device.epochs.Membership`."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.runs = asyncio.Event()  # cleared while it is stopped
+        self.runs.set()
+        self.reached = 0
+        self.fails = False
+
+    def check(self) -> None:
+        if self.died.done():
+            raise accel.ContextPoisonedError("dead")
+
+    async def step(self) -> None:
+        """Go on, unless this is stopped or dead."""
+        runs = asyncio.ensure_future(self.runs.wait())
+        try:
+            await asyncio.wait((runs, self.died), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            runs.cancel()
+        self.check()
+
+    async def unique_id(self) -> str:
+        await self.step()
+        return "id"
+
+    async def join(self, world: int, epoch: int, unique_id: str, rank: int, size: int, seconds: float) -> None:
+        await self.step()
+        communicator = self.network.at(epoch)
+        assert not communicator.is_revoked, "a communicator is joined that was revoked"
+        communicator.joined[rank] = self
+        communicator.wake()
+        async with asyncio.timeout(seconds):
+            await communicator.until(self, lambda: len(communicator.joined) == size)
+        await self.step()
+
+    async def revoke(self, world: int, epoch: int) -> int:
+        await self.step()
+        communicator = self.network.at(epoch)
+        communicator.is_revoked = True
+        communicator.wake()
+        return self.reached
+
+    async def collective(self, place: Place, rank: int) -> int:
+        await self.step()
+        if self.fails:
+            self.fails = False
+            raise accel.LibraryError("it fails")
+        communicator = self.network.at(place.epoch)
+        assert communicator.joined[rank] is self, "a collective came to a context that is not of its epoch"
+        self.reached = place.number
+        communicator.arrived.setdefault(place.number, set()).add(rank)
+        communicator.wake()
+        await communicator.until(self, lambda: len(communicator.arrived[place.number]) == place.size)
+        return place.number
+
+
+class FakeRank:
+    """A device; see :class:`accel.device.epochs.Rank`."""
+
+    def __init__(self, name: str, network: Network) -> None:
+        self.name = name
+        self.network = network
+        self.state = DeviceState.READY
+        self.listeners: list[Callable[[], object]] = []
+        self.context = Context(network)
+        self.changed = asyncio.Event()
+
+    @property
+    def members(self) -> Context:
+        return self.context
+
+    def enter(self, state: DeviceState) -> None:
+        self.state = state
+        self.changed.set()
+        self.changed = asyncio.Event()
+        for listener in tuple(self.listeners):
+            listener()
+
+    def lose(self) -> None:
+        if self.state is DeviceState.READY:
+            self.enter(DeviceState.REBUILDING)
+            self.context.died.set_result(None)
+
+    def heal(self) -> None:
+        if self.state is DeviceState.REBUILDING:
+            self.context = Context(self.network)
+            self.enter(DeviceState.READY)
+
+    def kill(self, why: str) -> None:
+        self.lose()
+
+    async def wait_ready(self) -> None:
+        while self.state is not DeviceState.READY:
+            await self.changed.wait()
+
+
+ranks_of = st.integers(0, SIZE - 1)
+actions = st.one_of(
+    st.tuples(st.sampled_from(["lose", "heal", "stop", "fail"]), ranks_of),
+    st.tuples(st.sampled_from(["send", "cancel", "late"]), st.just(0)),
+    st.tuples(st.just("turn"), st.integers(1, 12)),
+)
+
+
+async def play(steps: list[tuple[str, int]], hang_timeout: float | None) -> None:
+    network = Network()
+    ranks = [FakeRank(f"fake:{number}", network) for number in range(SIZE)]
+    world = Epochs(1, ranks, Probes(), hang_timeout=hang_timeout, join_timeout=0.02, limit=4)
+    await world.open()
+    seen: list[int] = []
+    keys = itertools.count()
+    sent: dict[int, Place] = {}
+
+    async def send(timeout: float | None = None) -> None:
+        key = next(keys)
+
+        def start(place: Place) -> list[Any]:
+            assert world.lifecycle.state is DeviceState.READY
+            communicator = network.at(place.epoch)
+            assert not communicator.is_revoked
+            assert [communicator.joined[rank] for rank in range(SIZE)] == [rank.context for rank in ranks]
+            sent[key] = place
+            return [rank.context.collective(place, number) for number, rank in enumerate(ranks)]
+
+        results = await world.run("sum", start, timeout)
+        place = sent[key]
+        assert results == [place.number] * SIZE
+        assert network.at(place.epoch).arrived[place.number] == set(range(SIZE)), "it did not run on all ranks"
+
+    tasks: list[asyncio.Task[None]] = []
+    for action, number in steps:
+        if action == "turn":
+            for _ in range(number):
+                await asyncio.sleep(0)
+        elif action == "lose":
+            ranks[number].lose()
+        elif action == "heal":
+            ranks[number].heal()
+        elif action == "stop":
+            ranks[number].context.runs.clear()
+        elif action == "fail":
+            ranks[number].context.fails = True
+        elif action == "cancel":
+            for task in tasks[-1:]:
+                task.cancel()
+        else:
+            tasks.append(asyncio.ensure_future(send(0.005 if action == "late" else None)))
+        if not seen or world.lifecycle.generation != seen[-1]:
+            seen.append(world.lifecycle.generation)
+    assert seen == sorted(set(seen)), "epochs only rise"
+
+    async def heal_all() -> None:
+        while True:
+            for rank in ranks:
+                rank.heal()
+                if not rank.context.runs.is_set() and rank.state is DeviceState.READY:
+                    rank.lose()
+            await asyncio.sleep(0.001)
+
+    healing = asyncio.ensure_future(heal_all())
+    async with asyncio.timeout(10.0):
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome is None or isinstance(
+                outcome, (accel.WorldChangedError, accel.DeadlineExceededError, accel.MailboxFullError, asyncio.CancelledError)
+            ), outcome
+        while True:  # a rank that was to fail may do so now
+            try:
+                await send()
+                break
+            except accel.WorldChangedError:
+                continue
+    healing.cancel()
+    await world.aclose()
+    for communicator in network.communicators.values():
+        assert communicator.is_revoked or all(context.died.done() for context in communicator.joined.values())
+    assert not any(rank.listeners for rank in ranks)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(actions, max_size=25), st.sampled_from([None, 0.01]))
+def test_every_await_ends_and_ok_means_that_all_ranks_ran_it(steps: list[tuple[str, int]], hang_timeout: float | None) -> None:
+    before, epochs._REVOKE_TIMEOUT = epochs._REVOKE_TIMEOUT, 0.02
+    try:
+        asyncio.run(play(steps, hang_timeout))
+    finally:
+        epochs._REVOKE_TIMEOUT = before
