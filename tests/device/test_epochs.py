@@ -122,6 +122,7 @@ class FakeRank:
         self.name = name
         self.network = network
         self.state = DeviceState.READY
+        self.fault: accel.AccelError | None = None
         self.listeners: list[Callable[[], object]] = []
         self.context = Context(network)
         self.changed = asyncio.Event()
@@ -225,7 +226,13 @@ class Played:
     async def end(self) -> None:
         """Heal all ranks: then every await ends, and the world works."""
         healing = asyncio.ensure_future(self.heal_all())
-        expected = (accel.WorldChangedError, accel.DeadlineExceededError, accel.MailboxFullError, asyncio.CancelledError)
+        expected = (
+            accel.WorldChangedError,
+            accel.LibraryError,
+            accel.DeadlineExceededError,
+            accel.MailboxFullError,
+            asyncio.CancelledError,
+        )
         async with asyncio.timeout(10.0):
             for outcome in await asyncio.gather(*self.tasks, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, expected), outcome
@@ -233,7 +240,7 @@ class Played:
                 try:
                     await self.send()
                     break
-                except accel.WorldChangedError:
+                except (accel.WorldChangedError, accel.LibraryError):
                     continue
         healing.cancel()
         await self.world.aclose()
