@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "measures": ("bench", "lengths", "picture", "soak", "service", "demo", "kernels", "curves", "examples"),
     "mix": ("mixed",),
     "chaos": ("chaos",),
-    "gpus": ("two_gpus",),
+    "gpus": ("two_gpus", "worlds"),
 }
 """Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first four."""
 
@@ -117,6 +117,8 @@ def _parts(backend: str) -> tuple[Part, ...]:
         lambda out: ("benchmarks/plot.py", str(out / "lengths.json"), str(out / _PICTURE)),
         lambda _, text: read_lines(text),
     )
+    of_two_gpus = ("benchmarks/worlds.py", "--device", "cuda")
+    worlds = Part("worlds", "collectives of two GPUs", 150, lambda _: of_two_gpus, lambda _, text: json.loads(text))
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
     return (
         doctor,
@@ -134,7 +136,8 @@ def _parts(backend: str) -> tuple[Part, ...]:
         _bench("curves", "copies and products by size", 120, "cuda", "copies,gemm"),
         *(_printed(name.removesuffix(".py"), f"examples/{name}", 30, f"examples/{name}") for name in names),
         _writing("chaos", 560, *chaos, "--seconds", "480", "--standby", "context", "--hang-timeout", "1.5"),
-        _tests("two_gpus", 300, "gpu", "tests/accel_cuda", "-k", "two_gpus"),
+        _tests("two_gpus", 400, "gpu", "tests/accel_cuda", "-k", "two_gpus or cuda_world"),
+        worlds,
     )
 
 
