@@ -16,7 +16,7 @@ from accel.backend import PreparesLibraries
 from accel.engine.captures import captures_of
 from accel.engine.lane import Lane
 from accel.engine.op_error import op_error
-from accel.engine.registered_library import RegisteredLibrary
+from accel.engine.registration import RegisteredLibrary
 from accel.errors import AccelError, ClosedError, OutOfMemoryError, StaleRefError
 from accel.libraries.kernel_library import Operand
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.registered_library import RegisteredLibrary
+    from accel.engine.registration import RegisteredLibrary
     from accel.engine.scratch import Scratch
     from accel.engine.stream_clock import StreamClock
     from accel.memory import Block, Usage
