@@ -19,7 +19,7 @@ from accel_cuda.core.modules import Modules
 from accel_cuda.core.nvtx import nvtx_probe
 from accel_cuda.core.slab import CudaSlab, SlabAllocation
 from accel_cuda.core.stream import CudaStream
-from accel_cuda.errors.packages import is_out_of_memory
+from accel_cuda.errors import is_out_of_memory
 from accel_cuda.families.checksum import checksum
 from accel_cuda.families.context import STAGES, ContextFamilies
 from accel_cuda.families.kernels.bench import BENCH, bench_kernels

@@ -9,7 +9,7 @@ from accel import AccelError, ClosedError
 from accel.memory import HostArena
 from accel_cuda.core.copies import Copiers
 from accel_cuda.core.driver import Handle
-from accel_cuda.core.kept import log_kept
+from accel_cuda.core.nvml import log_kept
 from accel_cuda.core.pinned import PinnedRanges, Registration
 
 if TYPE_CHECKING:

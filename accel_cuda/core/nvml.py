@@ -1,23 +1,33 @@
-"""The hardware of a GPU by NVML: through cuda-core, or through nvidia-ml-py."""
+"""What NVML tells of a GPU: its hardware, through cuda-core or nvidia-ml-py, and what a dead context keeps on it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel import BackendUnavailableError
 from accel.backend import Diagnosis
 from accel.telemetry.hardware import HardwareInfo
 from accel_cuda.core.libraries import Requirement, load_module
 
-__all__ = ["check", "hardware_reader"]
+if TYPE_CHECKING:
+    from accel import DeviceDescription
+
+__all__ = ["check", "hardware_reader", "kept_nbytes", "log_kept"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger("accel.cuda")
+
 _UNCORRECTED, _SINCE_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+
+_NOT_AVAILABLE = (1 << 64) - 1
+"""NVML_VALUE_NOT_AVAILABLE, which stands for a size that the driver does not know."""
 
 _WAIT_MS = 1  # 0 would wait for ever
 _MOST_EVENTS = 64
@@ -187,3 +197,34 @@ def check() -> Diagnosis:
             Requirement(distribution, module).load()
             return Diagnosis("nvml", "ok", f"load, power, temperature and errors of GPUs, by {distribution}")
     return Diagnosis("nvml", "missing", "load, power, temperature and errors of GPUs are not told", _REMEDY)
+
+
+def log_kept(description: DeviceDescription) -> None:
+    """Log how much of a device a dead context keeps: modules, what libraries hold, managed memory, and all of torch and CuPy. May block."""
+    nbytes = kept_nbytes(description)
+    logger.warning(
+        "dead_context_keeps_memory device=%r mib=%s: it comes back when this process ends; with host='process' a fault costs a child, and its memory "
+        "comes back at once",
+        description.spec,
+        "unknown" if nbytes is None else nbytes >> 20,
+    )
+
+
+def kept_nbytes(description: DeviceDescription) -> int | None:
+    """Return the bytes of a device that this process holds; ``None`` where NVML cannot tell, or is not there. May block."""
+    try:
+        nvml: Any = load_module("cuda.bindings.nvml", "cuda-bindings")
+    except BackendUnavailableError:
+        return None
+    # RuntimeError: the driver's NVML is not installed, as in many containers, or lacks a function. That must not keep a context from being closed.
+    with contextlib.suppress(nvml.NvmlError, RuntimeError):
+        nvml.init_v2()
+        try:
+            handle = nvml.device_get_handle_by_uuid(description.uuid)
+            processes = nvml.device_get_compute_running_processes_v3(handle)
+            sizes = [int(each.used_gpu_memory) for each in processes if int(each.pid) == os.getpid()]
+            # A process that is not listed, as in another namespace of process numbers, has memory all the same.
+            return None if not sizes or _NOT_AVAILABLE in sizes else sum(sizes)
+        finally:
+            nvml.shutdown()
+    return None

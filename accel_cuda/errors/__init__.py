@@ -6,7 +6,8 @@ code. A library never tells a fault of the device by name: its "execution failed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from accel import DriverError, FaultScope, LibraryError
 from accel_cuda.errors.driver import DRIVER
@@ -34,6 +35,7 @@ __all__ = [
     "TABLES",
     "Meaning",
     "error_of",
+    "is_out_of_memory",
 ]
 
 NOT_READY = 600
@@ -54,6 +56,9 @@ TABLES: Mapping[str, Mapping[int, Meaning]] = {
     "nvrtc": NVRTC,
 }
 """Library -> its statuses but success. cuBLASLt answers with those of cuBLAS."""
+
+_CLASSES: Final = (("torch", "OutOfMemoryError"), ("cupy.cuda.memory", "OutOfMemoryError"))
+"""Module and class. A package that was not imported cannot have raised anything."""
 
 
 def error_of(status: int, call: str, *, library: str = "driver", **fields: Any) -> AccelError:
@@ -80,3 +85,12 @@ def error_of(status: int, call: str, *, library: str = "driver", **fields: Any) 
         f"{call} answered {meaning.name}", code=status, library=library, scope=meaning.scope, retryable=meaning.retryable, **fields
     )
     return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` is a package's way to say that the device has no memory. Any thread may ask."""
+    for module, name in _CLASSES:
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and isinstance(error, found):
+            return True
+    return False

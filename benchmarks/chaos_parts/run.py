@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import accel
 from accel_cuda import CudaBackend
-from accel_cuda.core.kept import kept_nbytes
+from accel_cuda.core.nvml import kept_nbytes
 from benchmarks.chaos_parts.audit import Left, Witness, device_memory
 from benchmarks.chaos_parts.oracle import Ledger
 from benchmarks.chaos_parts.plants import Plant

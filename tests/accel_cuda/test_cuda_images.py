@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accel import InvalidArgumentError
-from accel_cuda.core.images import image_of
+from accel_cuda.core.modules import image_of
 
 PTX = ".version 8.0\n.target sm_90\n.address_size 64\n"
 FATBIN = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 32) + bytes(32)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel_cuda.core.kept import log_kept
+from accel_cuda.core.nvml import log_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
