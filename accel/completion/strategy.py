@@ -278,7 +278,8 @@ def pop_ended(marks: deque[Mark]) -> list[Ended]:
 def _count_passed(marks: deque[Mark]) -> int:
     """Return how many of the oldest marks are passed, by bisection.
 
-    It stops at a mark whose query raises; :func:`pop_ended` then queries that one by itself.
+    It stops where a query raises; :func:`pop_ended` goes on from the oldest mark left, and so comes
+    to that one.
     """
     passed, unknown = 0, len(marks)
     probe = unknown - 1  # the newest first: usually all have passed, or nearly all

@@ -433,7 +433,8 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
     async def wait_idle(self) -> None:
         """Wait until nothing is awaited or in flight, or the device is lost or closed.
 
-        Something may be sent meanwhile, or right after it. Cancelling ends the wait alone.
+        A device that rebuilds, and for which no caller waits, is idle. Something may be sent
+        meanwhile, or right after it. Cancelling ends the wait alone.
 
         Raises
         ------

@@ -177,8 +177,8 @@ class Graph(Recorder):
 
         A call copies its operands to ``inputs``, runs the recorded ops, and copies ``results`` to
         new buffers: by one command where a replay is :attr:`one command <is_one_command>`, else op
-        by op. A graph that is one command keeps its own buffers only: what else the ops read must
-        be given at each call.
+        by op. What else the ops read must be given at each call: a graph that is one command does
+        not keep it alive.
 
         Parameters
         ----------

@@ -332,7 +332,7 @@ class Lane(StreamClock):
             raise
 
     async def _synchronize(self, launch: BoundOp, group: BoundGroup) -> None:
-        """Wait until the stream is idle, on a worker thread; an error there is this op's."""
+        """With ``debug``: wait until the stream is idle, on a worker thread; an error there is this op's."""
         core = self._context.core
         try:
             await core.system.run_blocking(self.stream.synchronize)

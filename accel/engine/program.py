@@ -439,12 +439,15 @@ class Call(Replay):
         """Return the new buffers."""
         return refs[-len(self.results) :]
 
-    def copy_in(self, lane: StreamClock, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Enqueue the copies of operands that come before the replay.
+    def copy_in(self, lane: StreamClock, sources: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue the copies of operands to :attr:`inputs`.
 
-        ``outputs`` are in the order of the plan: the handle, inputs, results, and new results.
+        Called by the kernel, before the program's ops. Both are addresses that the kernel was given:
+        ``sources`` of the operands, ``outputs`` in the order of the plan: the handle, inputs,
+        results, and new results.
         """
-        for ref, source, place in zip(self.inputs, inputs, outputs[1:], strict=False):
+        # Sources after those of the inputs are read in place.
+        for ref, source, place in zip(self.inputs, sources, outputs[1:], strict=False):
             lane.stream.copy(place, source, ref.nbytes)
 
     def copy_out(self, lane: StreamClock, outputs: Sequence[int]) -> None:

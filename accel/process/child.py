@@ -177,7 +177,11 @@ class ChildProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process."""
+        """Whether a signal, or a debugger, has stopped the process: it runs and answers nothing.
+
+        Asked where its silence is bounded: a process that starts or computes may be silent for
+        long, a stopped one may not.
+        """
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 # The name, in parentheses, may have any characters in it.

@@ -259,14 +259,23 @@ class RequestContext(ContextBase):
         return request
 
     async def wait_answered(self, submission: Submission) -> None:
-        """Wait until the child has answered all messages of a submission.
+        """Wait until the child has answered all messages of a submission; its next is sent then.
 
-        Raises the fault of the context, as :meth:`wait_done` does.
+        A batch ends at its first error: the ops after it must not be sent. What a get has returned
+        may still be being copied back.
+
+        Raises
+        ------
+        ContextPoisonedError
+            If the context has faulted, or faults meanwhile.
         """
         await self.wait_until(lambda: all(request.submission is not submission for request in self._pending.values()))
 
     async def wait_done(self, request: PendingRequest) -> None:
-        """Wait until the child has answered a chunk, and what it returned was copied back."""
+        """Wait until the child has answered a chunk, and what it returned was copied back.
+
+        Raises as :meth:`wait_answered` does.
+        """
         await self.wait_until(lambda: request.is_done)
 
     async def ask(self, kind: Kind, data: bytes) -> Any:

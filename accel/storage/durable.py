@@ -342,7 +342,7 @@ class DurableBook:
         self.used += size
 
     def remove_buffer(self, buffer: int) -> None:
-        """Remove a buffer; do nothing for one that is not durable."""
+        """Remove a buffer that was freed, and not its slab; do nothing for one that is not durable."""
         entry = self.buffers.pop(buffer, None)
         if entry is None:
             return
@@ -373,9 +373,10 @@ class DurableBook:
         )
 
     def may_rewrite(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether a buffer is torn and an op may use it: it writes all of it, reads none.
+        """Return whether a buffer is torn and an op may use it: it writes there, and reads none of it.
 
-        ``False`` for a buffer that is not torn, and for one whose memory is lost.
+        A write of a part is allowed, and leaves it torn: see :meth:`on_rewritten`. ``False`` for a
+        buffer that is not torn, and for one whose memory is lost.
         """
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
@@ -539,7 +540,12 @@ class DurableBook:
         return tuple([(buffer, offset, self.buffers[buffer].nbytes, size) for offset, size, buffer in slab.places])
 
     def on_generation(self, generation: int) -> None:
-        """Make the refs of buffers that are whole valid in the generation that has begun."""
+        """Give the refs of buffers that are whole the number of the generation that begins.
+
+        They are valid without it, see :attr:`AccelRef.is_stale`; with it the sender checks an
+        operand by one comparison. Torn ones keep the old number. Views get it in
+        :meth:`Refs.check`.
+        """
         for entry in self.buffers.values():
             ref = entry.ref()
             if ref is not None and not entry.torn:

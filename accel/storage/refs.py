@@ -116,7 +116,9 @@ class Refs:
     def check(self, ref: AccelRef, recording: Recording | None = None, plan: Plan | None = None) -> None:
         """Raise unless ``ref`` is of this device, valid, and of no other batch that is recording.
 
-        A valid durable ref gets the live generation, if it was made before a rebuild.
+        A valid durable ref gets the live generation, if it was made before a rebuild. Of an op's
+        operands, the sender calls this only for those that fail its own quick test, which has the
+        same conditions: a new condition goes there too.
 
         Parameters
         ----------
@@ -125,7 +127,7 @@ class Refs:
         recording
             The batch or graph that uses it.
         plan
-            Of the op that uses it: a torn buffer is valid for an op that writes it anew.
+            Of the op that uses it: a torn buffer may be written by an op that does not read it.
 
         Raises
         ------
