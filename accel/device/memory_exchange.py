@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from accel import ops
 from accel.dtype import DType, DTypeLike
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
+from accel.memory import memfd_identity
 from accel.ops.base import as_shape, operand
 from accel.ops.memory import Lend
 from accel.ref import SharedRef
-from accel.storage.durable import memfd_identity
 
 if TYPE_CHECKING:
     from accel.device.peers import Peers

@@ -12,7 +12,7 @@ from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegist
 from accel.memory.block import Block
 from accel.memory.external_block import ExternalBlock, ExternalWork, SharedUsage
 from accel.memory.machine import memory_left, memory_size
-from accel.memory.slab import MemfdSlab
+from accel.memory.slab import MemfdSlab, memfd_identity
 from accel.memory.usage import Dependency, Timeline, Usage
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "SlabRequest",
     "Timeline",
     "Usage",
+    "memfd_identity",
     "memory_left",
     "memory_size",
 ]

@@ -14,7 +14,7 @@ from accel.fork import close_after_fork
 from accel.memory.machine import memory_left, memory_size
 from accel.shortage import raise_shortage
 
-__all__ = ["MemfdSlab"]
+__all__ = ["MemfdSlab", "memfd_identity"]
 
 _STEP: Final = 16 << 20
 """Bytes of a control group's memory that are committed at once: less than what is left to others.
@@ -131,6 +131,28 @@ class MemfdSlab:
         if getattr(self, "_map", None) is not None:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1, source=self)
             self.close()
+
+
+def memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:
+    """Return device and inode of a memfd; ``None`` for other memory, such as a GPU's.
+
+    Called for each descriptor of a slab that another process has sent, before it is kept or mapped.
+
+    Raises
+    ------
+    ValueError
+        If it has another size, or can be truncated, which would kill a process that has mapped it.
+    """
+    import fcntl  # it exists wherever slabs have descriptors
+
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+    stat = os.fstat(fd)  # of a file with seals it never blocks
+    if not seals & fcntl.F_SEAL_SHRINK or stat.st_size != nbytes:
+        raise ValueError(f"a slab of {nbytes} bytes is memory of {stat.st_size} bytes, seals {seals:#x}")
+    return stat.st_dev, stat.st_ino
 
 
 def _check_size(fd: int, nbytes: int) -> None:

@@ -17,6 +17,7 @@ from accel.engine.launches import OpSubmission
 from accel.engine.loans import Loan
 from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError, StaleRefError
+from accel.memory import memfd_identity
 from accel.ops import Get
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
 from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedArrays, close_all
@@ -27,7 +28,6 @@ from accel.remote.injected_faults import begin_action
 from accel.remote.messages import Failure, Kind, Lent, Timed, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, message_too_long
-from accel.storage.durable import memfd_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

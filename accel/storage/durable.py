@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import errno
-import fcntl
 import itertools
 import os
 import resource
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from accel._log import get_logger
 from accel.errors import ClosedError, DriverError, InvalidArgumentError, StaleRefError, UnsupportedError
 from accel.fork import close_after_fork
+from accel.memory import memfd_identity
 from accel.memory.space import ALIGNMENT
 from accel.shortage import raise_shortage
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
     from accel.storage.disposal import Disposal
 
-__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab", "memfd_identity"]
+__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab"]
 
 logger = get_logger()
 
@@ -569,24 +569,6 @@ class DurableBook:
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
         self._disposal.close_fds([slab.fd for slab in slabs.values()])
-
-
-def memfd_identity(fd: int, nbytes: int) -> tuple[int, int] | None:
-    """Return device and inode of a memfd; ``None`` for other memory, such as a GPU's.
-
-    Raises
-    ------
-    ValueError
-        If it has another size, or can be truncated, which would kill a process that has mapped it.
-    """
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return None
-    stat = os.fstat(fd)  # of a file with seals it never blocks
-    if not seals & fcntl.F_SEAL_SHRINK or stat.st_size != nbytes:
-        raise ValueError(f"a slab of {nbytes} bytes is memory of {stat.st_size} bytes, seals {seals:#x}")
-    return stat.st_dev, stat.st_ino
 
 
 _MOST_SLABS = 1 << 14
