@@ -269,3 +269,12 @@ def test_what_is_missing_is_named_with_its_remedy(context: Any, monkeypatch: pyt
     with pytest.raises(BackendUnavailableError, match=missing) as caught:
         Nccl(context)
     assert "pip install '.[nccl]'" in caught.value.remedy
+
+
+def test_a_communicator_that_has_failed_is_revoked_and_freed_all_the_same(group: NcclGroup, fake: FakeNccl) -> None:
+    fake.fails |= {"comm_revoke": 6, "comm_abort": 6}  # they answer its state, and have done what they shall
+    fake.states = deque([IN_PROGRESS, 6])
+    group.revoke()
+    group.abort()
+    assert fake.names() == ["comm_revoke", "comm_abort"]
+    assert len(fake.states) == 1, "it was not polled to the end of the revoking"
