@@ -123,13 +123,13 @@ def build(shape: Shape) -> Any:
     return Decoder()
 
 
-def make(path: Path, shape: Shape) -> int:
-    """Write random weights, and return how many there are. They are pieces of one block, which begin at places of their own."""
+def make(path: Path, shape: Shape, builder: Callable[[Shape], Any] = build) -> int:
+    """Write random weights for what a builder builds, and return how many there are. They are pieces of one block, which begin at places of their own."""
     import torch
     from safetensors.torch import save_file
 
     with torch.device("meta"):
-        wanted = build(shape).state_dict()
+        wanted = builder(shape).state_dict()
     block = torch.randn(RANDOM[shape.dtype]).to(getattr(torch, shape.dtype))
     weights: dict[str, torch.Tensor] = {}
     for number, (name, each) in enumerate(wanted.items()):

@@ -1,10 +1,10 @@
 """P19 and P20: collectives of a world beside the library below it alone, and a served model whose rank is killed.
 
-``python benchmarks/worlds.py [--device cpu|cuda] [--ranks 2] [--seconds 2] [--clients 64] [--only reduce,loss]``
+``python benchmarks/worlds.py [--device cpu|cuda] [--ranks 2] [--seconds 2] [--clients 64] [--only reduce,loss,decoder]``
 
 ``reduce`` awaits all-reduces one by one, 8 at a time, and in batches of 32. On CUDA the twin is :mod:`benchmarks.raw_nccl`, before and after. ``loss`` kills
 a rank of a model of two layers, each cut into parts, while clients send requests: when the next good answer came, and whether a request failed. On CUDA its
-twin is a service of ``torch.distributed`` alone, which starts all ranks again.
+twin is a service of ``torch.distributed`` alone, which starts all ranks again. ``decoder`` is :mod:`benchmarks.decoder_ranks`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import 
 import numpy as np
 
 import accel
-from benchmarks import raw_nccl
+from benchmarks import decoder_ranks, raw_nccl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -220,6 +220,8 @@ def main() -> None:
         found["reduce"] = asyncio.run(measure_reduce(arguments.device, arguments.ranks, arguments.seconds))
     if "loss" in wanted:
         found["loss"] = asyncio.run(measure_loss(arguments.device, arguments.ranks, arguments.clients, arguments.seconds))
+    if "decoder" in wanted:
+        found["decoder"] = decoder_ranks.measure(arguments.device, arguments.seconds)
     print(json.dumps(found, indent=2))
 
 

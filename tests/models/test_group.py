@@ -99,6 +99,17 @@ def test_the_result_is_of_the_same_kind_and_dtype() -> None:
     on_ranks(2, work)
 
 
+def test_a_mark_tells_which_forward_a_rank_has_come_to() -> None:
+    def work(group: ModelGroup) -> int:
+        group.number = 7 + group.rank
+        group.mark()
+        launcher: Any = group.launcher
+        return int(launcher.reached)
+
+    assert on_ranks(2, work) == [7, 8]
+    ModelGroup(0, 2).mark()  # a rehearsal tells nothing
+
+
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_without_the_others_it_is_rehearsed(kind: str) -> None:
     """Shapes are those of the real ones, and values such as others of the same arrays would give."""

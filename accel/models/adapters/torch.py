@@ -153,7 +153,11 @@ class TorchAdapter:
                 self._wait_for_last(stream)
             tensors = {name: _tensor(each) for name, each in inputs.items()}
             captured = self._graphs.get(tuple([each.shape for each in inputs.values()]))
-            return self._forward(tensors) if captured is None else captured.replay(tensors)
+            if captured is None:
+                return self._forward(tensors)
+            if self._group is not None:
+                self._group.mark()
+            return captured.replay(tensors)
 
     def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         """Run once with inputs of these shapes, on the stream that it was opened with, and capture that into a graph if there are to be any."""
