@@ -335,16 +335,16 @@ class Replay(KernelOp[Any]):
     program: Program
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`.
+        """See :meth:`KernelOp.plan`; raises if a buffer of the program's own was freed."""
+        self._check_owned()
+        self.check_libraries()
+        return self.program.plan
 
-        Raises if a buffer of the program's own was freed: its memory may be another's now.
-        """
-        program = self.program
-        for ref in program.owned_refs:
+    def _check_owned(self) -> None:
+        """Raise if a buffer of the program's own was freed: its memory may be another's now."""
+        for ref in self.program.owned_refs:
             if ref.is_freed:
                 raise ref.stale_error()
-        self.check_libraries()
-        return program.plan
 
     def check_libraries(self) -> None:
         """Raise if a library that the recorded ops use was unregistered since the recording.
@@ -402,8 +402,9 @@ class Call(Replay):
     operands: tuple[AccelRef, ...]
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`; raises if the operands are not those of the program."""
+        """See :meth:`KernelOp.plan`; raises as that of a replay, and if the operands do not fit."""
         program = self.program
+        self._check_owned()
         if program.registered_libraries:
             self.check_libraries()
         self._check_operands()
@@ -415,13 +416,18 @@ class Call(Replay):
         return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
 
     def _check_operands(self) -> None:
-        """Raise unless there is a dense operand for each input, and for each external read."""
+        """Raise unless there is a dense operand for each input, and for each external read.
+
+        Operands are copied one after the other: one that is the buffer of another input would be
+        overwritten before it is copied.
+        """
         # A copy is as long as the input: a shorter operand would be read past its end.
         operands, inputs = self.operands, self.inputs
         if len(operands) < len(inputs):
             raise InvalidArgumentError(
                 f"{len(operands)} operands are given, and the graph has {len(inputs)} inputs", op=self.kind, remedy=_ONE_EACH
             )
+        input_buffers = [place.buffer for place in inputs]
         for number, (given, place) in enumerate(zip(operands, inputs, strict=False)):
             ref = operand(f"operand {number}", given)
             if ref.shape != place.shape or ref.dtype is not place.dtype or ref.is_strided:
@@ -431,13 +437,19 @@ class Call(Replay):
                     op=self.kind,
                     remedy=_ONE_EACH,
                 )
+            if ref.buffer != place.buffer and ref.buffer in input_buffers:
+                raise InvalidArgumentError(
+                    f"operand {number} is in the buffer of another input of the graph, which is overwritten by its own operand",
+                    op=self.kind,
+                    remedy="Copy it to a buffer of its own first.",
+                )
         read_in_place = operands[len(inputs) :]
         if not self.program.external_reads.issubset([operand("an operand", ref).buffer for ref in read_in_place]):
             raise InvalidArgumentError("a buffer that the recorded ops read is not given", op=self.kind, remedy=_ONE_EACH)
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the new buffers."""
-        return refs[-len(self.results) :]
+        return refs[len(refs) - len(self.results) :]
 
     def copy_in(self, lane: StreamClock, sources: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue the copies of operands to :attr:`inputs`.

@@ -369,6 +369,41 @@ async def test_a_function_refuses_operands_that_do_not_fit_its_inputs(hosted: ac
     np.testing.assert_allclose(await hosted.get(result), np.exp(2.0) + 0.5)
 
 
+async def test_a_freed_buffer_ends_the_function(hosted: accel.Device) -> None:
+    async with hosted.graph() as graph:
+        x = graph.empty(4, np.float64)
+        h = graph.elementwise.unary("exp", x)
+        y = graph.elementwise.unary("neg", h)
+    function = graph.into_function([x], [y])
+    a = await hosted.put(np.ones(4))
+    await hosted.free(h)
+    other = await hosted.put(np.full(4, 7.0))  # where h was, likely
+    assert (await failure(function(a), accel.StaleRefError)).reason == "freed"
+    np.testing.assert_array_equal(await hosted.get(other), np.full(4, 7.0))
+
+
+async def test_a_function_without_results_returns_none_of_its_buffers(hosted: accel.Device) -> None:
+    async with hosted.graph() as graph:
+        x = graph.empty(4, np.float64)
+        y = graph.elementwise.unary("neg", x)
+    function = graph.into_function([x], [])
+    assert await function(await hosted.put(np.ones(4))) == ()
+    np.testing.assert_array_equal(await hosted.get(y), -np.ones(4))
+
+
+async def test_a_function_refuses_an_operand_that_another_one_overwrites(hosted: accel.Device) -> None:
+    async with hosted.graph() as graph:
+        a, b = graph.empty(4, np.float64), graph.empty(4, np.float64)
+        difference = graph.elementwise.binary("sub", a, b)
+    function = graph.into_function([a, b], [difference])
+    await hosted.put(np.full(4, 3.0), out=a)
+    await hosted.put(np.ones(4), out=b)
+    for operands in ((b, a), (b, b), (a, a)):
+        assert (await failure(function(*operands), accel.InvalidArgumentError)).remedy
+    (result,) = await function(a, b)
+    np.testing.assert_array_equal(await hosted.get(result), np.full(4, 2.0))
+
+
 async def test_a_graph_that_writes_a_buffer_of_others_is_no_function(device: accel.Device) -> None:
     y = await device.put(np.zeros(4))
     async with device.graph() as graph:
