@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.integrations.encoding import dumps
 from accel.values import check_count
 
@@ -83,11 +83,25 @@ class ModelRoute:
             self._tenant = installed
 
     async def tenant(self, request: Any) -> str | None:
-        """Return the tenant that a request is of; ``None`` without shares."""
+        """Return the tenant that a request is of; ``None`` without shares.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It was not said within the timeout.
+        """
         if self._tenant is None:
             return None
         found = self._tenant(request)
-        return await found if isawaitable(found) else found
+        if not isawaitable(found):
+            return found
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await found
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceededError(f"tenant= has not said within {self.timeout} s which tenant a request is of") from None
 
     async def one(self, service: ModelService, item: Any, tenant: str | None) -> tuple[bytes, dict[str, str]]:
         """Return body and headers of the answer to one item, a mapping of the model's inputs.

@@ -271,7 +271,8 @@ def add_model(
         Seconds in which a body must arrive, after which it is 408. ``None``: the limit of :func:`install`.
     tenant
         For a service with shares: ``tenant(request)`` says which tenant a request is of, and may be a coroutine function. It has to check what the client
-        presents, and may raise what the framework answers with 401. A name that has no share is answered with 403. ``None``: that of :func:`install`.
+        presents, and may raise what the framework answers with 401. A name that has no share is answered with 403, and none within
+        ``timeout`` with 504. ``None``: that of :func:`install`.
 
     Raises
     ------

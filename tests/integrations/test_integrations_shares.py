@@ -98,3 +98,44 @@ async def test_an_answer_says_where_its_time_went(serving: Any, rng: np.random.G
     assert timing is not None, headers["Server-Timing"]
     assert 0 < float(timing[2]) < 1000
     assert re.search(r'batch;desc="[1-8]"$', listed["Server-Timing"])
+
+
+@pytest.mark.parametrize("found", [None, 3, ["gold"], {"gold": 1}, b"gold", "x" * 10**6, "\ud800", object(), float("nan")], ids=type)
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_what_is_no_tenant_gets_403_and_nothing_runs(serving: Any, found: Any, is_awaited: bool, rng: np.random.Generator) -> None:
+    async def later(request: Any) -> Any:
+        return found
+
+    async with serving(affine_service(affine(rng), shares=SHARES), {"tenant": later if is_awaited else lambda request: found}) as client:
+        status, body, _ = await client.post({"x": row(rng)})
+        assert (status, body["error"]) == (403, "UnknownTenantError")
+        assert client.service.statistics().submitted == 0
+        assert (await client.get("/metrics"))[0] == 200
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), RecursionError("secret")], ids=type)
+async def test_a_check_that_raises_is_an_error_of_the_application(serving: Any, error: Exception, rng: np.random.Generator) -> None:
+    async def fails(request: Any) -> str:
+        raise error
+
+    async with serving(affine_service(affine(rng), shares=SHARES), {"tenant": fails}) as client:
+        status, body, _ = await client.post({"x": row(rng)})
+        assert status == 500
+        assert b"secret" not in body
+        assert client.service.statistics().submitted == 0
+
+
+async def test_a_check_that_hangs_is_cancelled_at_the_timeout_of_the_route(serving: Any, rng: np.random.Generator) -> None:
+    ended: list[bool] = []
+
+    async def hangs(request: Any) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        return "gold"
+
+    async with serving(affine_service(affine(rng), shares=SHARES), {"tenant": hangs, "timeout": 0.05}) as client:
+        status, body, _ = await client.post({"x": row(rng)})
+        assert (status, body["error"], ended) == (504, "DeadlineExceededError", [True])
+        assert client.service.statistics().submitted == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +15,9 @@ import accel
 from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
 from tests.batcher_support import settled, turns
+from tests.device_support import bounded, child_pid, failure, task
+from tests.http_support import affine_service, row
+from tests.model_support import affine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -197,3 +202,22 @@ async def test_a_poisoned_device_loses_no_request() -> None:
         assert device.generation == 2
         assert batcher.statistics().retried > 0
         assert settled(batcher.statistics())
+
+
+async def test_two_services_of_one_device_are_charged_apart_recover_together_and_end_apart(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        async with affine_service(affine(rng))(device) as one:
+            async with affine_service(affine(rng), shares={"gold": 1})(device) as other:
+                await bounded(other.submit({"x": row(rng)}, tenant="gold"))
+                assert other.statistics().tenants[0].device_seconds == other.statistics().device_seconds > 0
+                assert one.statistics().device_seconds == 0
+                works = [task(one.submit({"x": row(rng)})) for _ in range(8)]
+                works += [task(other.submit({"x": row(rng)}, tenant="gold")) for _ in range(4)]
+                os.kill(child_pid(device), signal.SIGKILL)
+                await bounded(asyncio.gather(*works))
+                assert device.generation == 2
+                assert (one.statistics().answered, other.statistics().answered) == (8, 5)
+            await bounded(one.submit({"x": row(rng)}))
+            await failure(other.submit({"x": row(rng)}, tenant="gold"), accel.ClosedError)
+        assert (one.statistics().answered, other.statistics().answered) == (9, 5)

@@ -81,6 +81,10 @@ def versions_of(models: list[Any]) -> set[int]:
     return {model.version for model in models}
 
 
+OPS_OF_A_SWAP = 44
+"""On each replica, those of a canary too."""
+
+
 async def test_twenty_swaps_under_load_fail_nothing_mix_nothing_and_keep_no_memory(rng: np.random.Generator) -> None:
     versions, compared = {1: moody(rng)}, list[int]()
 
@@ -365,3 +369,25 @@ async def test_a_replica_that_is_drained_while_weights_are_swapped_does_not_end_
         await bounded(drains[0])
         assert (done.replicas, done.left_out) == ((other.device.name,), (lost.device.name,))
         assert not any(taker.is_paused for taker in service._takers.all)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_replica_that_dies_at_any_op_of_a_swap_leaves_the_service_with_one_version(
+    place: int, comes_back: bool, rng: np.random.Generator
+) -> None:
+    weights = moody(rng), moody(rng, 2)
+    restart = accel.RestartStrategy(max_restarts=1 if comes_back else 0)
+    for op in rng.choice(np.arange(1, OPS_OF_A_SWAP + 1), 4, replace=False):
+        plans = FaultPlan(), FaultPlan()
+        async with accel.System() as system:
+            devices = [await system.open_device("cpu", host="inline", faults=plan, restart=restart) for plan in plans]
+            models = [await device.load_model(Moody, weights=weights[0], inputs=X, buckets={"batch": (1, 8)}) for device in devices]
+            async with accel.serve(models) as service:
+                plans[place].poison_at(plans[place].count + int(op))
+                swap = task(service.swap(weights[1], canaries=[np.ones(5)]))
+                await bounded(asyncio.wait([swap]))
+                assert swap.exception() is None or isinstance(swap.exception(), accel.AccelError), op
+                expected = {1 if swap.exception() else 2}
+                assert versions_of([model for model in models if model.device.state is not accel.DeviceState.LOST]) == expected, op
+                assert {int((await bounded(service.submit(np.ones(5))))["version"]) for _ in range(4)} == expected, op
