@@ -246,7 +246,8 @@ class NcclGroup:
         nccl, communicator, handle, kind = self._library.bindings, self._communicator, stream.handle, call.kind
         # What is only moved is moved as bytes, so that every dtype can be.
         dtype, count = (DTYPES[call.dtype], call.elements) if call.reduction else (DTYPES[DType.UINT8], call.nbytes)
-        reduction = REDUCTIONS.get(call.reduction, 0)
+        # Of one rank every reduction is what it gave, and NCCL refuses averages of 8-bit floats there.
+        reduction = REDUCTIONS.get(call.reduction, 0) if self.size > 1 else REDUCTIONS["sum"]
         try:
             match kind:
                 case "all_reduce" | "reduce_scatter":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import DType, WorldChangedError
+from accel import AccelError, DType, WorldChangedError
 from accel.ops.collective import REDUCED_DTYPES, Call
 from accel_cuda import CudaBackend
 from accel_cuda.core.graph import _executable
@@ -164,7 +164,12 @@ def conformance(ranks: str) -> None:
                     graph.close()
                 return found
 
-            for rank, found in enumerate(everywhere(run)):
+            try:
+                every = everywhere(run)
+            except AccelError as error:
+                error.add_note(f"{call} graph {is_graph} seed {seed}")
+                raise
+            for rank, found in enumerate(every):
                 if expected[rank] is not None:
                     same = found.astype(np.float64) == expected[rank].astype(np.float64)
                     assert same.all(), f"{call} rank {rank} graph {is_graph} seed {seed}: {found[~same]} is not {expected[rank][~same]}"
