@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,12 +95,7 @@ class TelemetryMethods:
             yield
         finally:
             core.probes.remove(timeline)
-            await core.system.run_blocking(partial(_write, file, timeline))
-
-
-def _write(file: Path, timeline: Timeline) -> None:
-    """Write a timeline as a JSON trace; blocks."""
-    file.write_text(json.dumps(timeline.trace()))
+            await core.system.run_blocking(lambda: file.write_text(json.dumps(timeline.trace())))
 
 
 def monitor_of(core: DeviceCore) -> HardwareMonitor | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel.device import DeviceState, Pool, World
 from accel.errors import ClosedError, InvalidArgumentError
+from accel.patterns.shares import OUTCOMES
 from accel.telemetry import Probe, fault_code
 
 try:
@@ -185,9 +186,8 @@ _MOST_KINDS = 1000
 _LAG_PERIOD = 0.5
 """Seconds between two readings of the loop's lag."""
 
-_TENANT_OUTCOMES = ("answered", "failed", "expired", "dropped", "abandoned", "rejected")
-_OUTCOMES = (*_TENANT_OUTCOMES, "refused")
-_READ = {
+# Name of a metric -> field of the statistics of a service, a replica and a tenant, and of the hardware.
+_OF_SERVICE = {
     "accel_requests_retried": "retried",
     "accel_requests_isolated": "isolated",
     "accel_requests_poisoned": "poisoned",
@@ -197,7 +197,29 @@ _READ = {
     "accel_batches_in_flight": "in_flight",
     "accel_batch_device_seconds": "device_seconds",
 }
-"""Name of a metric -> field of the statistics of a service."""
+_OF_REPLICA = {
+    "accel_replica_batches": "batches",
+    "accel_replica_items": "items",
+    "accel_replica_device_seconds": "device_seconds",
+    "accel_replica_batches_in_flight": "in_flight",
+    "accel_replica_draining": "is_draining",
+}
+_OF_TENANT = {
+    "accel_tenant_device_seconds": "device_seconds",
+    "accel_tenant_queue_items": "queued",
+    "accel_tenant_queue_waiting_items": "waiting",
+}
+_OF_HARDWARE = {
+    "accel_hardware_utilization_ratio": "utilization",
+    "accel_hardware_memory_used_bytes": "memory_used",
+    "accel_hardware_memory_total_bytes": "memory_total",
+    "accel_hardware_power_watts": "power",
+    "accel_hardware_temperature_celsius": "temperature",
+    "accel_hardware_uncorrected_errors": "uncorrected_errors",
+    "accel_hardware_remapped_rows": "remapped_rows",
+    "accel_hardware_remap_pending": "remap_pending",
+    "accel_hardware_remap_failed": "remap_failed",
+}
 
 
 class _Counts:
@@ -423,26 +445,25 @@ def _count(counts: dict[tuple[str, str, str], int], key: tuple[str, str, str]) -
     counts[key] = counts.get(key, 0) + 1
 
 
+def _read(add: Callable[[str, tuple[str, ...], float], None], fields: Mapping[str, str], labels: tuple[str, ...], source: object) -> None:
+    """Add those fields that are known."""
+    for name, field in fields.items():
+        if (value := getattr(source, field)) is not None:
+            add(name, labels, value)
+
+
 def _read_service(add: Callable[[str, tuple[str, ...], float], None], labels: tuple[str, str], batcher: DynamicBatcher[Any, Any]) -> None:
     statistics = batcher.statistics()
-    for outcome in _OUTCOMES:
+    for outcome in (*OUTCOMES, "refused"):
         add("accel_requests", (*labels, outcome), getattr(statistics, outcome))
-    for name, field in _READ.items():
-        add(name, labels, getattr(statistics, field))
+    _read(add, _OF_SERVICE, labels, statistics)
     for replica in statistics.replicas:
-        own = replica.device or labels[0], labels[1]
-        add("accel_replica_batches", own, replica.batches)
-        add("accel_replica_items", own, replica.items)
-        add("accel_replica_device_seconds", own, replica.device_seconds)
-        add("accel_replica_batches_in_flight", own, replica.in_flight)
-        add("accel_replica_draining", own, replica.is_draining)
+        _read(add, _OF_REPLICA, (replica.device or labels[0], labels[1]), replica)
     for tenant in statistics.tenants:
         named = *labels, tenant.tenant
-        add("accel_tenant_device_seconds", named, tenant.device_seconds)
-        for outcome in _TENANT_OUTCOMES:
+        _read(add, _OF_TENANT, named, tenant)
+        for outcome in OUTCOMES:
             add("accel_tenant_requests", (*named, outcome), getattr(tenant, outcome))
-        add("accel_tenant_queue_items", named, tenant.queued)
-        add("accel_tenant_queue_waiting_items", named, tenant.waiting)
     for model in getattr(batcher, "models", ()):
         own = model.device.name, labels[1]
         add("accel_model_graph_replays", own, model.replays)
@@ -478,20 +499,6 @@ def _read_device(add: Callable[[str, tuple[str, ...], float], None], device: Dev
             add(f"accel_device_{name}", (info.name,), value)
 
 
-_HARDWARE = {
-    "accel_hardware_utilization_ratio": "utilization",
-    "accel_hardware_memory_used_bytes": "memory_used",
-    "accel_hardware_memory_total_bytes": "memory_total",
-    "accel_hardware_power_watts": "power",
-    "accel_hardware_temperature_celsius": "temperature",
-    "accel_hardware_uncorrected_errors": "uncorrected_errors",
-    "accel_hardware_remapped_rows": "remapped_rows",
-    "accel_hardware_remap_pending": "remap_pending",
-    "accel_hardware_remap_failed": "remap_failed",
-}
-"""Name of a metric -> field of :class:`~accel.HardwareInfo`."""
-
-
 def _read_hardware(add: Callable[[str, tuple[str, ...], float], None], device: Device) -> None:
     """Add what the hardware told last; of stale values only their age."""
     info = device.hardware()
@@ -500,9 +507,7 @@ def _read_hardware(add: Callable[[str, tuple[str, ...], float], None], device: D
     add("accel_hardware_age_seconds", (device.name,), info.age)
     if info.is_stale:
         return
-    for name, field in _HARDWARE.items():
-        if (value := getattr(info, field)) is not None:
-            add(name, (device.name,), value)
+    _read(add, _OF_HARDWARE, (device.name,), info)
     for xid, count in info.xid_errors.items():
         add("accel_hardware_xid_errors", (device.name, str(xid)), count)
 
