@@ -519,6 +519,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         finally:
             # What is left fails with ClosedError: the state first, so that its waiters see it.
             core.close()
+            self._peers.close()
             if self._hardware is not None:
                 self._hardware.close()
             try:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from accel import ops
 from accel.backend import KnowsPeers
 from accel.dtype import DType
-from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError, StaleRefError
+from accel.errors import DeadlineExceededError, InvalidArgumentError, StaleRefError
+from accel.fork import close_after_fork
 from accel.ops.base import result_in
 from accel.ops.memory import Lend
 from accel.process.protocol import ProtocolError
 from accel.ref import AccelRef, RefView, SharedRef, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Literal
 
     from accel.engine.core import DeviceCore
@@ -40,15 +44,41 @@ def peers_of(device: Any) -> Peers:
     return peers
 
 
-class _MappedSlab:
-    """A slab of another device, and the copies from it that are going on."""
+class _Slab:
+    """A slab of another device, which is mapped when it is first copied from.
 
-    __slots__ = ("copies", "is_recent", "ref")
+    Attributes
+    ----------
+    fd, nbytes : int
+        Its descriptor, and its size.
+    ref : SharedRef or None
+        Of all of it, once it is mapped.
+    offsets : mapping
+        Ref of a buffer that was lent -> where it is.
+    copies : int
+        How many copies from it go on.
+    is_recent : bool
+        Whether it was used since the timer looked last.
+    """
 
-    def __init__(self, ref: AccelRef) -> None:
-        self.ref = ref
+    __slots__ = ("__weakref__", "copies", "fd", "is_recent", "nbytes", "offsets", "ref")
+
+    def __init__(self, loan: Loan) -> None:
+        self.fd, loan.fd = loan.fd, -1
+        self.nbytes = loan.slab_nbytes
+        self.ref: SharedRef | None = None
+        self.offsets: weakref.WeakKeyDictionary[AccelRef, int] = weakref.WeakKeyDictionary()
         self.copies = 0
         self.is_recent = True
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Close the descriptor; see :class:`accel.fork.Inherited`."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close_inherited
 
 
 class Peers:
@@ -74,7 +104,7 @@ class Peers:
         self.core = core
         self.sender = sender
         self._host = host
-        self._slabs: dict[tuple[str, int, int], _MappedSlab] = {}  # least recently used first
+        self._slabs: dict[tuple[str, int, int], _Slab] = {}  # least recently used first
         self._mapping = asyncio.Lock()  # held while a slab is mapped
         self._copying = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -108,6 +138,15 @@ class Peers:
         """Whether the device is on this machine: descriptors are not sent to others."""
         return not self._host.children.node_address
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no buffer of the device is being written: nothing was sent to its process that has not ended.
+
+        In this process other libraries may write what the device has lent them.
+        """
+        context = self._host.context
+        return self._host.kind == "process" and context is not None and not (context.in_flight or self.core.workload.pending)
+
     def way_from(self, source: Peers) -> Literal["mapped", "host"]:
         """Return how buffers of another device get here: from mapped memory, or through the host."""
         core, other = self.core, source.core
@@ -138,13 +177,28 @@ class Peers:
         with source.core.loans:
             if self.core.loans.count:
                 ref = await source.sender.run(ops.Copy(ref), seconds_left(deadline))
-            loan: Loan = await source.sender.run(Lend(ref.base if isinstance(ref, RefView) else ref), seconds_left(deadline))
+            base = ref.base if isinstance(ref, RefView) else ref
+            name, generation = source.core.refs.identity, source.core.refs.live_generation
+            known = {key[2]: slab for key, slab in self._slabs.items() if key[:2] == (name, generation)}
+            # A buffer that was lent before, and is not being written, is copied while the loan is asked for.
+            slab = next((slab for slab in known.values() if base in slab.offsets), None) if source.is_idle else None
+            copying = None if slab is None else self.core.loop.create_task(self._copy_from(slab, base, ref, op, deadline))
+            loan: Loan | None = None
             try:
-                if loan.fd < 0:
-                    raise source.on_lie(f"the child of {source.core.name} has lent a buffer, and not said where that is")
-                result = await self._copy_mapped(source, loan, ref, op, deadline)
+                loan = await source.sender.run(Lend(base, tuple(known)), seconds_left(deadline))
+                source.check_lent(loan)
+                slab = self._slab_of((name, loan.generation, loan.slab), loan, known)
+                slab.offsets[base] = loan.offset
+                result = await (copying or self._copy_from(slab, base, ref, op, deadline))
+            except BaseException:
+                if copying is not None:
+                    copying.cancel()
+                    await asyncio.gather(copying, return_exceptions=True)
+                raise
             finally:
-                loan.end()
+                if loan is not None:
+                    loan.end()
+                known = slab = copying = None  # type: ignore[assignment]  # an error's traceback keeps this frame
         if ref.durable and source.core.refs.live_generation not in (0, loan.generation):
             raise StaleRefError(
                 f"{ref!r} may have been written while it was copied: {source.core.name} was rebuilt meanwhile",
@@ -154,42 +208,51 @@ class Peers:
             )
         return result
 
-    async def _copy_mapped(self, source: Peers, loan: Loan, ref: AccelRef, op: ops.Copy, deadline: float | None) -> AccelRef:
-        """Copy a lent buffer from its slab, which is mapped again if this device is rebuilt before."""
-        while True:
-            slab = await self._map((source.core.refs.identity, loan.generation, loan.slab), loan, deadline)
-            slab.copies += 1
-            try:
-                there = view_of(slab.ref, loan.offset + ref.offset, ref.shape, ref.dtype, ref.strides)
-                result: AccelRef = await self.sender.run(ops.Copy(there, op.destination, op.durable), self.sender.seconds_left(deadline))
-            except StaleRefError:
-                if not slab.ref.is_stale:
-                    raise
-            else:
-                return result
-            finally:
-                slab.copies -= 1
-                slab.is_recent = True
-                slab = there = None  # type: ignore[assignment]  # an error's traceback keeps this frame
-
-    # -- mapping
-
-    async def _map(self, key: tuple[str, int, int], loan: Loan, deadline: float | None) -> _MappedSlab:
-        """Return the slab of a loan, mapped here; the slab that was used least is unmapped for it."""
-        await self.sender.wait_ready(self.sender.seconds_left(deadline))
-        try:
-            async with asyncio.timeout_at(deadline), self._mapping:
-                slab = self._slabs.pop(key, None)
-                if slab is None or slab.ref.is_stale:
-                    while len(self._slabs) >= _MOST_MAPPED:  # of which one is idle: as many copies go on at most
-                        del self._slabs[next(known for known, other in self._slabs.items() if not other.copies)]
-                    slab = _MappedSlab(await self.attach(loan.fd, loan.slab_nbytes, (loan.slab_nbytes,), DType.UINT8))
-                self._slabs[key] = slab
-        except TimeoutError:
-            raise DeadlineExceededError("the memory of the other device was not mapped in time", op="copy", device=self.core.name) from None
+    def _slab_of(self, key: tuple[str, int, int], loan: Loan, known: Mapping[int, _Slab]) -> _Slab:
+        """Return the slab of a loan, as the one that was used last; forget the one that was used least if there are too many."""
+        slab = self._slabs.pop(key, None) or known.get(loan.slab) or _Slab(loan)
+        while len(self._slabs) >= _MOST_MAPPED:  # of which one is idle: as many copies go on at most
+            del self._slabs[next(other for other, idle in self._slabs.items() if not idle.copies)]
+        self._slabs[key] = slab
         if self._timer is None:
             self._timer = self.core.loop.call_later(_IDLE_SECONDS, self._unmap_idle)
         return slab
+
+    async def _copy_from(self, slab: _Slab, base: AccelRef, ref: AccelRef, op: ops.Copy, deadline: float | None) -> AccelRef:
+        """Copy a view of a buffer from its slab, which is mapped, and again if this device is rebuilt before."""
+        offset = slab.offsets[base] + ref.offset
+        slab.copies += 1
+        try:
+            while True:
+                whole = await self._map(slab, deadline)
+                copy = ops.Copy(view_of(whole, offset, ref.shape, ref.dtype, ref.strides), op.destination, op.durable)
+                try:
+                    result: AccelRef = await self.sender.run(copy, self.sender.seconds_left(deadline))
+                except StaleRefError:
+                    if not whole.is_stale:
+                        raise
+                else:
+                    return result
+        finally:
+            slab.copies -= 1
+            slab.is_recent = True
+            whole = copy = slab = None  # type: ignore[assignment]  # as above
+
+    # -- mapping
+
+    async def _map(self, slab: _Slab, deadline: float | None) -> SharedRef:
+        """Return the ref of a slab, which is mapped if it is not."""
+        if slab.ref is None or slab.ref.is_stale:
+            await self.sender.wait_ready(self.sender.seconds_left(deadline))
+            try:
+                async with asyncio.timeout_at(deadline), self._mapping:
+                    if slab.ref is None or slab.ref.is_stale:
+                        slab.ref = await self.attach(slab.fd, slab.nbytes, (slab.nbytes,), DType.UINT8)
+            except TimeoutError:
+                raise DeadlineExceededError(
+                    "the memory of the other device was not mapped in time", op="copy", device=self.core.name
+                ) from None
+        return slab.ref
 
     async def attach(self, fd: int | None, nbytes: int, shape: tuple[int, ...], dtype: DType) -> SharedRef:
         """Return a ref to memory that is mapped as :meth:`.sharing.sharing.Sharing.attach` does."""
@@ -201,7 +264,7 @@ class Peers:
     def _unmap_idle(self) -> None:
         """Unmap the slabs that were not used since the last call; called by the timer."""
         self._timer = None
-        idle = [key for key, slab in self._slabs.items() if not (slab.copies or slab.is_recent) or slab.ref.is_stale]
+        idle = [key for key, slab in self._slabs.items() if not (slab.copies or slab.is_recent)]
         for key in idle:
             del self._slabs[key]
         for slab in self._slabs.values():
@@ -212,9 +275,16 @@ class Peers:
         if self._slabs:
             self._timer = self.core.loop.call_later(_IDLE_SECONDS, self._unmap_idle)
 
-    def on_lie(self, what: str) -> AccelError:
-        """End this device's context, whose child has violated the protocol; return the error for the caller."""
-        error, context = ProtocolError(what), self._host.context
+    def close(self) -> None:
+        """Forget all slabs: the device is closed."""
+        self._slabs.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check_lent(self, loan: Loan) -> None:
+        """Raise, and end this device's context, if its child has not said where a buffer is that it has lent."""
+        if loan.is_placed:
+            return
+        error, context = ProtocolError(f"the child of {self.core.name} has lent a buffer, and not said where that is"), self._host.context
         context.report_fault(error)
-        failure: AccelError = context.poisoned_error(error)
-        return failure
+        raise context.poisoned_error(error)

@@ -49,24 +49,29 @@ class Loan:
         Of the context that lends.
     nbytes
         Of the buffer.
+    mapped
+        Numbers of slabs that the other device has mapped, and needs no descriptor of.
 
     Attributes
     ----------
-    generation, nbytes : int
+    generation, nbytes, mapped
+        See the parameters.
     slab : int
         Number of the slab that the buffer is in, among those of its context that were lent.
     slab_nbytes, offset : int
         The size of the slab, and where the buffer begins in it.
     fd : int
-        Descriptor of the slab, the loan's own; -1 before :meth:`place`, and after the end.
+        Descriptor of the slab, the loan's own; -1 for a mapped one, before :meth:`place`, and after
+        the end.
     """
 
-    __slots__ = ("__weakref__", "_loop", "_on_end", "fd", "generation", "nbytes", "offset", "slab", "slab_nbytes")
+    __slots__ = ("__weakref__", "_loop", "_on_end", "fd", "generation", "mapped", "nbytes", "offset", "slab", "slab_nbytes")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, generation: int, nbytes: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, generation: int, nbytes: int, mapped: tuple[int, ...] = ()) -> None:
         self.fd = -1
         self.generation = generation
         self.nbytes = nbytes
+        self.mapped = mapped
         self.slab = self.slab_nbytes = self.offset = 0
         self._loop = loop
         self._on_end: Callable[[], object] | None = None
@@ -78,11 +83,16 @@ class Loan:
         Raises
         ------
         ValueError
-            If the buffer is not within the slab, or was placed before.
+            If the buffer is not within the slab, or was placed before; or a descriptor is missing.
         """
-        if self._on_end is not None or offset + self.nbytes > slab_nbytes:
-            raise ValueError(f"a lent buffer of {self.nbytes} bytes is at {offset} of a slab of {slab_nbytes}")
+        if self.is_placed or offset + self.nbytes > slab_nbytes or (fd < 0) is not (slab in self.mapped):
+            raise ValueError(f"a lent buffer of {self.nbytes} bytes is at {offset} of slab {slab} of {slab_nbytes} bytes, descriptor {fd}")
         self.slab, self.slab_nbytes, self.offset, self.fd, self._on_end = slab, slab_nbytes, offset, fd, on_end
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known where the buffer is, and the read has not ended."""
+        return self._on_end is not None
 
     def end(self) -> None:
         """End the read, and close the descriptor. Idempotent."""

@@ -178,16 +178,25 @@ class Copy(KernelOp):
 
 @op("memory")
 class Lend(KernelOp[Any]):
-    """Lend a whole buffer to another device. The result is the loan, with whose end the read ends."""
+    """Lend a whole buffer to another device. The result is the loan, with whose end the read ends.
+
+    Parameters
+    ----------
+    source
+        The buffer.
+    mapped
+        Numbers of slabs that the other device has mapped: their descriptors are not sent again.
+    """
 
     source: AccelRef
+    mapped: tuple[int, ...] = ()
 
     def plan(self) -> Plan:
         return Plan((operand("source", self.source),), (), ())
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the loan, which begins with the op's place in the device's order."""
-        return self.source.owner.sharing.lend(self.source)
+        return self.source.owner.sharing.lend(self.source, self.mapped)
 
 
 @op("memory")

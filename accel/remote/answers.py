@@ -198,7 +198,7 @@ class Answers:
 
     def report_loan(self, number: int, loan: Loan) -> None:
         """Report where a lent buffer is, and keep the loan until :meth:`end_loan`."""
-        self._channel.send(Kind.LENT, Lent.pack(number, loan.slab, loan.slab_nbytes, loan.offset), fds=(loan.fd,))
+        self._channel.send(Kind.LENT, Lent.pack(number, loan.slab, loan.slab_nbytes, loan.offset), fds=() if loan.fd < 0 else (loan.fd,))
         self._loans[number] = loan
 
     def end_loan(self, number: int) -> None:

@@ -267,9 +267,9 @@ class NoSharing:
         self._context = context
         self.attach = context.attach
 
-    def lend(self, ref: AccelRef) -> Loan:
+    def lend(self, ref: AccelRef, mapped: tuple[int, ...]) -> Loan:
         """Return the loan of a buffer; the child's answer says where that is."""
-        return Loan(self._context.core.loop, self._context.generation, ref.nbytes)
+        return Loan(self._context.core.loop, self._context.generation, ref.nbytes, mapped)
 
     def check_free(self, ref: AccelRef) -> None:
         """Accept the free: no other library has the memory."""

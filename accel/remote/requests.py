@@ -409,10 +409,11 @@ class RequestContext(ContextBase):
         number, slab, nbytes, offset = Lent.unpack(data)
         request = self._pending.get(number)
         loan = None if request is None else request.submission.result
-        if not isinstance(loan, Loan) or len(fds) != 1:
+        if not isinstance(loan, Loan) or len(fds) > 1:
             raise ValueError(f"slab {slab} comes with {len(fds)} descriptors, or was not asked for")
-        memfd_identity(fds[0], nbytes)
-        loan.place(slab, nbytes, offset, fds[0], partial(self._tell, Kind.RETURN, _NUMBER.pack(number)))
+        for fd in fds:
+            memfd_identity(fd, nbytes)
+        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._tell, Kind.RETURN, _NUMBER.pack(number)))
         fds.clear()
 
     def _on_device_time(self, number: int, seconds: float) -> None:

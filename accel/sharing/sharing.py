@@ -386,8 +386,10 @@ class Sharing:
 
     # -- lending
 
-    def lend(self, ref: AccelRef) -> Loan:
-        """Lend a buffer to another device; ops that write it wait for the end of the loan.
+    def lend(self, ref: AccelRef, mapped: tuple[int, ...] = ()) -> Loan:
+        """Lend a buffer to another device, which has ``mapped`` slabs of those numbers before.
+
+        Ops that write the buffer wait for the end of the loan.
 
         Raises
         ------
@@ -403,9 +405,9 @@ class Sharing:
         slab = self._lent_slabs.get(memory)
         if slab is None:
             slab = self._lent_slabs[memory] = next(self._slab_numbers)
-        loan, read = Loan(context.core.loop, context.generation, ref.nbytes), LentRead()
+        loan, read = Loan(context.core.loop, context.generation, ref.nbytes, mapped), LentRead()
         try:
-            fd = os.dup(cast("HeldSlab", memory).fd)
+            fd = -1 if slab in mapped else os.dup(cast("HeldSlab", memory).fd)
         except OSError as error:
             raise_shortage(error, f"{ref!r} cannot be lent")
             raise

@@ -52,7 +52,7 @@ def numbers(count: int = LARGE // 8, start: float = 0.0) -> np.ndarray[Any, Any]
 
 def mappings(device: accel.Device) -> int:
     """Return how many slabs of other devices a device has mapped."""
-    return len(peers_of(device)._slabs)
+    return sum(slab.ref is not None and not slab.ref.is_stale for slab in peers_of(device)._slabs.values())
 
 
 def lent(device: accel.Device) -> int:
