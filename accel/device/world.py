@@ -186,7 +186,8 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
             ``torch.nn.Module`` is called with the group of ranks, ``build(group)``, and so is the
             class of an adapter, before its options. ``group.rank`` and ``group.size`` say which part
             to build; ``group.all_reduce(tensor)`` and others are for forwards: see
-            :class:`accel.models.ModelGroup`.
+            :class:`accel.models.ModelGroup`. A coroutine function of refs runs for each rank, and gets an
+            :class:`accel.models.RefGroup` in the place of the device.
         split
             Pattern of names -> dimension along which these weights are divided into equal parts, one a
             rank: ``{"*.up.weight": 0, "*.down.weight": 1}``. Each rank reads its own part of a file

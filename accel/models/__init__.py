@@ -7,5 +7,6 @@ from accel.models.adapters.group import ModelGroup
 from accel.models.model import Model, Rows
 from accel.models.outputs import OutputSpecs
 from accel.models.tensor_spec import Buckets, TensorSpec
+from accel.models.world_function import RefGroup
 
-__all__ = ["Adapter", "Buckets", "Model", "ModelGroup", "ModelSource", "OutputSpecs", "Rows", "TensorSpec"]
+__all__ = ["Adapter", "Buckets", "Model", "ModelGroup", "ModelSource", "OutputSpecs", "RefGroup", "Rows", "TensorSpec"]

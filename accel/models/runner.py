@@ -42,6 +42,7 @@ __all__ = [
     "deadline_of",
     "filled",
     "left",
+    "warm_of",
 ]
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ class ModelWorld(Protocol):
     ) -> tuple[T, ...]:
         """See :meth:`accel.World.lockstep`."""
 
-    async def broadcast(self, source: AccelRef, *, timeout: float | None = None) -> Sequence[AccelRef]:
+    async def broadcast(self, source: AccelRef, *, root: int = 0, timeout: float | None = None) -> Sequence[AccelRef]:
         """See :meth:`accel.World.broadcast`."""
 
 
@@ -301,7 +302,7 @@ class LibraryRunner(DeviceRunner):
 
     async def open(self, on_buckets: Told) -> None:
         """See :class:`DeviceRunner`."""
-        warm = _warm(self._buckets)
+        warm = warm_of(self._buckets)
         on_buckets(0, len(warm))
         is_cpu, arguments = self._device.info().backend == "cpu", (self._source, tuple(self._buckets.inputs), self.weights, warm)
         if self._group is None:
@@ -382,7 +383,16 @@ class FunctionRunner(DeviceRunner):
         return {}
 
     async def open(self, on_buckets: Told) -> None:
-        """See :class:`DeviceRunner`.
+        """See :class:`DeviceRunner`; raises as :meth:`check`."""
+        self.check()
+        warm = warm_of(self._buckets)
+        on_buckets(0, len(warm))
+        for done, inputs in enumerate(warm, 1):
+            await self.warm(inputs)
+            on_buckets(done, len(warm))
+
+    def check(self) -> None:
+        """Check the function against what it will be called with.
 
         Raises
         ------
@@ -406,15 +416,14 @@ class FunctionRunner(DeviceRunner):
                 argument="inputs",
                 remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
             ) from None
-        warm = _warm(self._buckets)
-        on_buckets(0, len(warm))
-        for done, inputs in enumerate(warm, 1):
-            await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None)
-            on_buckets(done, len(warm))
 
-    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
-        """See :class:`Runner`."""
-        structure, names, refs = flattened(await self._called(operands, timeout), self._source.outputs)
+    async def warm(self, inputs: Mapping[str, tuple[Spec, Fill]], place: Any = None) -> None:
+        """Call the function once with inputs of these shapes and dtypes, filled so."""
+        await self._called(tuple([await filled(self._device, spec, fill, None) for spec, fill in inputs.values()]), None, place)
+
+    async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None, place: Any = None) -> OutputSpecs:
+        """See :class:`Runner`. A place is given to the function instead of the device."""
+        structure, names, refs = flattened(await self._called(operands, timeout, place), self._source.outputs)
         for name, ref in zip(names, refs, strict=True):
             if not isinstance(ref, AccelRef):
                 raise InvalidArgumentError(
@@ -423,11 +432,13 @@ class FunctionRunner(DeviceRunner):
         self._outputs = names
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
-    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
-        """See :class:`Runner`."""
+    async def run(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None, place: Any = None
+    ) -> Sequence[AccelRef]:
+        """See :class:`Runner`. A place is given to the function instead of the device."""
         deadline = deadline_of(timeout)
         put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
-        _, names, refs = flattened(await self._called(tuple(put), left(deadline)), self._source.outputs)
+        _, names, refs = flattened(await self._called(tuple(put), left(deadline), place), self._source.outputs)
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
         wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
@@ -448,12 +459,12 @@ class FunctionRunner(DeviceRunner):
             for ref, count in zip(made, rows, strict=True)
         ]
 
-    async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None) -> Any:
+    async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None, place: Any = None) -> Any:
         """Await the function. What it raises itself is the model's error, as it is of a model in a library."""
         named = dict(zip(self._buckets.inputs, operands, strict=True))
         try:
             async with asyncio.timeout(timeout) as limit:
-                return await self._function(self._device, **self._arguments(named))
+                return await self._function(self._device if place is None else place, **self._arguments(named))
         except AccelError:
             raise
         except Exception as error:
@@ -487,7 +498,7 @@ def left(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)
 
 
-def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, Fill]]]:
+def warm_of(buckets: Buckets) -> list[dict[str, tuple[Spec, Fill]]]:
     """Return shape, dtype and filling of each input in each bucket."""
     return [
         {name: (Spec(spec.of_size(sizes), spec.dtype), fill_of(spec)) for name, spec in buckets.inputs.items()} for sizes in buckets.all()

@@ -25,6 +25,7 @@ from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner, device_of, is_world
 from accel.models.split import Split
 from accel.models.weights import Collected, collect
+from accel.models.world_function import WorldFunctionRunner
 from accel.models.world_runner import WorldRunner
 
 if TYPE_CHECKING:
@@ -196,12 +197,7 @@ class VersionLoader:
         runner: Runner
         if is_world(home):
             assert self._split is not None, "a world has ranks"
-            if self._source.function is not None:
-                raise UnsupportedError(
-                    f"{self._source.name} is a function of refs, which are those of one device",
-                    remedy="Call it with the world, or load a class or a function that builds a module of each rank.",
-                )
-            runner = WorldRunner(home, *given, self._split)
+            runner = (WorldRunner if self._source.function is None else WorldFunctionRunner)(home, *given, self._split)
         else:
             runner = (LibraryRunner if self._source.function is None else FunctionRunner)(home, *given)
         return Version(home, number, runner, Relations(device_of(home), runner, self._buckets, self._system, self._batch_axis))

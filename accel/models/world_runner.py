@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from accel.errors import AccelError
 from accel.models.adapters.group import ModelGroup
 from accel.models.library import Describe, Forward
-from accel.models.runner import LibraryRunner, deadline_of, left
+from accel.models.runner import DeviceRunner, LibraryRunner, deadline_of, left
 from accel.models.weights import Collected
 from accel.ref import AccelRef
 
@@ -25,16 +25,82 @@ if TYPE_CHECKING:
     from accel.models.weights import Told
     from accel.ops import Spec
 
-__all__ = ["WorldRunner"]
+__all__ = ["RanksRunner", "WorldRunner", "together"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=DeviceRunner)
 
 
-class WorldRunner:
-    """Runs a model on all ranks of a world at the same time; see :class:`~accel.models.runner.Runner`.
+class RanksRunner(Generic[R]):
+    """What a :class:`~accel.models.runner.Runner` has that runs a model over a world; base class.
 
     Inputs go to all ranks. Outputs are those of the first one, on its device: the model returns the
     same on each, or what only the first one has.
+
+    Parameters
+    ----------
+    world
+        Where.
+    ranks
+        What runs the part of each, in their order.
+    split
+        Which weights each rank has.
+    """
+
+    def __init__(self, world: ModelWorld, ranks: Sequence[R], split: Split) -> None:
+        self._world = world
+        self._ranks = ranks
+        self._split = split
+
+    @property
+    def weights(self) -> dict[str, tuple[AccelRef, ...]]:
+        """Their durable refs, by name, one a rank."""
+        return {name: tuple([rank.weights[name] for rank in self._ranks]) for name in self._ranks[0].weights}
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`~accel.models.runner.Runner`."""
+        return self._ranks[0].nbytes
+
+    async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
+        """See :class:`~accel.models.runner.Runner`."""
+        told = _Sum(on_weights, len(self._ranks))
+        await together(
+            rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, self._split.parts(weights), strict=True))
+        )
+        await self.open(on_buckets)
+
+    async def open(self, on_buckets: Told) -> None:
+        """Make the model ready on all ranks, which have their weights."""
+        await together(rank.open(on_buckets if rank is self._ranks[0] else _nothing) for rank in self._ranks)
+
+    async def changed_weight(self) -> str | None:
+        """See :class:`~accel.models.runner.Runner`."""
+        return next((name for name in await together(rank.changed_weight() for rank in self._ranks) if name is not None), None)
+
+    async def copied(self) -> Collected:
+        """See :class:`~accel.models.runner.Runner`."""
+        return Collected(ranks=await together(rank.copied() for rank in self._ranks))
+
+    async def close(self) -> None:
+        """See :class:`~accel.models.runner.Runner`."""
+        await together(rank.close() for rank in self._ranks)
+
+    async def on_all(self, operands: Sequence[Operand], timeout: float | None) -> list[list[Operand]]:
+        """Return what each rank gets: an array of the host as it is, and of a ref of the first one a copy."""
+        deadline = deadline_of(timeout)
+        of_ranks: list[list[Operand]] = [[] for _ in self._ranks]
+        for operand in operands:
+            given: Sequence[Operand] = [operand] * len(of_ranks)
+            if isinstance(operand, AccelRef):
+                given = await self._world.broadcast(operand, timeout=left(deadline))
+            for each, mine in zip(of_ranks, given, strict=True):
+                each.append(mine)
+        return of_ranks
+
+
+class WorldRunner(RanksRunner[LibraryRunner]):
+    """Runs a model on all ranks of a world at the same time; see :class:`~accel.models.runner.Runner`.
 
     Parameters
     ----------
@@ -51,33 +117,13 @@ class WorldRunner:
     """
 
     def __init__(self, world: ModelWorld, source: ModelSource, buckets: Buckets, system: ActorSystem, split: Split) -> None:
-        self._world = world
-        self._split = split
-        self._epoch = 0  # the last one that was prepared
         size = len(world.devices)
+        self._epoch = 0  # the last one that was prepared
         self._by_device = {
             device: LibraryRunner(device, source, buckets, system, ModelGroup(rank, size), world.number)
             for rank, device in enumerate(world.devices)
         }
-        self._ranks = list(self._by_device.values())
-
-    @property
-    def weights(self) -> dict[str, tuple[AccelRef, ...]]:
-        """Their durable refs, by name, one a rank."""
-        return {name: tuple([rank.weights[name] for rank in self._ranks]) for name in self._ranks[0].weights}
-
-    @property
-    def nbytes(self) -> int:
-        """See :class:`~accel.models.runner.Runner`."""
-        return self._ranks[0].nbytes
-
-    async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
-        """See :class:`~accel.models.runner.Runner`."""
-        told = _Sum(on_weights, len(self._ranks))
-        await _together(
-            rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, self._split.parts(weights), strict=True))
-        )
-        await _together(rank.open(on_buckets if rank is self._ranks[0] else _nothing) for rank in self._ranks)
+        super().__init__(world, list(self._by_device.values()), split)
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`~accel.models.runner.Runner`."""
@@ -111,18 +157,6 @@ class WorldRunner:
 
         return await self._run(Forward.kind, record, operands, timeout)
 
-    async def changed_weight(self) -> str | None:
-        """See :class:`~accel.models.runner.Runner`."""
-        return next((name for name in await _together(rank.changed_weight() for rank in self._ranks) if name is not None), None)
-
-    async def copied(self) -> Collected:
-        """See :class:`~accel.models.runner.Runner`."""
-        return Collected(ranks=await _together(rank.copied() for rank in self._ranks))
-
-    async def close(self) -> None:
-        """See :class:`~accel.models.runner.Runner`."""
-        await _together(rank.close() for rank in self._ranks)
-
     async def _run(
         self,
         what: str,
@@ -135,7 +169,7 @@ class WorldRunner:
         The first ones of an epoch make the graphs before.
         """
         deadline, prepares = deadline_of(timeout), False
-        given = dict(zip(self._ranks, await self._on_all(operands, timeout), strict=True))
+        given = dict(zip(self._ranks, await self.on_all(operands, timeout), strict=True))
 
         def work(device: ModelDevice, place: Place) -> Coroutine[Any, Any, T]:
             nonlocal prepares
@@ -156,18 +190,6 @@ class WorldRunner:
             if prepares:
                 self._epoch = 0
             raise
-
-    async def _on_all(self, operands: Sequence[Operand], timeout: float | None) -> list[list[Operand]]:
-        """Return what each rank gets: an array of the host as it is, and of a ref of the first one a copy."""
-        deadline = deadline_of(timeout)
-        of_ranks: list[list[Operand]] = [[] for _ in self._ranks]
-        for operand in operands:
-            given: Sequence[Operand] = [operand] * len(of_ranks)
-            if isinstance(operand, AccelRef):
-                given = await self._world.broadcast(operand, timeout=left(deadline))
-            for each, mine in zip(of_ranks, given, strict=True):
-                each.append(mine)
-        return of_ranks
 
 
 class _Sum:
@@ -192,7 +214,7 @@ def _nothing(done: int, total: int) -> None:
     """Tell nothing: another rank does."""
 
 
-async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await calls at the same time. If one raises, the others are cancelled, and its error is raised."""
     errors: tuple[BaseException, ...] = ()
     tasks: list[asyncio.Task[T]] = []
