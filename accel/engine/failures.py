@@ -19,9 +19,10 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.memory import Block
 from accel.ref import RefView
+from accel.storage.buffers import HeldResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from accel.engine.in_flight import ContextBase
     from accel.engine.launches import BoundGroup
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from accel.memory import Dependency, Timeline
     from accel.ops import Plan
     from accel.ref import AccelRef
-    from accel.storage.buffers import Buffers, HeldResource
+    from accel.storage.buffers import Buffers
     from accel.storage.durable_slabs import DurableSlabs
 
 __all__ = ["Failures"]
@@ -46,18 +47,23 @@ class _TrackedOp:
         Writes, pending at the op's dispatch, whose results it reads, or keeps in part.
     overwrites : list of Dependency
         Pending writes of what it writes, in whole or in part: their results stay if it never runs.
+    replaced : list of int
+        Buffers that existed before, all of whose contents it writes anew.
+    overwritten : set of int
+        Invalid buffers that it writes anew. They are invalid again if the op never runs.
     overwritten_error : AccelError or None
-        The error of the failed write whose result it overwrites. The buffer is invalid again if the
-        op never runs.
+        The error of the failed write of one of them.
     error : AccelError or None
         The error that the op ends with: its own, or that of an op whose result it reads.
     """
 
-    __slots__ = ("error", "overwrites", "overwritten_error", "reads")
+    __slots__ = ("error", "overwrites", "overwritten", "overwritten_error", "reads", "replaced")
 
     def __init__(self) -> None:
         self.reads: list[Dependency] = []
         self.overwrites: list[Dependency] = []
+        self.replaced: list[int] = []
+        self.overwritten: set[int] = set()
         self.overwritten_error: AccelError | None = None
         self.error: AccelError | None = None
 
@@ -94,9 +100,8 @@ class Failures:
         self._has_reporting_stream = False
         self._statuses: dict[StreamClock, deque[tuple[int, PendingStatus]]] = {}  # not known yet, oldest first
         self._dropped: list[Dependency] = []
-        # Buffer -> the failed write, and its error. The buffer is invalid while that is its last
-        # write.
-        self._invalid: dict[int, tuple[Dependency, AccelError]] = {}
+        # Buffer -> the error of its last write; until an op that writes all of it is dispatched.
+        self._invalid: dict[int, AccelError] = {}
 
     def listen(self, lane: StreamClock) -> None:
         """Have a lane's stream report what its work raises, if it can: ops are tracked then.
@@ -119,15 +124,15 @@ class Failures:
         first.
         """
         self._handle_reported()
-        self._forget_rewritten()
+        self._forget_freed()
         blocks = self._buffers.blocks
         kept_in_part = [ref for ref in plan.writes if plan.updates or _is_partial(ref, blocks[ref.buffer])]
         for ref in (*plan.reads, *kept_in_part):
             if ref.buffer in self._invalid and ref.nbytes:
-                raise self._invalid[ref.buffer][1].clone()
+                raise self._invalid[ref.buffer].clone()
 
     def track(self, lane: StreamClock, seq: int, plan: Plan) -> None:
-        """Record which pending writes an op reads and overwrites.
+        """Record which pending writes an op reads and overwrites; what it writes anew is valid again.
 
         Called before the op is recorded as the buffers' last user. Not called where nothing is in
         flight and no memory is invalid.
@@ -139,16 +144,21 @@ class Failures:
                 tracked_op.reads.append(write)
         for ref in plan.writes:
             block, is_replaced = blocks[ref.buffer], True
-            if plan.updates or _is_partial(ref, block):
+            if ref.nbytes and (plan.updates or _is_partial(ref, block)):
                 is_replaced = False  # the result depends on the pending write, as that of a reader
-            elif ref.buffer in self._invalid:
-                tracked_op.overwritten_error = self._invalid[ref.buffer][1]
+            else:
+                tracked_op.replaced.append(ref.buffer)
             write = block.usage.pending_write()
             if write is not None:
                 tracked_op.overwrites.append(write)
                 if not is_replaced:
                     tracked_op.reads.append(write)
-        if tracked_op.reads or tracked_op.overwrites or tracked_op.overwritten_error is not None:
+        if self._invalid:
+            tracked_op.overwritten = self._with_graph_buffers(tracked_op.replaced).intersection(self._invalid)
+            for buffer in tracked_op.overwritten:
+                tracked_op.overwritten_error = self._invalid.pop(buffer)
+            self.has_invalid = bool(self._invalid)
+        if tracked_op.reads or tracked_op.overwrites or tracked_op.overwritten:
             self.tracked[lane, seq] = tracked_op
 
     def expect_status(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
@@ -181,7 +191,7 @@ class Failures:
         if self._dropped:
             self._forget_dropped()
         if not self.tracked and not self._has_reporting_stream:
-            self._forget_rewritten()
+            self._forget_freed()
             # Nothing in flight can fail any more; only ops that read invalid memory are refused.
             self.is_tracking = self.has_invalid
 
@@ -231,7 +241,7 @@ class Failures:
             # overwrite or update.
             tracked_op.reads = tracked_op.overwrites
             if tracked_op.overwritten_error is not None:
-                self._propagate({(lane, seq)}, tracked_op.overwritten_error)
+                self._propagate({(lane, seq)}, set(tracked_op.overwritten), tracked_op.overwritten_error)
 
     def _skip_status(self, lane: StreamClock, seq: int) -> None:
         """Have the status of an op ignored: its kernel raised, or is not called."""
@@ -255,25 +265,36 @@ class Failures:
             tracked_op = self.tracked.setdefault(key, _TrackedOp())
             if tracked_op.error is None:
                 tracked_op.error = self._error_of(key, raised)
-                self._propagate(self._with_rest_of_batch(key), tracked_op.error.clone(op_index=None))
+                failed = self._with_rest_of_batch(key)
+                self._propagate(failed, self._written_by(failed), tracked_op.error.clone(op_index=None))
 
-    def _propagate(self, failed: set[Dependency], error: AccelError) -> None:
+    def _propagate(self, failed: set[Dependency], invalid: set[int], error: AccelError) -> None:
         """Give the error to all ops in flight that depend on the failed ones.
 
-        Their keys are added to the set ``failed``. The buffers that these ops were to write become
-        invalid, unless a later op that did not fail rewrites them.
+        Their keys are added to the set ``failed``, and the buffers that they were to write to
+        ``invalid``. These become invalid, unless a later op that did not fail writes them anew.
         """
+        # And the ops behind them: of a graph's buffers, each of these may write another one anew.
+        later = set(failed)
         # One pass is enough: an op is dispatched after those whose results it reads.
         for key, tracked_op in self.tracked.items():
             if tracked_op.error is None and not failed.isdisjoint(tracked_op.reads):
                 tracked_op.error = error
-                failed |= self._with_rest_of_batch(key)
-            if not failed.isdisjoint(tracked_op.overwrites):
-                tracked_op.overwritten_error = error
-        failed_writes = {buffer: write for buffer, block in self._buffers.blocks.items() if (write := block.usage.last_write()) in failed}
-        self._invalid.update((buffer, (write, error)) for buffer, write in failed_writes.items() if write is not None)
-        self.has_invalid = bool(self._invalid)
-        self._tear_durable(failed_writes, error.op)
+                if key not in failed:
+                    also_failed = self._with_rest_of_batch(key)
+                    invalid |= self._written_by(also_failed)
+                    failed |= also_failed
+                    later |= also_failed
+            if key not in failed and not later.isdisjoint(tracked_op.overwrites):
+                later.add(key)
+                overwritten = invalid & self._with_graph_buffers(tracked_op.replaced)
+                if overwritten:
+                    invalid -= overwritten
+                    tracked_op.overwritten |= overwritten
+                    tracked_op.overwritten_error = error
+        self._invalid.update(dict.fromkeys(invalid, error))
+        self._forget_freed()
+        self._tear_durable(invalid, error.op)
 
     def _tear_durable(self, written: Iterable[int], kind: str | None) -> None:
         """Mark durable buffers that a failed op was to write as torn."""
@@ -296,14 +317,41 @@ class Failures:
         ]
         return {key, *later_ops}
 
-    def _forget_rewritten(self) -> None:
-        """Forget invalid buffers that were freed or rewritten."""
+    def _written_by(self, ops: set[Dependency]) -> set[int]:
+        """Return the buffers that ops in flight write or make, with those that a replay writes."""
+        written: set[int] = set()
+        for submission in self._context.submissions:
+            if isinstance(submission, BatchSubmission):
+                indices = {
+                    start + seq - first
+                    for lane, first, start, count in submission.chunks
+                    for seq in range(first, first + count)
+                    if (lane, seq) in ops
+                }
+                made: Sequence[AccelRef] = [ref for index in indices for ref in submission.outputs[index]]
+            elif isinstance(submission, OpSubmission) and (submission.lane, submission.seq) in ops:
+                indices, made = {0}, submission.result_refs or ()
+            else:
+                continue
+            written.update(ref.buffer for ref in made)
+            written.update(buffer for index, buffer, _ in submission.writes if index in indices)
+        return self._with_graph_buffers(written)
+
+    def _with_graph_buffers(self, written: Iterable[int]) -> set[int]:
+        """Return the buffers that were written, and those of the graphs whose handles are among them.
+
+        A replay writes its handle in their place: all of a graph's buffers share one usage, by
+        which it orders ops, and which does not tell what one of them was last written by.
+        """
+        buffers, blocks = set(written), self._buffers.blocks
+        for handle in [block for buffer in buffers if isinstance(block := blocks.get(buffer), HeldResource)]:
+            buffers |= {buffer for buffer, block in blocks.items() if block.usage is handle.usage}
+        return buffers
+
+    def _forget_freed(self) -> None:
+        """Forget invalid buffers that were freed."""
         blocks = self._buffers.blocks
-        self._invalid = {
-            buffer: failed
-            for buffer, failed in self._invalid.items()
-            if buffer in blocks and blocks[buffer].usage.last_write() == failed[0]
-        }
+        self._invalid = {buffer: error for buffer, error in self._invalid.items() if buffer in blocks}
         self.has_invalid = bool(self._invalid)
 
     def _error_of(self, key: Dependency, raised: BaseException) -> AccelError:

@@ -361,6 +361,69 @@ async def test_a_replay_fails_and_the_next_one_works() -> None:
         assert device.generation == 1
 
 
+async def test_results_of_a_failed_replay_stay_failed_while_an_input_is_changed() -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        async with device.graph() as graph:
+            x = graph.empty(4, np.float64)
+            made = graph.run(Work(x, "checked"))
+            last = graph.elementwise.unary("neg", made)
+        await device.put(-np.ones(4), out=x)
+        with pytest.raises(accel.LibraryError):
+            await graph.replay(timeout=PATIENCE)
+        await device.put(np.ones(4), out=x)
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        for ref in (made, last):
+            with pytest.raises(accel.LibraryError, match="a bad request"):
+                await device.get(ref)
+        await graph.replay(timeout=PATIENCE)
+        np.testing.assert_array_equal(await device.get(made), -np.ones(4))
+        np.testing.assert_array_equal(await device.get(last), np.ones(4))
+
+
+async def test_results_of_a_replay_that_fails_stay_failed_if_an_input_was_changed_behind_it() -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        async with device.graph() as graph:
+            x, y = graph.empty(4, np.float64), graph.empty(4, np.float64)
+            made = graph.run(Work(x, "checked", gated=True))
+            graph.elementwise.binary("add", made, y)
+        Ways.gate.set()
+        await device.put(np.ones(4), out=y)
+        await device.put(np.ones(4), out=x)
+        await graph.replay(timeout=PATIENCE)
+        await device.put(-np.ones(4), out=x)
+        Ways.gate.clear()
+        changing = [device.put(np.full(4, 2.0), out=x), device.put(np.full(4, 3.0), out=y)]
+        sent = [asyncio.create_task(each) for each in (graph.replay(timeout=PATIENCE), *changing)]
+        await until(lambda: device.info().in_flight == len(sent))
+        Ways.gate.set()
+        failed, *_ = await ended(*sent)
+        assert isinstance(failed, accel.LibraryError)
+        np.testing.assert_array_equal(await device.get(x), np.full(4, 2.0))
+        np.testing.assert_array_equal(await device.get(y), np.full(4, 3.0))
+        with pytest.raises(accel.LibraryError, match="a bad request"):
+            await device.get(made)
+
+
+async def test_a_failed_input_of_a_graph_leaves_its_other_buffers_alone() -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        async with device.graph() as graph:
+            x = graph.empty(4, np.float64)
+            made = graph.elementwise.unary("neg", x)
+        await device.put(np.ones(4), out=x)
+        await graph.replay(timeout=PATIENCE)
+        source = await device.put(np.ones(4))
+        with pytest.raises(accel.LibraryError):
+            await device.run(Work(source, "raise", x))
+        np.testing.assert_array_equal(await device.get(made), -np.ones(4))
+        with pytest.raises(accel.LibraryError):
+            await device.get(x)
+        await device.put(np.ones(4), out=x)
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+
+
 async def test_results_of_a_graph_that_writes_a_part_of_a_buffer_are_sound_after_a_replay_that_works() -> None:
     async with accel.System() as system:
         device = await opened(system)
