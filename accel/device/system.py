@@ -274,6 +274,8 @@ class System(ActorSystem):
             self._opening[core] = host_kind = self._choose_host(host_kind, core)
             try:
                 session = None if machine is None else NodeSession(machine, self.run_blocking)
+                if session is not None:
+                    core.pinned.max_chunk = min(core.pinned.max_chunk, session.max_chunk)
                 device = await self._start_device(core, host_kind, node=session)
             finally:
                 del self._opening[core]

@@ -6,6 +6,7 @@ They are apart from the messages, so that a large array holds up no other op's a
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -28,6 +29,10 @@ _HEAD = struct.Struct("<IQQQQ")
 _MAGIC = 0x52524141  # b"AARR"
 _STEP_BYTES = 1 << 20
 """The most that one loop iteration reads or writes: some tenths of a millisecond."""
+_WAKE_BYTES = 1 << 20
+"""The bytes of a large array that must have come before the loop is woken."""
+_PIECE_BYTES = 1 << 20
+"""The most that is written in one call: what the system does not take is copied."""
 
 
 class Place(NamedTuple):
@@ -110,6 +115,7 @@ class ArrayConnection(asyncio.BufferedProtocol):
         self._target = self._head  # what is being read ...
         self._filled = 0  # ... and the bytes of it that are there
         self.is_closed = False
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
         keep_alive(streams.sock, silence)
         transport.set_protocol(self)
@@ -133,7 +139,7 @@ class ArrayConnection(asyncio.BufferedProtocol):
         left = _STEP_BYTES
         while self._outgoing and left > 0 and not (self._is_full or self._transport.is_closing()):
             data = self._outgoing.popleft()
-            step, rest = data[:left], data[left:]
+            step, rest = data[:_PIECE_BYTES], data[_PIECE_BYTES:]
             if rest:
                 self._outgoing.appendleft(rest)
             left -= len(step)
@@ -159,6 +165,7 @@ class ArrayConnection(asyncio.BufferedProtocol):
         """Go on to the array after its head, and to the next head after the array."""
         self._filled += nbytes
         if self._filled < len(self._target):
+            self._expect(len(self._target) - self._filled)
             return
         try:
             if self._place is None:
@@ -170,6 +177,7 @@ class ArrayConnection(asyncio.BufferedProtocol):
             else:
                 place, self._place = self._place, None
                 self._target, self._filled = self._head, 0
+                self._expect(_HEAD.size)
                 self._on_received(place)
         except ProtocolError as error:
             self._lose(error)
@@ -182,6 +190,12 @@ class ArrayConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         else:
             self._target, self._filled = memory, 0
+            self._expect(len(memory))
+
+    def _expect(self, nbytes: int) -> None:
+        """Have the loop woken once this many bytes are there, or many: not for each packet."""
+        if not self._is_encrypted:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(nbytes, _WAKE_BYTES))
 
     def resume(self) -> None:
         """Go on with an array whose memory was not ready, if it is now."""

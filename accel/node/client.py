@@ -7,7 +7,7 @@ import ipaddress
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from accel._log import get_logger
 from accel.backend import DeviceDescription
@@ -151,7 +151,15 @@ class NodeSession:
         Where.
     run_blocking
         Reads the token's file.
+
+    Attributes
+    ----------
+    max_chunk : int
+        Bytes of the largest chunk in which an array moves: the child copies one while the next is
+        on its way.
     """
+
+    max_chunk: ClassVar[int] = 8 << 20
 
     def __init__(self, node: Node, run_blocking: Callable[..., Awaitable[Any]]) -> None:
         self.address = node.address

@@ -26,7 +26,8 @@ MAX_INLINE_COPY = 128 << 10
 class SharedArray:
     """An array of an op, and its place in shared memory: it is copied there, or from there.
 
-    An array that is in shared memory itself, as pinned ones are, is not copied.
+    An array that is in shared memory itself, as pinned ones are, is not copied. Nor is one whose
+    child is on another machine: what is shared with the child is there, and the array is sent.
 
     Attributes
     ----------
@@ -40,20 +41,29 @@ class SharedArray:
 
     __slots__ = ("_arena", "_piece", "_view", "address", "array", "place")
 
-    def __init__(self, arena: HostArena, piece: Block | None, address: int, array: np.ndarray[Any, Any], place: ArenaSlice) -> None:
+    def __init__(
+        self,
+        arena: HostArena,
+        piece: Block | None,
+        address: int,
+        array: np.ndarray[Any, Any],
+        place: ArenaSlice,
+        *,
+        is_sent: bool = False,
+    ) -> None:
         self._arena = arena
         self._piece = piece
         # The view keeps the mapping until this is closed, also if the arena is closed before.
         slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]
-        self._view = None if slab is None else slab.view()
+        self._view = None if slab is None or is_sent else slab.view()
         self.address = address
         self.array = array
         self.place = place
 
     @property
     def is_copied(self) -> bool:
-        """Whether the array itself is not in shared memory."""
-        return self._piece is not None
+        """Whether the array is copied to or from shared memory of this machine."""
+        return self._view is not None
 
     @property
     def extent(self) -> tuple[int, int, int]:
@@ -61,10 +71,7 @@ class SharedArray:
         return self.place.block, self.place.offset, self.array.nbytes
 
     def memory(self) -> memoryview:
-        """Return the bytes in shared memory, which stay mapped as long as this is there."""
-        offset, nbytes = self.place.offset, self.array.nbytes
-        if self._view is not None:
-            return self._view[offset : offset + nbytes]
+        """Return the bytes of the array, to be sent or received."""
         return self.array.reshape(-1).view("uint8").data
 
     def copy_in(self) -> None:
@@ -130,9 +137,14 @@ class SharedArrays:
         Numbers of the blocks that the child has.
     send_block
         ``send_block(number, block)`` sends the child a block, and adds its number to these.
+    is_sent
+        Whether the child is on another machine, which has blocks of the same sizes: arrays are sent.
     """
 
-    def __init__(self, pinned: PinnedMemory, sent_blocks: Container[int], send_block: Callable[[int, HostBlock], None]) -> None:
+    def __init__(
+        self, pinned: PinnedMemory, sent_blocks: Container[int], send_block: Callable[[int, HostBlock], None], *, is_sent: bool = False
+    ) -> None:
+        self._is_sent = is_sent
         self._pinned = pinned
         self._arena = pinned.arena
         self._send_block = send_block
@@ -159,7 +171,7 @@ class SharedArrays:
         """Return a place for an array in a piece that is large enough; it owns the piece."""
         block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
         place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
-        return SharedArray(self._arena, piece, piece.address, array, place)
+        return SharedArray(self._arena, piece, piece.address, array, place, is_sent=self._is_sent)
 
     def send_block(self, shared: SharedArray) -> None:
         """Send the child the block that an array is in, unless it has it: before its op is sent."""

@@ -84,7 +84,7 @@ class RequestContext(ContextBase):
         self._tell = link.tell
         self.pid = link.pid
         self.device = None  # the device is in the child
-        self._arrays = SharedArrays(core.pinned, link.sent_blocks, link.send_block)
+        self._arrays = SharedArrays(core.pinned, link.sent_blocks, link.send_block, is_sent=link.node is not None)
         self._op_writer = OpWriter(lambda number, named: link.tell(Kind.DEFINE, _NUMBER.pack(number) + dumps(named)))
         self._numbers = link.numbers
         self._pending: dict[int, PendingRequest] = {}  # sent and not answered, by their numbers

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from accel.memory import Block
     from accel.ops import KernelOp, Plan
     from accel.remote.arrays import SharedArray, SharedArrays
+    from accel.remote.pending_request import PendingRequest
     from accel.remote.requests import RequestContext
 
 __all__ = ["MAX_MESSAGE_OPS", "ArrayTransfers"]
@@ -200,10 +203,10 @@ class ArrayTransfers:
     async def _move_in_chunks(self, submission: Submission, index: int, op: KernelOp, plan: Plan, piece: Block) -> None:
         """Move the array of op ``index`` in chunks, the first through ``piece``, and end the op.
 
-        Each chunk is a put to a view of the whole buffer, or a get of one, and the next chunk is
-        sent once the child has answered. So the array takes the shared memory of one chunk. An
-        error after the first chunk was begun ends the op, and is not raised. If the caller has gone
-        before that, only ``piece`` is freed.
+        Each chunk is a put to a view of the whole buffer, or a get of one. Two are on their way at
+        most, so the array takes the shared memory of two chunks. An error after the first chunk was
+        begun ends the op, and is not raised. If the caller has gone before that, only ``piece`` is
+        freed.
         """
         context, array, is_put = self._context, host_array_of(op), type(op) is Put
         assert array is not None, "other ops have no chunks"
@@ -224,34 +227,48 @@ class ArrayTransfers:
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
         fault_action, making = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
-        failed: AccelError | None = None
-        moved = 0
+        sent: deque[PendingRequest] = deque()  # chunks that were not answered yet
+        errors: list[AccelError | None] = []  # of those that were; None: it has moved
+        begun = 0
         try:
             # A put that has begun goes on without its caller: else the buffer would be torn.
-            while failed is None and moved < flat.nbytes and (is_put or not submission.future.done()):
-                if moved:
-                    piece = await self._wait_next_piece(flat.nbytes - moved, submission)
-                shared = self._arrays.in_piece(piece, flat[moved : moved + piece.nbytes])
-                view = RefView(whole, whole.offset + moved, shared.place.shape, DType.UINT8)
+            while not any(errors) and begun < flat.nbytes and (is_put or not submission.future.done()):
+                if begun:
+                    piece = await self._wait_next_piece(flat.nbytes - begun, submission)
+                shared = self._arrays.in_piece(piece, flat[begun : begun + piece.nbytes])
+                view = RefView(whole, whole.offset + begun, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
                 await self._copy_source(step, shared)
-                result_ids = [[ref.buffer] for ref in result_refs if not moved]
-                request = context.send_chunk(submission, [*making, step], [*result_ids, []], shared, fault_action)
+                result_ids = [[ref.buffer] for ref in result_refs if not begun]
+                sent.append(context.send_chunk(submission, [*making, step], [*result_ids, []], shared, fault_action))
                 fault_action, making = None, []
-                await context.wait_done(request)
-                failed = request.error
-                moved += 0 if failed else shared.array.nbytes
+                begun += shared.array.nbytes
+                # The next one is on its way while the child copies one, except for the first one of
+                # those that make a buffer.
+                errors += await self._wait_chunks(sent, most=1 if errors or not result_refs else 0)
+            errors += await self._wait_chunks(sent, most=0)
         except Exception as error:  # such as a shortage of threads
             # Its frames hold the array.
-            failed = op_error(error, f"sending {op.kind}", context.core.loop).with_traceback(None)
+            errors.append(op_error(error, f"sending {op.kind}", context.core.loop).with_traceback(None))
+            with contextlib.suppress(AccelError):  # of the context: nothing uses the array any more
+                await self._wait_chunks(sent, most=0)
+        failed = next(filter(None, errors), None)
         if failed is not None:
-            if moved and is_put:
+            if None in errors and is_put:
                 context.core.durable.tear((whole.buffer,), "a put of its contents in chunks failed halfway")
             failed = failed.clone(op=op.kind, device=context.core.name, generation=context.generation)
             failed.op_index = index if isinstance(submission, BatchSubmission) else None
             submission.reject_from(index, failed)
         context.retire_ops(submission, 1)
         self._pinned.trim()
+
+    async def _wait_chunks(self, sent: deque[PendingRequest], *, most: int) -> list[AccelError | None]:
+        """Wait until at most some chunks have no answer; return the errors of the others, in order."""
+        errors = []
+        while len(sent) > most:
+            await self._context.wait_done(sent[0])
+            errors.append(sent.popleft().error)
+        return errors
 
     async def _wait_next_piece(self, nbytes: int, submission: Submission) -> Block:
         """Wait for shared memory for the next chunk of a transfer that has begun."""
