@@ -539,6 +539,8 @@ class AccelBackend(Protocol):
     One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``, and has that fault as ``fault`` from then on,
     which is ``None`` before.
 
+    One whose devices form groups with those of other machines (:class:`accel.world.group.FormsGroups`) says so with ``groups_span_machines = True``.
+
     One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
     :class:`~accel.UnsupportedError` where that is so.
 

@@ -35,6 +35,8 @@ class CudaBackend:
         ``"cuda"``, as in ``open_device("cuda:1")``.
     shares_fate : bool
         ``True``: a fault of one device ends CUDA for the whole process.
+    groups_span_machines : bool
+        ``True``: NCCL connects machines.
     preference : int
         Higher than the CPU backend's, so that ``open_device("auto")`` takes a GPU where there is one that can be used.
     """
@@ -42,6 +44,7 @@ class CudaBackend:
     name: str = "cuda"
     preference: int = 100
     shares_fate: bool = True
+    groups_span_machines: bool = True
     device_files: tuple[str, ...] = ("/dev/nvidia",)
 
     @property

@@ -6,17 +6,19 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
+from accel.device.peers import peers_of
 from accel.engine.hosts import InlineHost, ProcessHost
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.values import check_choice, check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from accel.backend import AccelBackend
+    from accel.device.device import Device
     from accel.engine.hosts import HostOption
 
-__all__ = ["check_hosting", "check_not_importing", "check_shareable"]
+__all__ = ["check_hosting", "check_not_importing", "check_shareable", "check_spanning"]
 
 _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
     "auto": ProcessHost(after_fault=True),
@@ -114,3 +116,21 @@ def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", 
     check: Any = getattr(backend, "check_shareable", None)
     if standby in ("context", "model") and check is not None:
         check(index)
+
+
+def check_spanning(devices: Iterable[Device]) -> None:
+    """Raise unless devices of different machines can be ranks of one world.
+
+    Raises
+    ------
+    UnsupportedError
+        If their backend's groups are within one machine.
+    """
+    for device in devices:
+        core = peers_of(device).core
+        if not getattr(core.backend, "groups_span_machines", False):
+            raise UnsupportedError(
+                f"ranks of {core.description.backend} devices meet in memory of one machine, and these are on several",
+                device=core.name,
+                remedy="Open the world on the devices of one node.",
+            )

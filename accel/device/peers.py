@@ -147,12 +147,14 @@ class Peers:
         context = self._host.context
         return self._host.kind == "process" and context is not None and not (context.in_flight or self.core.workload.pending)
 
+    def is_beside(self, source: Peers) -> bool:
+        """Whether another device is of the same backend, and both are on this machine."""
+        return self.is_here and source.is_here and type(self.core.backend) is type(source.core.backend)
+
     def way_from(self, source: Peers) -> Literal["mapped", "host"]:
         """Return how buffers of another device get here: from mapped memory, or through the host."""
         core, other = self.core, source.core
-        if not (self.is_here and source.is_here):
-            return "host"
-        if type(core.backend) is not type(other.backend) or not (core.durable.is_offered and other.durable.is_offered):
+        if not self.is_beside(source) or not (core.durable.is_offered and other.durable.is_offered):
             return "host"
         return "host" if self.can_access(other.description.index) is False else "mapped"
 

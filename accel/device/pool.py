@@ -494,7 +494,7 @@ def links_between(devices: Iterable[Device]) -> tuple[Link, ...]:
             source.core.name,
             target.core.name,
             target.way_from(source),
-            target.can_access(source.core.description.index) if type(target.core.backend) is type(source.core.backend) else None,
+            target.can_access(source.core.description.index) if target.is_beside(source) else None,
         )
         for source in peers
         for target in peers

@@ -15,7 +15,7 @@ from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.epochs import Epochs
 from accel.device.hints import SYSTEM_HINTS
-from accel.device.hosting import check_hosting, check_not_importing, check_shareable
+from accel.device.hosting import check_hosting, check_not_importing, check_shareable, check_spanning
 from accel.device.info import info_as_json
 from accel.device.pool import Link, Pool, all_or_nothing, links_between
 from accel.device.quarantine import set_quarantine_options
@@ -383,7 +383,7 @@ class System(ActorSystem):
         InvalidArgumentError
             If an option is wrong.
         UnsupportedError
-            If the devices' backend has no collectives.
+            If the devices' backend has no collectives, or none between the machines of these.
         AccelError
             As :meth:`open_pool`; or the ranks do not come together. Then none is open.
         """
@@ -407,6 +407,8 @@ class System(ActorSystem):
 
     async def _form_world(self, options: dict[str, Any], devices: Sequence[Device], *, owns_devices: bool) -> World:
         """Have devices join a world, with the options of :class:`Epochs`."""
+        if len({device.info().node for device in devices}) > 1:
+            check_spanning(devices)
         ranks = [device.as_rank() for device in devices]
         self._opened_worlds += 1
         epochs = Epochs(self._opened_worlds, ranks, self.probes, **options)

@@ -99,8 +99,24 @@ async def test_a_pool_over_two_nodes(agent: AgentProcess, other_agent: AgentProc
             f"cpu:0@{other_agent.address}",
             f"cpu:0@{other_agent.address}#2",
         ]
+        assert {(link.way, link.peer) for link in await pool.links()} == {("host", None)}
+        large = await pool[0].put(np.arange(1 << 14))
+        np.testing.assert_array_equal(await pool[2].get(await pool[2].put(large)), np.arange(1 << 14))
+        with pytest.raises(accel.UnsupportedError, match="memory of one machine"):
+            await system.open_world([pool[0], pool[2]])
+        with pytest.raises(accel.UnsupportedError, match="another machine"):
+            await pool[0].zeros(4, shareable=True)
         moved = await pool[3].put(await pool[0].get(await pool[0].put(np.arange(3.0))))
         np.testing.assert_array_equal(await pool[3].get(moved), np.arange(3.0))
+
+
+async def test_a_world_on_one_node(agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        world = await system.open_world("cpu", ranks=2, nodes=[agent.node])
+        parts = [await device.full(3, float(rank + 1)) for rank, device in enumerate(world.devices)]
+        sums = await world.all_reduce(parts)
+        for device, total in zip(world.devices, sums, strict=True):
+            np.testing.assert_array_equal(await device.get(total), np.full(3, 3.0))
 
 
 async def test_options_that_a_node_cannot_honour_are_refused(agent: AgentProcess) -> None:
