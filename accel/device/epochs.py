@@ -254,7 +254,10 @@ class Epochs:
             raise DeadlineExceededError(f"{what} did not end within {timeout:g} s", op=what) from None
 
     async def _wait_for_room(self) -> None:
-        """Take a place among the collectives in flight, in a world that is READY."""
+        """Take a place among the collectives in flight, in a world that is READY.
+
+        :meth:`_settle` gives it back. At the limit a caller waits for its turn, or is refused.
+        """
         if self._room.locked() and not (self._waits and self._waiting < _WAITERS * self._limit):
             raise MailboxFullError(f"world {self.number} has {self._limit} collectives in flight", retry_after=self._retry_after())
         self._waiting += 1
@@ -284,7 +287,11 @@ class Epochs:
         return Place(self.number, self._communicator, number, self.size)
 
     def _send(self, what: str, start: Start, count: int, on_lost: Callable[[], object]) -> Flight:
-        """Send a collective to all ranks of a world that is READY."""
+        """Send a collective to all ranks of a world that is READY.
+
+        Nothing is awaited here, so that no other collective comes between the ranks. What ``start``
+        raises is raised before anything is sent.
+        """
         number = self._sent + 1
         running = start(self.place(number))
         self._sent += count
@@ -312,7 +319,10 @@ class Epochs:
             self._settle(flight, [flight.tasks[place].result() if place in flight.tasks else None for place in range(self.size)])
 
     def _settle(self, flight: Flight, outcome: list[Any] | AccelError) -> None:
-        """End a flight, and give its place to the next one."""
+        """End a flight, and give its place to the next one.
+
+        The tasks of its ranks may run on: what ends them later finds the future done.
+        """
         self._flights.remove(flight)
         self._room.release()
         if isinstance(outcome, AccelError):
@@ -334,7 +344,10 @@ class Epochs:
         return ", ".join(f"rank {place} ({self.ranks[place].name})" for place in places) or "no rank"
 
     def _end_epoch(self, lost: tuple[int, ...], why: str, cause: BaseException | None) -> None:
-        """Fail what was sent, and begin the next epoch; does nothing while that has begun."""
+        """Fail what was sent, and begin the next epoch; does nothing while that has begun.
+
+        Called where a rank's op has failed, or its device is not READY any more.
+        """
         if self.lifecycle.state is not DeviceState.READY:
             return
         error = self._changed_error(lost, why, cause)
@@ -358,7 +371,10 @@ class Epochs:
         self._reforming = self._loop.create_task(self._reform(hung))
 
     def _check_hang(self) -> None:
-        """End the epoch if its oldest collective takes too long."""
+        """End the epoch if its oldest collective takes too long; the timer's callback.
+
+        Which ranks are late is known only once all have revoked: see :meth:`_report_hang`.
+        """
         self._hang_timer, timeout = None, self._hang_timeout
         if not self._flights or timeout is None:
             return
@@ -395,7 +411,10 @@ class Epochs:
             raise
 
     async def _reform(self, hung: Flight | None) -> None:
-        """Form the next communicator, or declare the world LOST: the body of a task."""
+        """Form the next communicator, or declare the world LOST: the body of a task.
+
+        Ranks first leave the last one, in which a collective may wait for a rank that is gone.
+        """
         try:
             reached = await self._revoke()
             if hung is not None:
@@ -439,7 +458,10 @@ class Epochs:
         self._lost.clear()
 
     async def _join(self) -> None:
-        """Have all ranks join the next communicator; raises if one does not."""
+        """Have all ranks join the next communicator; raises if one does not.
+
+        Joining waits for every rank. So the loss of one ends the wait at once, not its timeout.
+        """
         self._communicator += 1
         ranks, place = self.ranks, (self.number, self._communicator)
         members = [rank.members for rank in ranks]

@@ -235,6 +235,11 @@ class Pool(Sequence[Device], NotEntered):
             raise DeadlineExceededError(f"the work did not end in {timeout} s") from error
 
     async def _run(self, work: Callable[[Device], Awaitable[T]], key: Key | None, idempotent: bool) -> T:
+        """Run a work on a device, and on others in turn where one is lost: see :meth:`run`.
+
+        No device gets it twice. A fault of the context moves it only if it is ``idempotent``, for
+        it may have had effects.
+        """
         tried: set[_Member] = set()
         faults = 0
         following = self._next(key, tried)
@@ -411,7 +416,11 @@ class Pool(Sequence[Device], NotEntered):
         return self._choose(key, left)
 
     def _choose(self, key: Key | None, members: Sequence[_Member]) -> _Member | None:
-        """Return the member that gets work of this key, if there is one."""
+        """Return the member that gets work of this key, if there is one.
+
+        With a key the one that it hashes to, the same as long as that serves; without one the least
+        busy, and of those the one that was chosen the longest time ago.
+        """
         if key is not None:
             named = {member.device.name: member for member in members}
             name = rendezvous(key, named)

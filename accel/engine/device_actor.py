@@ -49,7 +49,11 @@ class DeviceActor(Actor[Submission, None]):
         await self._host.open(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Close the device, or declare it LOST: its actor ends, and no waiter may be left."""
+        """Close the device, or declare it LOST, because its actor ends.
+
+        LOST where neither the device nor its system is being closed: an error has ended the actor.
+        Delayed submissions are refused first: nothing would dispatch them any more.
+        """
         core, delayed = self._core, tuple(self._delayed)
         for task in delayed:
             task.cancel()
@@ -174,7 +178,10 @@ class DeviceActor(Actor[Submission, None]):
         submission.free_results_from(0)  # its future ended before anything was launched
 
     async def _wait_in_hand(self, awaitable: Awaitable[object]) -> None:
-        """Await something while the submission in hand still counts as queued."""
+        """Await something while the submission in hand still counts as queued.
+
+        It has left the mailbox and is in no context yet, so that nothing else counts it.
+        """
         self._core.workload.in_hand += 1
         try:
             await awaitable
@@ -229,7 +236,11 @@ class _Access(NamedTuple):
     unregistered: str | None
 
     def conflicts_with(self, earlier: _Access) -> bool:
-        """Return whether this submission must not overtake an earlier one."""
+        """Return whether this submission must not overtake an earlier one.
+
+        Asked when it leaves the queue, for each one that is delayed: only those in conflict with it
+        are waited for.
+        """
         if self.unregistered is not None:  # an earlier graph may call the library, unknown here
             return True
         # An op of the library, or a graph that may call it, comes after the unregistration.
@@ -241,7 +252,11 @@ class _Access(NamedTuple):
 
 
 def _access_of(submission: Submission) -> _Access:
-    """Return the buffers and libraries of a submission that was not dispatched yet."""
+    """Return the buffers and libraries of a submission that was not dispatched yet.
+
+    From its plans, which are there until it is launched. Results are left out: no other
+    submission can use them before.
+    """
     reads = frozenset([ref.buffer for plan in submission.plans for ref in plan.reads])
     writes = frozenset([ref.buffer for plan in submission.plans for ref in plan.writes])
     if isinstance(submission, BatchSubmission):

@@ -66,7 +66,10 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             raise error.with_traceback(None)  # noqa: B904
 
     async def _open(self) -> None:
-        """Open the library: its lane, its workspaces there, and the route of its ops to it."""
+        """Open the library: its lane, its workspaces there, and the route of its ops to it.
+
+        The route is set once the workspaces are there: from then on the context dispatches ops.
+        """
         context, library, lanes = self._context, self._library, self._context.lanes
         registration = context.core.registrations.get(library)
         if registration is not None:
@@ -186,7 +189,11 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         return await context.lanes.dedicated_lane("collective") if user_library.instance.collective else lane
 
     def _operand(self, argument: DurableArgument) -> Operand:
-        """Return the memory of a durable argument of the registration."""
+        """Return the memory of a durable argument of the registration.
+
+        Called on a worker thread, for each one, when the instance is made: it gets an operand where
+        the user gave a ref.
+        """
         context, description = self._context, self._context.core.description
         address = context.durables.address(context.buffers, argument.buffer)
         if address is None:

@@ -102,7 +102,11 @@ class KernelTable:
         return kernel
 
     def is_known(self, op: KernelOp) -> bool:
-        """Return whether the op has a kernel, or will have once its registered library is open."""
+        """Return whether the op has a kernel, or will have once its registered library is open.
+
+        Asked before the libraries of a batch are opened. An unknown op is refused in its turn, so
+        that those before it run.
+        """
         if op.library in self._core.registrations:
             return True
         try:

@@ -121,7 +121,10 @@ class Lane(StreamClock):
         return isinstance(self.stream, TakesWorkspace) and self.stream.workspace_wanted(library) > 0
 
     def send(self, group: BoundGroup) -> None:
-        """Enqueue a group now if it need not wait; else append it to the queue."""
+        """Enqueue a group now if it need not wait; else append it to the queue.
+
+        Called by the context at the dispatch, so that groups come in the order of their numbers.
+        """
         if not self._queue and self._enqueue(group):
             return
         self._queue.append(group)
@@ -173,7 +176,11 @@ class Lane(StreamClock):
         return True
 
     async def _drain_queue(self) -> None:
-        """Enqueue the queued groups in order, until the queue is empty: the lane's task."""
+        """Enqueue the queued groups in order, until the queue is empty: the lane's task.
+
+        It runs while the first one waits for an op of another lane to be enqueued, or for a worker
+        thread; later groups of the lane must not overtake it.
+        """
         try:
             while self._queue:
                 if self._enqueue(self._queue[0]):

@@ -93,7 +93,10 @@ class Libraries:
         context.check_alive()
 
     async def _open(self, library: str) -> None:
-        """Start the kernel actor of a library: the body of an opening task."""
+        """Start the kernel actor of a library: the body of an opening task.
+
+        In a task, because all callers of :meth:`open` share it, and each may be cancelled.
+        """
         try:
             self._context.check_alive()
             self.actors[library] = await self._start(library)

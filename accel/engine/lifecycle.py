@@ -110,7 +110,10 @@ class Lifecycle:
         return self._lost_error()
 
     def _lost_error(self) -> DeviceLostError:
-        """Return a new error that says that the device is lost, with the fault as its cause."""
+        """Return a new error that says that the device is lost, with the fault as its cause.
+
+        New each time: callers raise it, and its traceback is theirs.
+        """
         error = DeviceLostError(f"{self._called} is lost", device=self.name, generation=self.generation)
         if self.cause is not None:
             error.code = self.cause.code
@@ -161,7 +164,10 @@ class Lifecycle:
         return self._generations(self.losses)
 
     async def _generations(self, losses: int) -> AsyncIterator[int]:
-        """Iterate as :meth:`generations`; ``losses`` is the count when that was called."""
+        """Iterate as :meth:`generations`; ``losses`` is the count when that was called.
+
+        Its body begins at the first step. A loss in between must end the iteration too.
+        """
         seen = 0
         while self.state is not DeviceState.CLOSED:
             if self.state is DeviceState.LOST or self.losses != losses:

@@ -287,7 +287,10 @@ class _PlacedStatus(NamedTuple):
 
 
 def _place_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
-    """Return the status of each op that has one, with its offset in one common buffer."""
+    """Return the status of each op that has one, with its offset in one common buffer.
+
+    In one buffer, so that a replay clears all by one fill, and reads all by one copy.
+    """
     placed: list[_PlacedStatus] = []
     end = 0
     for index, (op, plan) in enumerate(zip(ops, plans, strict=True)):

@@ -255,7 +255,10 @@ class RegisteredLibrary:
         self.part = BackendPart(kernels, may_block=instance.blocking, launches=instance.launches)
 
     def _adapt(self, method: Callable[..., object]) -> Kernel:
-        """Return the kernel that calls a method of the instance with operands for addresses."""
+        """Return the kernel that calls a method of the instance with operands for addresses.
+
+        Made once for each method, so that lanes launch ops of the library like any others.
+        """
         backend, index, lock = self._description.backend, self._description.index, self._lock
 
         def call(lane: StreamClock, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:

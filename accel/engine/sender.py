@@ -227,7 +227,10 @@ class Sender:
             del future, submission
 
     async def _run_as_several(self, op: KernelOp[Any], plan: Plan, timeout: float | None) -> Any:
-        """Send an op and copies of operands, or the parts of a composed op, as one submission."""
+        """Send an op and copies of operands, or the parts of a composed op, as one submission.
+
+        As one, so that they end together, and no op of another task comes between them.
+        """
         core = self._core
         if not core.is_ready:  # their results are of one generation
             deadline = self.deadline_after(timeout)

@@ -170,7 +170,10 @@ class StallWatch:
             self.handle = None
 
     def reason(self) -> str:
-        """Return which op is stalled and for how long, or an empty text. Any thread may ask."""
+        """Return which op is stalled and for how long, or an empty text. Any thread may ask.
+
+        Asked by :meth:`Device.health`. The age is that of now, not of the last check.
+        """
         oldest, seconds, usual = self._oldest, self._oldest.age(self._clock.now()), self._usual
         if self._duration_key not in self.known_keys or seconds <= self._stall_after + usual:
             return ""

@@ -92,7 +92,10 @@ class PendingStatus:
         return self._is_skipped or (self._is_enqueued and self._event.query())
 
     def failure(self) -> BaseException | None:
-        """Return the op's error as its status says, or ``None``; the status must be known."""
+        """Return the op's error as its status says, or ``None``; the status must be known.
+
+        The check is code of the op's family: what it raises is the op's error too.
+        """
         if self._is_skipped:
             return None
         try:

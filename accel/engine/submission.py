@@ -152,7 +152,10 @@ class Submission(ABC):
         """
 
     def succeed(self) -> None:
-        """End with the result, unless the future has ended; release the operands either way."""
+        """End with the result, unless the future has ended; release the operands either way.
+
+        Called when the last op retires. The future ends before if the caller goes, or an op fails.
+        """
         future = self.future
         if not future.done():
             future.set_result(self.result)

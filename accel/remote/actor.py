@@ -193,7 +193,11 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             )
 
     async def receive(self, message: tuple[CopyCall, CopyDone], context: ActorContext) -> None:
-        """Make a copy on a worker thread, then call its function on the loop with the error."""
+        """Make a copy on a worker thread, then call its function on the loop with the error.
+
+        For what a child has returned that is too large to be copied on the loop. One after the
+        other, so that ops end in the order of their answers.
+        """
         copy, on_done = message
         failed: AccelError | None = None
         try:
@@ -306,7 +310,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             self._owner.on_published(None)
 
     def _end_child(self) -> None:
-        """Close the context, fail its ops in flight, and kill the child; do not wait for its end."""
+        """Close the context, fail its ops in flight, and kill the child; do not wait for its end.
+
+        The child may use its shared memory until it has ended: :class:`Children` has that released.
+        """
         self._unpublish()
         remote, self._context = self._context, None
         link, self._link = self._link, None

@@ -233,7 +233,10 @@ class Answers:
             self._on_broken(error)
 
     def _send(self) -> None:
-        """Send how much memory is in use, if that has changed, and the successes so far."""
+        """Send how much memory is in use, if that has changed, and the successes so far.
+
+        The successes are last: they wake callers in the parent, which then see memory and times.
+        """
         memory = self._memory()
         if memory != self._sent_memory:
             self._sent_memory = memory

@@ -151,7 +151,10 @@ class SharedArrays:
         self._sent_blocks = sent_blocks
 
     def allocate(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
-        """Return a place for an array; ``None`` if it has to wait for one, or moves in chunks."""
+        """Return a place for an array; ``None`` if it has to wait for one, or moves in chunks.
+
+        Called before its op is sent. Without a place the op waits, and later ones may overtake it.
+        """
         if not array.nbytes:
             return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
         shared = self._find_shared(array)
@@ -180,7 +183,10 @@ class SharedArrays:
             self._send_block(number, next(block for block in self._arena.blocks() if block.number == number))
 
     def _find_shared(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
-        """Return the place of an array that is in shared memory itself; ``None`` for others."""
+        """Return the place of an array that is in shared memory itself; ``None`` for others.
+
+        Pinned arrays are: nothing is copied for them.
+        """
         address = array.ctypes.data
         for block in self._arena.blocks():
             offset = address - block.address

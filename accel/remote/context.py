@@ -157,7 +157,10 @@ class RemoteContext(RequestContext):
             self.registered.add(name)
 
     def _send_unregistration(self, submission: Unregistration) -> None:
-        """Forget a registered library, and have the child close it after the ops sent before."""
+        """Forget a registered library, and have the child close it after the ops sent before.
+
+        The answer ends the submission. The child handles messages in order, so nothing waits here.
+        """
         self.check_alive()
         name = submission.library
         submission.registration = self.core.withdraw_registration(name)

@@ -75,7 +75,10 @@ class ForkserverActor(HelperProcessActor):
             slot.on_settled()
 
     async def _start(self) -> None:
-        """Start a forkserver, and have it import what all children of the device need."""
+        """Start a forkserver, and have it import what all children of the device need.
+
+        Returns when that is imported. Until then no spare is started, which would import it again.
+        """
         core, slot = self._core, self._slot
         self._imported.clear()
 

@@ -240,7 +240,10 @@ class Link:
         return link
 
     async def _start_here(self, forkserver: ForkserverSlot) -> None:
-        """Start or fork a child of this process, and open the channel to it."""
+        """Start or fork a child of this process, and open the channel to it.
+
+        It is started where there is no forkserver, or the forkserver cannot fork now.
+        """
         core, client = self._core, forkserver.client
         uvloop = is_uvloop(core.loop)
         child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
@@ -320,7 +323,11 @@ class Link:
         self.tell(Kind.PING)
 
     def send_block(self, number: int, block: HostBlock) -> None:
-        """Send the child a block of host memory, unless it has it or the block is closed."""
+        """Send the child a block of host memory, unless it has it or the block is closed.
+
+        Called before the first op with an array in the block, and ahead for a spare: mapping takes
+        time.
+        """
         fd = None if number in self.sent_blocks else block.duplicate()
         if fd is not None:
             try:

@@ -129,7 +129,10 @@ class OpWriter:
         return values, marks
 
     def _number_of(self, key: Hashable, value: object) -> int:
-        """Return the number of an object; the first time, announce it to the child."""
+        """Return the number of an object; the first time, announce it to the child.
+
+        For what is the same in many ops, see :func:`_key_of`: it is pickled once.
+        """
         number = self._numbers.get(key)
         if number is None:
             number = len(self._numbers) + 1

@@ -334,7 +334,10 @@ class Server:
         await self.dispatch(graph.report_to(self._answers, number))
 
     def _define(self, data: bytes) -> None:
-        """Handle a DEFINE message: load the object, which may import a module, and store it."""
+        """Handle a DEFINE message: load the object, which may import a module, and store it.
+
+        The parent sends it before the first op that has the object among its fields.
+        """
         (number,) = struct.unpack_from("<Q", data)
         named: object = None
         # An import raises anything. Ops that name the object are refused then.
@@ -436,7 +439,10 @@ class Server:
         self._answer_in_task(self._run_member(data))
 
     async def _run_member(self, data: bytes) -> None:
-        """Call a method of the context's ``Members``, and answer with what it returns."""
+        """Call a method of the context's ``Members``, and answer with what it returns.
+
+        In a task: joining waits for the other ranks, and is ended by a later message.
+        """
         method, *arguments = json.loads(data[8:])
         try:
             answer = await getattr(self.context.members, method)(*arguments)
@@ -446,7 +452,10 @@ class Server:
             self._channel.send(Kind.WORLD_DONE, data[:8], json.dumps(answer).encode())
 
     async def _run_compile(self, data: bytes) -> None:
-        """Compile a kernel off the loop, and answer with its layout."""
+        """Compile a kernel off the loop, and answer with its layout.
+
+        In a task: ops that are sent meanwhile are not held up.
+        """
         (number,) = struct.unpack_from("<Q", data)
         try:
             with self._busy:

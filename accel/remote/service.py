@@ -98,7 +98,11 @@ class _Service:
         self._channel.close()
 
     async def _handle_messages(self, server: Server) -> None:
-        """Handle queued messages one after the other, until CLOSE or the end of the connection."""
+        """Handle queued messages one after the other, until CLOSE or the end of the connection.
+
+        One after the other, because the parent relies on their order. While none is queued, the
+        channel's callback gives the next one to the server itself, without a switch of tasks.
+        """
         inbox = self._inbox
         while True:
             if inbox.empty():  # from here on, the channel may call the server directly

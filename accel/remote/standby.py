@@ -189,7 +189,10 @@ class StandbyActor(HelperProcessActor):
         self._error = error
 
     def on_exit(self, status: ExitStatus) -> None:
-        """Forget the spare, fail its questions, and have another one started after a pause."""
+        """Forget the spare, fail its questions, and have another one started after a pause.
+
+        Not called for one that was promoted: its link has another listener then.
+        """
         error = self._error or status.error(device=self._core.name, scope=FaultScope.CONTEXT)
         link = self._detach()
         if link is not None:

@@ -106,7 +106,10 @@ class Refs:
             raise error
 
     def make(self, specs: Iterable[Spec], generation: int) -> tuple[AccelRef, ...]:
-        """Return refs to new buffers, which have numbers and no memory yet."""
+        """Return refs to new buffers, which have numbers and no memory yet.
+
+        A batch hands them out while it records; the context allocates at the dispatch.
+        """
         next_buffer = self.next_buffer
         refs: tuple[AccelRef, ...] = ()
         for shape, dtype, durable in specs:
