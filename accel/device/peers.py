@@ -92,7 +92,8 @@ class Peers:
     -----
     A write on the source waits for the copy, which waits for ops of this device. So that they
     never wait for each other in a circle, a device that has lent something itself is lent a copy,
-    which nothing writes.
+    which nothing writes. So is a rank by a rank: a collective that waits for the end of the copy on
+    one of them makes the other one wait.
 
     Parameters
     ----------
@@ -177,7 +178,7 @@ class Peers:
         """Have the source lend a buffer, and copy it."""
         seconds_left = self.sender.seconds_left
         with source.core.loans:
-            if self.core.loans.count:
+            if self.core.loans.count or (self.core.worlds and source.core.worlds):
                 ref = await source.sender.run(ops.Copy(ref), seconds_left(deadline))
             base = ref.base if isinstance(ref, RefView) else ref
             name, generation = source.core.refs.identity, source.core.refs.live_generation

@@ -85,6 +85,11 @@ class DeviceRank:
         return self._core.lifecycle.cause
 
     @property
+    def worlds(self) -> set[int]:
+        """Numbers of the open worlds of the device."""
+        return self._core.worlds
+
+    @property
     def attributions(self) -> set[Attribution]:
         """The work on the device that is examined if its context dies."""
         return self._core.attributions

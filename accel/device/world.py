@@ -62,6 +62,8 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         self._form = form  # another world with the options of this one
         self._devices = dict(zip(ranks, devices, strict=True))
         self._owns_devices = owns_devices
+        for rank in ranks:
+            rank.worlds.add(epochs.number)
 
     def __repr__(self) -> str:
         return f"<World {self._epochs.number} of {self.size} ranks {self.state.value} epoch {self.epoch}>"
@@ -292,6 +294,8 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     async def leave(self) -> None:
         """Close the world, and no device. Idempotent."""
         await self._epochs.aclose()
+        for rank in self._devices:
+            rank.worlds.discard(self.number)
 
     async def aclose(self, *, timeout: float | None = None) -> None:
         """Close the world, and the devices that were opened for it. Idempotent.

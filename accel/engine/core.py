@@ -118,6 +118,8 @@ class DeviceCore:
         Counts callers that wait, and submissions in hand.
     loans : Loans
         Counts the buffers that it lends to other devices.
+    worlds : set of int
+        Numbers of the open worlds that it is a rank of.
     registrations : dict
         Name -> registration, of the libraries of the user's own.
     registration_listeners : list of callable
@@ -168,6 +170,7 @@ class DeviceCore:
         self.oom_retry = OomRetry()
         self.workload = Workload()
         self.loans = Loans()
+        self.worlds: set[int] = set()
         self.lifecycle.listeners.append(self.workload.wake)
         self.registrations: dict[str, Registration] = {}
         self.registration_listeners: list[Callable[[], object]] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from tests.device_support import bounded, failure, task, until
+from tests.device_support import bounded, failure, task, turns, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -147,3 +147,16 @@ async def test_a_batch_of_an_epoch_that_is_over_sends_nothing(system: accel.Syst
     with pytest.raises(accel.NotInitializedError):
         batch.barrier()
     await check_works(world)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_copies_between_ranks_and_collectives_do_not_wait_in_a_circle(system: accel.System, host: Any) -> None:
+    world = await system.open_world("cpu", ranks=2, host=host)
+    x = await ones(world, (1 << 16,))
+    for steps in range(1, 10, 2):
+        copy = task(world.devices[1].put(x[0], out=x[1]))
+        await turns(steps)
+        await bounded(world.all_reduce(x, out=x))
+        assert await bounded(copy) is x[1]
+    await world.leave()
+    assert not any(device._core.worlds for device in world.devices)
