@@ -2,7 +2,8 @@
 
 ``python benchmarks/worlds.py [--device cpu|cuda] [--ranks 2] [--seconds 2] [--clients 64] [--only reduce,loss,decoder]``
 
-``reduce`` awaits all-reduces one by one, 8 at a time, and in batches of 32. On CUDA the twin is :mod:`benchmarks.raw_nccl`, before and after. ``loss`` kills
+``reduce`` awaits all-reduces one by one, 8 at a time, and in batches of 32. Its twin is :mod:`benchmarks.raw_nccl` or, on the CPU, :mod:`benchmarks.raw_gloo`,
+before and after. ``loss`` kills
 a rank of a model of two layers, each cut into parts, while clients send requests: when the next good answer came, and whether a request failed. On CUDA its
 twin is a service of ``torch.distributed`` alone, which starts all ranks again. ``decoder`` is :mod:`benchmarks.decoder_ranks`.
 """
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import 
 import numpy as np
 
 import accel
-from benchmarks import decoder_ranks, raw_nccl
+from benchmarks import decoder_ranks, raw_gloo, raw_nccl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +38,8 @@ IN_FLIGHT, IN_A_BATCH = 8, 32
 SIZES = {"cpu": (4 << 10, 1 << 20, 16 << 20), "cuda": raw_nccl.SIZES}
 WIDTH, HIDDEN = 1024, 4096
 SPLIT = {"up.weight": 0, "down.weight": 1}
+GLOO_MUST = {4 << 10: {2: 2.0, 4: 5.0}, 1 << 20: {2: 1.0, 4: 1.0}, 16 << 20: {2: 0.5, 4: 0.5}}
+"""Bytes -> ranks -> how many times faster than gloo an all-reduce of a batch must be."""
 MUST = {"in_flight": 0.97, "awaited_us": 200.0, "answer_s": {"cuda": 1.5, "cpu": 0.6}, "sooner": 5.0}
 
 
@@ -80,10 +83,16 @@ async def of_size(world: accel.World, nbytes: int, seconds: float) -> dict[str, 
 async def measure_reduce(device: str, ranks: int, seconds: float) -> dict[str, Any]:
     """Compare a world with the library alone, which is measured before it and after it."""
     twins = [raw_nccl.measure(seconds)] if device == "cuda" else []
+    gloo = [raw_gloo.measure(ranks, SIZES["cpu"], seconds)] if device == "cpu" else []
     async with accel.System() as system:
         world = await system.open_world(device, ranks=ranks)
         found: dict[str, Any] = {str(nbytes): await of_size(world, nbytes, seconds) for nbytes in SIZES[device]}
-    if not twins:
+    if gloo:
+        gloo.append(raw_gloo.measure(ranks, SIZES["cpu"], seconds))
+        for nbytes in SIZES["cpu"]:
+            batch = found[str(nbytes)]["batch"]
+            ratio = min(twin[str(nbytes)] for twin in gloo) / batch
+            found[str(nbytes)]["over_gloo"] = {"value": round(ratio, 2), "must": GLOO_MUST[nbytes].get(ranks)}
         return found
     twins.append(raw_nccl.measure(seconds))
     raw = {size: {name: min(twin[size][name] for twin in twins) for name in twins[0][size]} for size in twins[0]}

@@ -46,7 +46,7 @@ _LINE = 64
 """Bytes of a cache line: the counters of a rank share none with those of others."""
 _POLL = 0.02
 """Seconds between two looks at whether joining was given up."""
-_SPINS = 60
+_SPINS = 10
 """How often a rank that waits lets others run before it sleeps."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _CUT = frozenset({"reduce_scatter", "all_to_all", "scatter"})
@@ -79,7 +79,7 @@ class Rendezvous:
         if (rank == 0) is not (listener is not None):
             raise WorldChangedError("the rendezvous of this communicator is not in the process of rank 0", scope=FaultScope.OP)
         nbytes = _layout(size)[1]
-        fd = os.memfd_create("accel-group", os.MFD_CLOEXEC) if listener else wait(lambda: _fetch_descriptor(name))
+        fd = os.memfd_create("accel-group", os.MFD_CLOEXEC) if listener else _fetch_descriptor(name, wait)
         try:
             if listener is not None:
                 os.ftruncate(fd, nbytes)
@@ -192,7 +192,7 @@ class CpuGroup:
         """Read from the slots what this rank gets of a chunk."""
         part = self.rank if call.kind in _CUT else 0
         if call.reduction:
-            wanted[0] = _reduced(slots[:, part], call.reduction, call.dtype)
+            _reduce(slots[:, part], call.reduction, call.dtype, wanted[0])
         elif call.kind in _JOINED:
             wanted[...] = slots[:, part]
         else:
@@ -202,19 +202,22 @@ class CpuGroup:
         return WorldChangedError("a rank was lost, or the world was closed", scope=FaultScope.OP)
 
 
-def _reduced(values: Array, reduction: str, dtype: DType) -> Array:
-    """Return the rows of a matrix as one, in the order of the ranks, so that all get the same bits."""
+def _reduce(values: Array, reduction: str, dtype: DType, wanted: Array) -> None:
+    """Reduce the rows of a matrix, in the order of the ranks, so that all get the same bits."""
     reduce = _REDUCERS[reduction]
     # Narrow floats are summed up in float32, as a GPU does.
-    result: Array = values[0].astype(np.float32) if dtype.kind == "float" and dtype.itemsize < 4 else values[0].copy()
-    for row in values[1:]:
+    is_narrow = dtype.kind == "float" and dtype.itemsize < 4
+    result: Array = np.empty(wanted.shape, np.float32) if is_narrow else wanted
+    reduce(values[0], values[1], out=result, dtype=result.dtype, casting="unsafe")
+    for row in values[2:]:
         reduce(result, row, out=result, dtype=result.dtype, casting="unsafe")
     if reduction == "avg" and dtype.kind == "float":
         result /= len(values)
     elif reduction == "avg":
         result -= np.fmod(result, len(values), dtype=result.dtype)
         result //= len(values)
-    return result
+    if is_narrow:
+        wanted[...] = result
 
 
 def _layout(size: int) -> tuple[int, int]:
@@ -241,16 +244,17 @@ def _late() -> DeadlineExceededError:
     return DeadlineExceededError("not all ranks have joined in time")
 
 
-def _fetch_descriptor(name: bytes) -> int:
+def _fetch_descriptor(name: bytes, wait: Callable[[Callable[[], Any]], Any]) -> int:
     """Return the descriptor of the group's memory, from rank 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(name)
+        wait(lambda: connection.connect(name))
         _check_user(connection)
         connection.settimeout(_POLL)
-        _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-        if not fds:
-            raise ConnectionError("rank 0 has ended")
-        return fds[0]
+        # One connection, whatever it takes: rank 0 counts them.
+        _, fds, _, _ = wait(lambda: socket.recv_fds(connection, 1, 1))
+    if not fds:
+        raise WorldChangedError("rank 0 has ended", scope=FaultScope.OP)
+    return int(fds[0])
 
 
 def _give_descriptor(listener: socket.socket, fd: int) -> None:
