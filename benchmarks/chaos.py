@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--replicas", type=int, default=Options.replicas, help="devices of a pool with one service (default %(default)s; 0: none)"
     )
+    parser.add_argument("--ranks", type=int, default=Options.ranks, help="devices of a world (default %(default)s; 0: none)")
     parser.add_argument("--hosts", default="process,auto", help="hosts of the devices that faults are sent to (default process,auto)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="kinds of faults (default: all)")
     parser.add_argument("--gap", type=int, default=400, help="answers between two faults, on average (default 400)")
@@ -74,6 +75,7 @@ def _options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tu
         suspects=given.suspects,
         models=given.model,
         replicas=given.replicas,
+        ranks=given.ranks,
         hosts=hosts,
         faults=kinds,
         gap=given.gap,

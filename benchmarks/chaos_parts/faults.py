@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.chaos_parts.oracle import Ledger
     from benchmarks.chaos_parts.schedule import Fault, Options, Schedule
     from benchmarks.chaos_parts.subject import Subject
+    from benchmarks.chaos_parts.worlds import Ranked
 
 __all__ = ["Saboteur"]
 
@@ -48,6 +49,8 @@ class Saboteur:
         Returns all devices that there are now.
     visit
         Opens a device, and closes it while its child is killed; given the fault's luck.
+    worlds
+        Whose ranks are harmed.
 
     Attributes
     ----------
@@ -68,6 +71,7 @@ class Saboteur:
         doomed: Subject,
         everybody: Callable[[], Sequence[Subject]],
         visit: Callable[[float], Awaitable[None]],
+        worlds: Sequence[Ranked],
     ) -> None:
         self.ended: Counter[Subject] = Counter()
         self._hangs: Counter[Subject] = Counter()
@@ -80,6 +84,7 @@ class Saboteur:
         self._doomed = doomed
         self._everybody = everybody
         self._visit = visit
+        self._worlds = worlds
         self.spares = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ways = {
@@ -121,6 +126,8 @@ class Saboteur:
             subject = next((each for each in self._subjects if not _is_inline(each)), subject)
         if fault.kind == "visit":
             work = self._visit(fault.luck)
+        elif fault.kind.startswith("rank_"):
+            work = self._rank(fault)
         elif fault.kind == "budget":
             work = self._kill(self._doomed, fault)
         elif fault.kind in _LOST:
@@ -235,6 +242,12 @@ class Saboteur:
         subject.faulted()
         if not send_signal(pid, number):
             raise _NotNowError
+
+    async def _rank(self, fault: Fault) -> None:
+        for ranked in self._worlds:
+            if await ranked.harm(fault):
+                return
+        raise _NotNowError
 
     async def _spare(self, subject: Subject, fault: Fault) -> None:
         """Kill or stop a child that serves nobody."""

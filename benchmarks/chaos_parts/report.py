@@ -150,6 +150,8 @@ class Report:
             words.append(f"--model {options.models}")
         if options.replicas != Options.replicas:
             words.append(f"--replicas {options.replicas}")
+        if options.ranks != Options.ranks:
+            words.append(f"--ranks {options.ranks}")
         if options.standby != "none":
             words.append(f"--standby {options.standby}")
         if not options.durable:

@@ -24,11 +24,14 @@ FAULTS: dict[str, str] = {
     "spare": "SIGKILL or SIGSTOP to a child that does not serve: a standby, or one that is just starting",
     "rebuild": "SIGKILL to the child, and to its successor while that starts",
     "visit": "a device is opened and closed while its child is killed",
+    "rank_kill": "SIGKILL to a rank of a world",
+    "rank_stop": "SIGSTOP to a rank of a world",
+    "rank_fault": "a fault plan poisons the context of a rank",
     "budget": "a device with a budget of two restarts is killed a third time",
 }
 """Kind of fault -> what it is."""
 
-_RARE = {"visit": 0.6, "spare": 0.6, "stop": 0.5, "stuck": 0.5, "budget": 0.0}
+_RARE = {"visit": 0.6, "spare": 0.6, "stop": 0.5, "stuck": 0.5, "rank_stop": 0.5, "budget": 0.0}
 """Weights of those that are not drawn as often as the others; ``budget`` comes at fixed places."""
 
 
@@ -52,6 +55,8 @@ class Options:
         How many more ask a served model, whose weights are swapped meanwhile; poison is among their requests too.
     replicas
         Devices of a pool on which one more model is served, while its members are killed, stopped, drained and added; 0: none.
+    ranks
+        Devices of a world whose ranks sum arrays, while some are killed, stopped and poisoned; 0: none.
     hosts
         The hosts of the devices that faults are sent to, one device each.
     faults
@@ -77,6 +82,7 @@ class Options:
     suspects: int = 8
     models: int = 8
     replicas: int = 2
+    ranks: int = 2
     hosts: tuple[str, ...] = ("process", "auto")
     faults: tuple[str, ...] = tuple(FAULTS)
     gap: int = 400

@@ -26,6 +26,7 @@ from benchmarks.chaos_parts.requests import check
 from benchmarks.chaos_parts.schedule import Schedule
 from benchmarks.chaos_parts.subject import Subject
 from benchmarks.chaos_parts.suspects import CpuFragile, CudaFragile, Suspects
+from benchmarks.chaos_parts.worlds import Ranked
 from benchmarks.chaos_parts.wrecks import CpuWreck, CudaWreck
 
 if TYPE_CHECKING:
@@ -94,19 +95,29 @@ class Service:
                 suspects = await self._open_suspects()
                 models = await self._open_models()
                 pools = await self._open_pools()
+                worlds = await self._open_worlds()
                 batching: list[Scoring | Suspects | Modelled | Replicated] = [*services.values(), *suspects, *models, *pools]
                 for service in batching:
                     await service.batcher.__aenter__()
                 self.saboteur = Saboteur(
-                    options, Schedule(options), self._ledger, under_fire, doomed, everybody=lambda: list(self.subjects), visit=self._visit
+                    options,
+                    Schedule(options),
+                    self._ledger,
+                    under_fire,
+                    doomed,
+                    everybody=lambda: list(self.subjects),
+                    visit=self._visit,
+                    worlds=worlds,
                 )
                 self._plant.begin(self._ledger, calm)
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
-                await self._serve(services, [*under_fire, calm, doomed], suspects, models, pools)
+                await self._serve(services, [*under_fire, calm, doomed], suspects, models, pools, worlds)
                 for service in batching:
                     await service.batcher.aclose()
                     await service.forget()
+                for ranked in worlds:
+                    await ranked.close()
                 if not self._hung.is_set():
                     await self._afterwards(
                         [
@@ -114,6 +125,7 @@ class Service:
                             *(each.subject for each in suspects),
                             *(each.subject for each in models),
                             *(each for pool in pools for each in pool.subjects),
+                            *(each for ranked in worlds for each in ranked.subjects),
                         ],
                         calm,
                         doomed,
@@ -214,6 +226,18 @@ class Service:
         await replicated.load()
         return [replicated]
 
+    async def _open_worlds(self) -> list[Ranked]:
+        """Open a world: on a GPU each rank has one of its own."""
+        options = self._options
+        visible = find_specs(options.device)
+        if not options.ranks or (options.device != "cpu" and len(visible) < options.ranks):
+            return []
+        specs = [visible[number % len(visible)] for number in range(options.ranks)]
+        opening = [self._open(f"rank{number}", "process", _FOREVER, spec=spec) for number, spec in enumerate(specs)]
+        subjects = await asyncio.gather(*opening)
+        world = await self._system.open_world([subject.device for subject in subjects], hang_timeout=options.hang_timeout)
+        return [Ranked(subjects, world, self._ledger, options.seed)]
+
     # -- the load
 
     async def _serve(
@@ -223,6 +247,7 @@ class Service:
         suspects: list[Suspects],
         models: list[Modelled],
         pools: list[Replicated],
+        worlds: list[Ranked],
     ) -> None:
         options, ledger = self._options, self._ledger
         # Most requests go where faults go.
@@ -237,6 +262,7 @@ class Service:
         tasks += [asyncio.ensure_future(each) for model in models for each in (model.change(stop), model.bad_loads.run(stop))]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in pools for number in range(_POOL_CLIENTS)]
         tasks += [asyncio.ensure_future(each.change(stop)) for each in pools]
+        tasks += [asyncio.ensure_future(each.run(number, stop)) for each in worlds for number in range(_POOL_CLIENTS)]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]
