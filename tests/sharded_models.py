@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,3 +55,11 @@ def answer(x: np.ndarray[Any, Any], version: int = 1) -> np.ndarray[Any, Any]:
     given = weights(version)
     y: np.ndarray[Any, Any] = np.tanh(x @ given["up"] + given["bias"]) @ given["down"]
     return y
+
+
+class Slow(Mlp):
+    """One that takes its time to be made ready together with the others."""
+
+    def warm(self, inputs: Mapping[str, Any]) -> None:
+        if self._group.launcher is not None:
+            time.sleep(0.5)

@@ -127,6 +127,10 @@ class Flight:
         When it was sent, in the loop's time.
     on_lost : callable
         Called if the epoch ends before it.
+    grace : float
+        More seconds that it may take until it counts as hung.
+    is_work : bool
+        Whether it is more than a collective, so that what an op of it raises is its own error.
     """
 
     numbers: range
@@ -134,6 +138,8 @@ class Flight:
     future: asyncio.Future[list[Any]]
     began: float
     on_lost: Callable[[], object]
+    grace: float = 0.0
+    is_work: bool = False
     tasks: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
 
 
@@ -195,6 +201,7 @@ class Epochs:
         self._communicator = 0  # the number of the newest, formed or not
         self._sent = 0  # collectives so far
         self._flights: list[Flight] = []  # that have not ended, in the order of sending
+        self._settled_at = 0.0  # when the last one ended
         self._disturbed = asyncio.Event()  # while ranks join: one of them was lost
         self._reforming: asyncio.Task[None] | None = None
         self._hang_timer: asyncio.TimerHandle | None = None
@@ -211,7 +218,14 @@ class Epochs:
     # -- collectives
 
     async def run(
-        self, what: str, start: Start, timeout: float | None, count: int = 1, *, on_lost: Callable[[], object] = lambda: None
+        self,
+        what: str,
+        start: Start,
+        timeout: float | None,
+        count: int = 1,
+        *,
+        on_lost: Callable[[], object] = lambda: None,
+        grace: Callable[[], float] | None = None,
     ) -> list[Any]:
         """Send a collective to all ranks, once the world is READY and has room, and return the results.
 
@@ -227,6 +241,9 @@ class Epochs:
             How many collectives it is.
         on_lost
             Called if the epoch ends before all ranks have: what they were to write is not whole.
+        grace
+            Given for work that is more than a collective; called after ``start``: returns more seconds
+            that it may take until it counts as hung.
 
         Raises
         ------
@@ -244,6 +261,8 @@ class Epochs:
                 await self._wait_for_room()
                 try:
                     flight = self._send(what, start, count, on_lost)
+                    if grace is not None:
+                        flight.is_work, flight.grace = True, grace()
                 except BaseException:
                     self._room.release()
                     raise
@@ -312,8 +331,8 @@ class Epochs:
         if flight.future.done():
             return
         if error is not None:
-            if isinstance(error, AccelError) and not (error.is_fault or isinstance(error, WorldChangedError)):
-                self._settle(flight, error.clone())  # its own, as when a model raises
+            if flight.is_work and isinstance(error, AccelError) and not (error.is_fault or isinstance(error, WorldChangedError)):
+                self._settle(flight, error.clone())  # as when a model raises
             self._end_epoch((rank,), f"rank {rank} failed {flight.what} {flight.numbers.start}: {error}", error)
         elif self.lifecycle.state is DeviceState.READY and all(other.done() for other in flight.tasks.values()):
             self._settle(flight, [flight.tasks[place].result() if place in flight.tasks else None for place in range(self.size)])
@@ -324,6 +343,7 @@ class Epochs:
         The tasks of its ranks may run on: what ends them later finds the future done.
         """
         self._flights.remove(flight)
+        self._settled_at = self._loop.time()
         self._room.release()
         if isinstance(outcome, AccelError):
             flight.future.set_exception(outcome)
@@ -379,7 +399,7 @@ class Epochs:
         if not self._flights or timeout is None:
             return
         oldest = self._flights[0]
-        left = oldest.began + timeout - self._loop.time()
+        left = max(oldest.began, self._settled_at) + timeout + oldest.grace - self._loop.time()
         if left > 0:
             self._hang_timer = self._loop.call_later(left, self._check_hang)
         elif self.lifecycle.state is DeviceState.READY:

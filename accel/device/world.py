@@ -124,7 +124,12 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         return tuple(await all_or_nothing([run(device, rank) for rank, device in enumerate(self.devices)], keep))
 
     async def lockstep(
-        self, what: str, work: Callable[[Device, Place], Coroutine[Any, Any, T]], *, timeout: float | None = None
+        self,
+        what: str,
+        work: Callable[[Device, Place], Coroutine[Any, Any, T]],
+        *,
+        timeout: float | None = None,
+        grace: Callable[[], float] = float,
     ) -> tuple[T, ...]:
         """Run work on all ranks as one collective, and return the results: for ops that have collectives in them.
 
@@ -140,12 +145,14 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
             batch, before it waits for anything.
         timeout
             Seconds of waiting. What was sent then runs on.
+        grace
+            Called when it is sent: returns seconds that it may take besides the ``hang_timeout``.
         """
 
         def start(place: Place) -> list[Coroutine[Any, Any, T] | None]:
             return [work(device, place) for device in self.devices]
 
-        return tuple(await self._epochs.run(what, start, timeout))
+        return tuple(await self._epochs.run(what, start, timeout, grace=grace))
 
     async def broadcast(self, source: Any, *, root: int = 0, out: Sequence[AccelRef] | None = None, timeout: float | None = None) -> Refs:
         """Give every rank the array of rank ``root``: a ref there, or a host array, which is put there."""

@@ -127,7 +127,12 @@ class ModelWorld(Protocol):
         """See :meth:`accel.World.generations`."""
 
     async def lockstep(
-        self, what: str, work: Callable[[Any, Place], Coroutine[Any, Any, T]], *, timeout: float | None = None
+        self,
+        what: str,
+        work: Callable[[Any, Place], Coroutine[Any, Any, T]],
+        *,
+        timeout: float | None = None,
+        grace: Callable[[], float] = float,
     ) -> tuple[T, ...]:
         """See :meth:`accel.World.lockstep`."""
 

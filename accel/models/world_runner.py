@@ -30,6 +30,9 @@ __all__ = ["RanksRunner", "WorldRunner", "together"]
 T = TypeVar("T")
 R = TypeVar("R", bound=DeviceRunner)
 
+_PREPARING = 300.0
+"""Seconds that the first forward of an epoch may take besides the world's ``hang_timeout``: it makes the graphs of all buckets."""
+
 
 class RanksRunner(Generic[R]):
     """What a :class:`~accel.models.runner.Runner` has that runs a model over a world; base class.
@@ -185,7 +188,8 @@ class WorldRunner(RanksRunner[LibraryRunner]):
                 return record(rank, batch, given[rank], number)
 
         try:
-            return (await self._world.lockstep(what, work, timeout=left(deadline)))[0]
+            made = await self._world.lockstep(what, work, timeout=left(deadline), grace=lambda: _PREPARING if prepares else 0.0)
+            return made[0]
         except AccelError:
             if prepares:
                 self._epoch = 0

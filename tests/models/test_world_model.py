@@ -37,9 +37,9 @@ async def world_of(ranks: int = 2, **options: Any) -> AsyncIterator[accel.World]
         yield await system.open_world("cpu", ranks=ranks, **{"restart": OFTEN, **options})
 
 
-async def loaded(world: accel.World, version: int = 1, **options: Any) -> accel.Model:
+async def loaded(world: accel.World, version: int = 1, target: str = "Mlp", **options: Any) -> accel.Model:
     given: dict[str, Any] = {"weights": sharded_models.weights(version), "inputs": X, "buckets": BUCKETS, "split": sharded_models.SPLIT}
-    return await world.load_model("tests.sharded_models:Mlp", **(given | options))
+    return await world.load_model(f"tests.sharded_models:{target}", **(given | options))
 
 
 def check(found: dict[str, Array], x: Array, version: int = 1) -> None:
@@ -146,6 +146,19 @@ async def test_a_rank_that_hangs_in_a_forward_is_replaced(rng: np.random.Generat
         assert "rank 1 (cpu:0#2) did not reach forward" in error.message
         check(await bounded(model.numpy(x)), x)
         assert [device.generation for device in world.devices] == [1, 2]
+
+
+async def test_making_an_epoch_ready_is_no_hang(rng: np.random.Generator) -> None:
+    """It takes several times the hang_timeout, and what waits behind it has that time too."""
+    async with world_of(hang_timeout=0.4) as world:
+        model, x = await loaded(world, target="Slow"), rng.standard_normal((2, 5))
+        for epoch in (1, 2):
+            for found in await bounded(asyncio.gather(*(model.numpy(x) for _ in range(3)))):
+                check(found, x)
+            assert world.epoch == epoch
+            if epoch == 1:
+                kill(world.devices[1])
+                await reached(world, 2)
 
 
 async def test_weights_are_swapped_and_rolled_back(rng: np.random.Generator) -> None:

@@ -149,7 +149,7 @@ class TorchAdapter:
         """
         stream = next((each.stream for each in inputs.values()), self._stream)
         with self._working_in(stream):
-            if self._graphs:
+            if self._graphs or self._group is not None:
                 self._wait_for_last(stream)
             tensors = {name: _tensor(each) for name, each in inputs.items()}
             captured = self._graphs.get(tuple([each.shape for each in inputs.values()]))
@@ -161,12 +161,16 @@ class TorchAdapter:
 
     def warm(self, inputs: Mapping[str, tuple[Spec, Fill]]) -> None:
         """Run once with inputs of these shapes, on the stream that it was opened with, and capture that into a graph if there are to be any."""
+        before = None if self._group is None else self._group.stream
         with self._working_in(self._stream):
             self._wait_for_last(self._stream)
             tensors = {name: _filled(spec, fill, self._device) for name, (spec, fill) in inputs.items()}
             self._forward(tensors)
             if self._pool is not None and (self._group is None or self._group.launcher is not None):
                 self._capture(tensors)
+        if before is not None and self._device.type == "cuda":  # the stream of the forwards, whose collectives come behind these
+            with self._working_in(before):
+                self._wait_for_last(before)
 
     def store(self, result: Any, output: Operand) -> None:
         """Enqueue a copy of a tensor, of any strides, or of an array of numpy, into an output of its shape and dtype.
@@ -208,7 +212,7 @@ class TorchAdapter:
 
     def _wait_for_last(self, stream: Any) -> None:
         """Have a stream wait for the last one. Graphs share memory, also with what ran eagerly in their stream: batches have another one."""
-        if stream is not self._last:
+        if stream is not self._last and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).wait_stream(_external(self._device, self._last))
             self._last = stream
 
