@@ -156,6 +156,9 @@ class Graph(Recorder):
         Notes
         -----
         Cancelling detaches the waiter; a replay that has reached the device runs on.
+
+        Where an op has failed that was to write a buffer of the graph, a replay that reads the
+        buffer before it writes there raises the error of that op, until all of it is rewritten.
         """
         try:
             await self._sender.run(self.replay_op(self._live_program()), timeout)

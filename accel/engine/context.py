@@ -30,7 +30,7 @@ from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError
 from accel.memory import Allocator
 from accel.ops import Free
-from accel.storage.buffers import Buffers
+from accel.storage.buffers import Buffers, HeldResource
 from accel.storage.closing import close_all
 from accel.storage.durable_slabs import DurableSlabs
 from accel.world.member import Members
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from accel.engine.lane import Lane
     from accel.engine.launches import BoundOp
     from accel.engine.submission import Submission
-    from accel.memory import Dependency, Timeline, Usage
+    from accel.memory import Dependency, Timeline
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -488,12 +488,12 @@ class Context(ContextBase):
                 self.watcher.watch(mark)
             await self.wait_until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
 
-    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+    def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Hold a resource under a buffer's number; see :meth:`~accel.storage.buffers.Buffers.hold`.
 
         Once the ref is dropped, it is released when its last use has ended, also if no op follows.
         """
-        self.buffers.hold(ref, usage, release)
+        self.buffers.hold(ref, resource)
         self._release_when_retired()
 
     def _release_when_retired(self) -> None:

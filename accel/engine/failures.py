@@ -43,10 +43,10 @@ class _TrackedOp:
 
     Attributes
     ----------
-    reads : list of Dependency
-        Writes, pending at the op's dispatch, whose results it reads, or keeps in part.
-    overwrites : list of Dependency
-        Pending writes of what it writes, in whole or in part: their results stay if it never runs.
+    inputs : set of int
+        Buffers that it reads, or keeps in part.
+    reads, overwrites : list of Dependency
+        Writes, pending at the op's dispatch, of what it reads, and of what it writes.
     replaced : list of int
         Buffers that existed before, all of whose contents it writes anew.
     overwritten : set of int
@@ -57,9 +57,10 @@ class _TrackedOp:
         The error that the op ends with: its own, or that of an op whose result it reads.
     """
 
-    __slots__ = ("error", "overwrites", "overwritten", "overwritten_error", "reads", "replaced")
+    __slots__ = ("error", "inputs", "overwrites", "overwritten", "overwritten_error", "reads", "replaced")
 
     def __init__(self) -> None:
+        self.inputs: set[int] = set()
         self.reads: list[Dependency] = []
         self.overwrites: list[Dependency] = []
         self.replaced: list[int] = []
@@ -125,34 +126,23 @@ class Failures:
         """
         self._handle_reported()
         self._forget_freed()
-        blocks = self._buffers.blocks
-        kept_in_part = [ref for ref in plan.writes if plan.updates or _is_partial(ref, blocks[ref.buffer])]
-        for ref in (*plan.reads, *kept_in_part):
-            if ref.buffer in self._invalid and ref.nbytes:
-                raise self._invalid[ref.buffer].clone()
+        for buffer in self._inputs_of(plan).intersection(self._invalid):
+            raise self._invalid[buffer].clone()
 
     def track(self, lane: StreamClock, seq: int, plan: Plan) -> None:
-        """Record which pending writes an op reads and overwrites; what it writes anew is valid again.
+        """Record what an op reads and writes that may still fail; what it writes anew is valid again.
 
         Called before the op is recorded as the buffers' last user. Not called where nothing is in
         flight and no memory is invalid.
         """
         blocks, tracked_op = self._buffers.blocks, _TrackedOp()
-        for ref in plan.reads:
-            write = blocks[ref.buffer].usage.pending_write()
-            if write is not None:
-                tracked_op.reads.append(write)
-        for ref in plan.writes:
-            block, is_replaced = blocks[ref.buffer], True
-            if ref.nbytes and (plan.updates or _is_partial(ref, block)):
-                is_replaced = False  # the result depends on the pending write, as that of a reader
-            else:
-                tracked_op.replaced.append(ref.buffer)
-            write = block.usage.pending_write()
-            if write is not None:
-                tracked_op.overwrites.append(write)
-                if not is_replaced:
-                    tracked_op.reads.append(write)
+        tracked_op.inputs = self._inputs_of(plan)
+        tracked_op.replaced = [ref.buffer for ref in plan.writes if ref.buffer not in tracked_op.inputs]
+        for refs, pending in ((plan.reads, tracked_op.reads), (plan.writes, tracked_op.overwrites)):
+            for ref in refs:
+                write = blocks[ref.buffer].usage.pending_write()
+                if write is not None:
+                    pending.append(write)
         if self._invalid:
             tracked_op.overwritten = self._with_graph_buffers(tracked_op.replaced).intersection(self._invalid)
             for buffer in tracked_op.overwritten:
@@ -160,6 +150,20 @@ class Failures:
             self.has_invalid = bool(self._invalid)
         if tracked_op.reads or tracked_op.overwrites or tracked_op.overwritten:
             self.tracked[lane, seq] = tracked_op
+
+    def _inputs_of(self, plan: Plan) -> set[int]:
+        """Return the buffers whose contents an op reads, or keeps in part.
+
+        Of a replay also the graph's own, but for those that a call copies its operands to.
+        """
+        inputs = {ref.buffer for ref in plan.reads if ref.nbytes}
+        for ref in plan.writes:
+            block = self._buffers.blocks[ref.buffer]
+            if isinstance(block, HeldResource):
+                inputs |= block.inputs.difference([written.buffer for written in plan.writes])
+            elif ref.nbytes and (plan.updates or _is_partial(ref, block)):
+                inputs.add(ref.buffer)
+        return inputs
 
     def expect_status(self, lane: StreamClock, seq: int, status: PendingStatus) -> None:
         """Expect an op's status, which will say whether it has succeeded.
@@ -237,9 +241,8 @@ class Failures:
         tracked_op = self.tracked.get((lane, seq))
         if tracked_op is not None:
             self._dropped.append((lane, seq))
-            # Its readers get what was there before it: the results of the writes that it was to
-            # overwrite or update.
-            tracked_op.reads = tracked_op.overwrites
+            # It neither fails nor replaces anything: its readers get what was there before it.
+            tracked_op.inputs, tracked_op.replaced = set(), []
             if tracked_op.overwritten_error is not None:
                 self._propagate({(lane, seq)}, set(tracked_op.overwritten), tracked_op.overwritten_error)
 
@@ -274,11 +277,12 @@ class Failures:
         Their keys are added to the set ``failed``, and the buffers that they were to write to
         ``invalid``. These become invalid, unless a later op that did not fail writes them anew.
         """
-        # And the ops behind them: of a graph's buffers, each of these may write another one anew.
+        # And the ops that write behind them: of a graph's buffers, each may write another one.
         later = set(failed)
         # One pass is enough: an op is dispatched after those whose results it reads.
         for key, tracked_op in self.tracked.items():
-            if tracked_op.error is None and not failed.isdisjoint(tracked_op.reads):
+            is_later = not (later.isdisjoint(tracked_op.reads) and later.isdisjoint(tracked_op.overwrites))
+            if is_later and tracked_op.error is None and not invalid.isdisjoint(tracked_op.inputs):
                 tracked_op.error = error
                 if key not in failed:
                     also_failed = self._with_rest_of_batch(key)
@@ -338,14 +342,14 @@ class Failures:
         return self._with_graph_buffers(written)
 
     def _with_graph_buffers(self, written: Iterable[int]) -> set[int]:
-        """Return the buffers that were written, and those of the graphs whose handles are among them.
+        """Return the buffers that were written, and what replays write whose handles are among them.
 
-        A replay writes its handle in their place: all of a graph's buffers share one usage, by
-        which it orders ops, and which does not tell what one of them was last written by.
+        All buffers of a graph share one usage, which orders ops on them, and does not tell what one
+        of them was last written by.
         """
         buffers, blocks = set(written), self._buffers.blocks
         for handle in [block for buffer in buffers if isinstance(block := blocks.get(buffer), HeldResource)]:
-            buffers |= {buffer for buffer, block in blocks.items() if block.usage is handle.usage}
+            buffers |= handle.outputs
         return buffers
 
     def _forget_freed(self) -> None:

@@ -10,9 +10,10 @@ from accel.actors.turns import CHECK_EVERY, Turn
 from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
-from accel.ops import KernelOp, Plan, Spec, Status
+from accel.ops import Empty, KernelOp, Plan, Spec, Status
 from accel.ops.base import operand, plan_of
 from accel.ref import AccelRef, RefView
+from accel.storage.buffers import HeldResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +63,7 @@ class _GraphContext(LaunchContext, Protocol):
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
 
-    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+    def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Track a resource that is no memory of the allocator's."""
 
 
@@ -92,6 +93,8 @@ class Program:
 
     __slots__ = (
         "_launches",
+        "_own_inputs",
+        "_own_outputs",
         "_scratch",
         "_status",
         "_status_address",
@@ -119,6 +122,9 @@ class Program:
         self.call_plan: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
         self.registered_libraries: Sequence[RegisteredLibrary] = ()
         self.external_reads: frozenset[int] = frozenset()
+        # Own buffers whose contents the ops read before they write them, and those that they write.
+        self._own_inputs: frozenset[int] = frozenset()
+        self._own_outputs: frozenset[int] = frozenset()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
         self._status_address = 0
@@ -139,20 +145,29 @@ class Program:
         program, turn = cls(core, ops, plans, outputs, generation), Turn()
         # A replay's reads and writes are those of its ops on buffers that it does not own.
         owned_buffers = {ref.buffer for ref in program.owned_refs}
+        own_inputs: set[int] = set()
+        own_outputs: set[int] = set()
         read: dict[int, AccelRef] = {}
         written: dict[int, AccelRef] = {}
         overwritten: set[int] = set(owned_buffers)  # wholly overwritten so far: earlier contents are not read
-        for number, plan in enumerate(plans, 1):
+        for number, (op, plan, results) in enumerate(zip(ops, plans, outputs, strict=True), 1):
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
             for ref in plan.reads + plan.writes if plan.updates else plan.reads:
                 if ref.buffer not in overwritten:
                     read.setdefault(ref.buffer, ref)
+                elif ref.buffer in owned_buffers and ref.buffer not in own_outputs:
+                    own_inputs.add(ref.buffer)
+            if not isinstance(op, Empty):  # which sets no contents
+                own_outputs.update([ref.buffer for ref in results])
             for ref in plan.writes:
-                if ref.buffer not in owned_buffers:
+                if ref.buffer in owned_buffers:
+                    own_outputs.add(ref.buffer)
+                else:
                     written.setdefault(ref.buffer, ref)
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     overwritten.add(ref.buffer)
+        program._own_inputs, program._own_outputs = frozenset(own_inputs), frozenset(own_outputs)
         status = None
         if program._statuses:
             last = program._statuses[-1]
@@ -268,7 +283,8 @@ class Program:
                 # Once freed, the block is reused by another buffer, which must not share its usage
                 # with the rest of the program.
                 free_hooks[ref.buffer] = partial(_free_with_own_usage, free_hooks.get(ref.buffer, free))
-        context.hold(self.handle, shared, None if self.native is None else self.native.close)
+        release = None if self.native is None else self.native.close
+        context.hold(self.handle, HeldResource(shared, release, self._own_inputs, self._own_outputs))
 
 
 def _free_with_own_usage(free: Callable[[Block], object], block: Block) -> None:

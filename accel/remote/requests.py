@@ -372,8 +372,8 @@ class RequestContext(ContextBase):
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle a message of the child. Descriptors that are kept are removed from ``fds``.
 
-        Called by the context's actor from READY on. For a message that cannot be true it raises, and
-        the child is ended.
+        Called by the context's actor from READY on. For a message that cannot be true it raises,
+        and the child is ended.
         """
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):

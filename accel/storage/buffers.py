@@ -41,19 +41,34 @@ class DurableMemory(Protocol):
 class HeldResource:
     """A resource that is freed as a buffer is, but has no memory of the allocator: a graph.
 
+    Parameters
+    ----------
+    usage
+        Its uses, after which it may be released.
+    release
+        Releases it; may block, and is called on another thread. Not called after a fault.
+    inputs, outputs
+        The graph's own buffers whose contents a replay reads, and those that it writes.
+
     Attributes
     ----------
     address : int
-        What kernels get as its address; 0 where there is none.
-    usage : Usage
-        Its uses, after which it may be released.
+        What kernels get as its address.
     """
 
-    __slots__ = ("_release", "address", "usage")
+    __slots__ = ("_release", "address", "inputs", "outputs", "usage")
 
-    def __init__(self, usage: Usage, release: Callable[[], object] | None, address: int = 0) -> None:
+    def __init__(
+        self,
+        usage: Usage,
+        release: Callable[[], object] | None,
+        inputs: frozenset[int] = frozenset(),
+        outputs: frozenset[int] = frozenset(),
+    ) -> None:
         self.usage = usage
-        self.address = address
+        self.inputs = inputs
+        self.outputs = outputs
+        self.address = 0
         self._release = release
 
     def close(self) -> None:
@@ -147,19 +162,12 @@ class Buffers:
         """Return where a buffer's elements start; raises as :meth:`block` does."""
         return self.block(ref).address + ref.offset
 
-    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+    def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Hold a resource under the number of ``ref``, whose life it shares.
 
-        Parameters
-        ----------
-        ref
-            When it is dropped, or freed, ``release`` is called, once all uses are over.
-        usage
-            Its uses.
-        release
-            Releases it; may block, and is called on another thread. Not called after a fault.
+        When the ref is dropped, or freed, it is released, once all uses are over.
         """
-        self.blocks[ref.buffer] = HeldResource(usage, release)
+        self.blocks[ref.buffer] = resource
         self._held_count += 1
 
     def allocate(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:

@@ -424,6 +424,45 @@ async def test_a_failed_input_of_a_graph_leaves_its_other_buffers_alone() -> Non
         np.testing.assert_array_equal(await device.get(x), np.ones(4))
 
 
+async def test_a_replay_does_not_read_what_a_failed_op_has_left_in_an_input() -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        async with device.graph() as graph:
+            x, y = graph.empty(4, np.float64), graph.empty(4, np.float64)
+            made = graph.elementwise.binary("add", x, y)
+        source = await device.put(np.ones(4))
+        failing = device.run(Work(source, "raise", x, gated=True))
+        sent = [asyncio.create_task(each) for each in (failing, device.put(np.ones(4), out=y), graph.replay(timeout=PATIENCE))]
+        await until(lambda: device.info().in_flight == len(sent))
+        Ways.gate.set()
+        failed, written, replayed = await ended(*sent)
+        assert is_of_the_op(failed)
+        assert written is y
+        assert is_of_the_op(replayed)
+        for use in (device.get(x), device.get(made), graph.replay(timeout=PATIENCE)):
+            with pytest.raises(accel.LibraryError):
+                await use
+        (copied,) = await graph.into_function([x], [made])(source)  # which overwrites the input
+        np.testing.assert_array_equal(await device.get(copied), np.full(4, 2.0))
+
+
+async def test_a_graph_with_state_of_its_own_waits_for_it_to_be_rewritten_after_a_replay_that_failed() -> None:
+    async with accel.System() as system:
+        device = await opened(system)
+        one = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            state = graph.empty(4, np.float64)
+            graph.elementwise.binary("add", state, one, out=state)
+            made = graph.run(Work(state, "checked"))
+        await device.put(np.full(4, -1.5), out=state)
+        for use in (graph.replay(timeout=PATIENCE), graph.replay(timeout=PATIENCE), device.get(state), device.get(made)):
+            with pytest.raises(accel.LibraryError, match="a bad request"):
+                await use
+        await device.put(np.ones(4), out=state)
+        await graph.replay(timeout=PATIENCE)
+        np.testing.assert_array_equal(await device.get(made), np.full(4, -2.0))
+
+
 async def test_results_of_a_graph_that_writes_a_part_of_a_buffer_are_sound_after_a_replay_that_works() -> None:
     async with accel.System() as system:
         device = await opened(system)
