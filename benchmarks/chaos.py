@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
         "--replicas", type=int, default=Options.replicas, help="devices of a pool with one service (default %(default)s; 0: none)"
     )
     parser.add_argument("--ranks", type=int, default=Options.ranks, help="devices of a world (default %(default)s; 0: none)")
+    parser.add_argument(
+        "--node",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ask a device of a node, whose agent is killed and whose link is cut; on the CPU (default: yes)",
+    )
     parser.add_argument("--hosts", default="process,auto", help="hosts of the devices that faults are sent to (default process,auto)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="kinds of faults (default: all)")
     parser.add_argument("--gap", type=int, default=400, help="answers between two faults, on average (default 400)")
@@ -76,6 +82,7 @@ def _options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tu
         models=given.model,
         replicas=given.replicas,
         ranks=given.ranks,
+        node=given.node,
         hosts=hosts,
         faults=kinds,
         gap=given.gap,

@@ -10,12 +10,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import accel
+from benchmarks.chaos_parts.nodes import NODE_FAULTS
 from benchmarks.chaos_parts.processes import send_signal, workers
 from benchmarks.chaos_parts.wrecks import Wreck
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from benchmarks.chaos_parts.nodes import Noded
     from benchmarks.chaos_parts.oracle import Ledger
     from benchmarks.chaos_parts.schedule import Fault, Options, Schedule
     from benchmarks.chaos_parts.subject import Subject
@@ -72,6 +74,7 @@ class Saboteur:
         everybody: Callable[[], Sequence[Subject]],
         visit: Callable[[float], Awaitable[None]],
         worlds: Sequence[Ranked],
+        nodes: Sequence[Noded],
     ) -> None:
         self.ended: Counter[Subject] = Counter()
         self._hangs: Counter[Subject] = Counter()
@@ -85,6 +88,7 @@ class Saboteur:
         self._everybody = everybody
         self._visit = visit
         self._worlds = worlds
+        self._nodes = nodes
         self.spares = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ways = {
@@ -128,6 +132,8 @@ class Saboteur:
             work = self._visit(fault.luck)
         elif fault.kind.startswith("rank_"):
             work = self._rank(fault)
+        elif fault.kind in NODE_FAULTS:
+            work = self._break_node(fault)
         elif fault.kind == "budget":
             work = self._kill(self._doomed, fault)
         elif fault.kind in _LOST:
@@ -266,6 +272,17 @@ class Saboteur:
         for each in everybody:
             if not each.is_calm:
                 each.faulted()
+
+    async def _break_node(self, fault: Fault) -> None:
+        """Cut the link to a node, or kill its agent."""
+        for node in self._nodes:
+            if fault.kind == "link_cut":
+                await node.link_cut()
+                return
+            if node.is_up:
+                await node.agent_kill()
+                return
+        raise _NotNowError
 
     async def _rebuild(self, subject: Subject, fault: Fault) -> None:
         """Kill the child, and the next one as soon as it is there."""

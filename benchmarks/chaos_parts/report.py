@@ -152,6 +152,8 @@ class Report:
             words.append(f"--replicas {options.replicas}")
         if options.ranks != Options.ranks:
             words.append(f"--ranks {options.ranks}")
+        if not options.node:
+            words.append("--no-node")
         if options.standby != "none":
             words.append(f"--standby {options.standby}")
         if not options.durable:

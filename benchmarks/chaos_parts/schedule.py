@@ -27,11 +27,13 @@ FAULTS: dict[str, str] = {
     "rank_kill": "SIGKILL to a rank of a world",
     "rank_stop": "SIGSTOP to a rank of a world",
     "rank_fault": "a fault plan poisons the context of a rank",
+    "agent_kill": "SIGKILL to the agent of a node, which is started again",
+    "link_cut": "the connections to a node are cut",
     "budget": "a device with a budget of two restarts is killed a third time",
 }
 """Kind of fault -> what it is."""
 
-_RARE = {"visit": 0.6, "spare": 0.6, "stop": 0.5, "stuck": 0.5, "rank_stop": 0.5, "budget": 0.0}
+_RARE = {"visit": 0.6, "spare": 0.6, "stop": 0.5, "stuck": 0.5, "rank_stop": 0.5, "agent_kill": 0.4, "budget": 0.0}
 """Weights of those that are not drawn as often as the others; ``budget`` comes at fixed places."""
 
 
@@ -57,6 +59,8 @@ class Options:
         Devices of a pool on which one more model is served, while its members are killed, stopped, drained and added; 0: none.
     ranks
         Devices of a world whose ranks sum arrays, while some are killed, stopped and poisoned; 0: none.
+    node
+        Whether a device of a node is asked besides, whose agent is killed and whose link is cut; on the CPU.
     hosts
         The hosts of the devices that faults are sent to, one device each.
     faults
@@ -83,6 +87,7 @@ class Options:
     models: int = 8
     replicas: int = 2
     ranks: int = 2
+    node: bool = True
     hosts: tuple[str, ...] = ("process", "auto")
     faults: tuple[str, ...] = tuple(FAULTS)
     gap: int = 400

@@ -19,6 +19,7 @@ from benchmarks.chaos_parts.clients import Client, Scoring, ask
 from benchmarks.chaos_parts.durable import DurableCounter, DurableData
 from benchmarks.chaos_parts.faults import Saboteur
 from benchmarks.chaos_parts.models import Modelled, is_possible
+from benchmarks.chaos_parts.nodes import Noded
 from benchmarks.chaos_parts.processes import send_signal
 from benchmarks.chaos_parts.replicas import Replicated
 from benchmarks.chaos_parts.report import Figures
@@ -77,6 +78,7 @@ class Service:
         self._watches: list[asyncio.Future[None]] = []
         self._plans: list[FaultPlan] = []
         self._visits = 0
+        self._nodes: list[Noded] = []
         self._hung = asyncio.Event()
         self._durable: list[DurableData] = []
         self._began = time.perf_counter()
@@ -96,6 +98,7 @@ class Service:
                 models = await self._open_models()
                 pools = await self._open_pools()
                 worlds = await self._open_worlds()
+                await self._open_nodes()
                 batching: list[Scoring | Suspects | Modelled | Replicated] = [*services.values(), *suspects, *models, *pools]
                 for service in batching:
                     await service.batcher.__aenter__()
@@ -105,25 +108,23 @@ class Service:
                     self._ledger,
                     under_fire,
                     doomed,
-                    everybody=lambda: list(self.subjects),
-                    visit=self._visit,
-                    worlds=worlds,
+                    lambda: list(self.subjects),
+                    self._visit,
+                    worlds,
+                    self._nodes,
                 )
                 self._plant.begin(self._ledger, calm)
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
                 await self._serve(services, [*under_fire, calm, doomed], suspects, models, pools, worlds)
-                for service in batching:
-                    await service.batcher.aclose()
-                    await service.forget()
-                for ranked in worlds:
-                    await ranked.close()
+                await self._close_services(batching, worlds)
                 if not self._hung.is_set():
                     await self._afterwards(
                         [
                             *under_fire,
                             *(each.subject for each in suspects),
                             *(each.subject for each in models),
+                            *(each.subject for each in self._nodes),
                             *(each for pool in pools for each in pool.subjects),
                             *(each for ranked in worlds for each in ranked.subjects),
                         ],
@@ -136,10 +137,22 @@ class Service:
             for plan in self._plans:
                 plan.release()
             watchdog.cancel()
+            for noded in self._nodes:
+                await noded.close()
             last: set[asyncio.Future[Any]] = {watchdog, *self._watches, *late}
             await asyncio.wait(last, timeout=options.patience)
         for entry in self._ledger.open.values():
             self._ledger.violation(f"{entry} was never answered")
+
+    async def _close_services(self, batching: list[Scoring | Suspects | Modelled | Replicated], worlds: list[Ranked]) -> None:
+        """End what was on the devices."""
+        for service in batching:
+            await service.batcher.aclose()
+            await service.forget()
+        for ranked in worlds:
+            await ranked.close()
+        for noded in self._nodes:
+            noded.forget()
 
     def figures(self) -> Figures:
         """Return what was counted."""
@@ -148,7 +161,14 @@ class Service:
     # -- devices
 
     async def _open(
-        self, label: str, host: Any, restart: accel.RestartStrategy, standby: str = "", spec: str = "", **flags: bool
+        self,
+        label: str,
+        host: Any,
+        restart: accel.RestartStrategy,
+        standby: str = "",
+        spec: str = "",
+        node: accel.Node | None = None,
+        **flags: bool,
     ) -> Subject:
         options, plan = self._options, FaultPlan()
         self._plans.append(plan)
@@ -156,6 +176,7 @@ class Service:
         rejects = flags.get("rejects", False)
         device = await self._system.open_device(
             spec or options.device,
+            node=node,
             # Children that are stopped are found out within seconds.
             host=accel.ProcessHost(after_fault=host == "auto", heartbeat_interval=options.silence / 10, heartbeat_timeout=options.silence),
             restart=restart,
@@ -238,6 +259,12 @@ class Service:
         world = await self._system.open_world([subject.device for subject in subjects], hang_timeout=options.hang_timeout)
         return [Ranked(subjects, world, self._ledger, options.seed)]
 
+    async def _open_nodes(self) -> None:
+        """Open a device on a node, which is on this machine."""
+        if self._options.node and self._options.device == "cpu":
+            self._nodes.append(noded := Noded(self._ledger, self._options.seed))  # at once: it is closed whatever happens
+            await noded.open(lambda place: self._open("node", "process", _FOREVER, node=place))
+
     # -- the load
 
     async def _serve(
@@ -263,6 +290,7 @@ class Service:
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in pools for number in range(_POOL_CLIENTS)]
         tasks += [asyncio.ensure_future(each.change(stop)) for each in pools]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in worlds for number in range(_POOL_CLIENTS)]
+        tasks += [asyncio.ensure_future(each.run(number, stop)) for each in self._nodes for number in range(_POOL_CLIENTS)]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]

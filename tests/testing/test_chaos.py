@@ -45,7 +45,7 @@ def chaos(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_short_run_loses_nothing(tmp_path: Path) -> None:
     seed = str(secrets.randbits(32))
-    only = ("--model", "0", "--replicas", "0")  # `nox -s chaos` has them
+    only = ("--model", "0", "--replicas", "0", "--no-node")  # `nox -s chaos` has them
     status, report, said = chaos(tmp_path, "--seconds", "2.5", "--clients", "30", "--gap", "100", "--seed", seed, *only)
     assert (status, report["violations"]) == (0, []), said
     assert report["answered"] == report["requests"] > 100, said
@@ -73,6 +73,7 @@ def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) ->
         "0",
         "--replicas",
         "0",
+        "--no-node",
         "--faults",
         "",
         "--hosts",
@@ -276,7 +277,7 @@ def test_a_seed_gives_the_same_faults_again_and_another_gives_others() -> None:
 def test_only_the_sender_of_poison_is_told(tmp_path: Path) -> None:
     out, seed = tmp_path / "report.json", str(secrets.randbits(32))
     command = [sys.executable, "benchmarks/chaos.py", "--json", str(out), "--seed", seed, "--seconds", "2", "--clients", "2"]
-    command += ["--hosts", "process", "--faults", "", "--suspects", "12", "--model", "12", "--replicas", "0"]
+    command += ["--hosts", "process", "--faults", "", "--suspects", "12", "--model", "12", "--replicas", "0", "--no-node"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     report = json.loads(out.read_text())
