@@ -148,8 +148,14 @@ class Operand:
 class Ranks(Protocol):
     """The ranks of worlds that a context is."""
 
-    def of(self, world: int) -> Any:
-        """Return its place in the communicator that a world has now, a :class:`~accel.world.member.Member`; ``None`` if there is none."""
+    def get(self, world: int, epoch: int) -> Any:
+        """Return its place in a world's communicator of an epoch, a :class:`~accel.world.member.Member`.
+
+        Raises
+        ------
+        WorldChangedError
+            The epoch is over.
+        """
 
 
 class _Interface:

@@ -36,7 +36,7 @@ class Forward(KernelOp[tuple[AccelRef, ...]]):
     inputs: tuple[AccelRef, ...]
     outputs: tuple[Spec, ...]
     names: tuple[str, ...]
-    number: int = 0  # among the collectives of a world
+    place: tuple[int, int] = (0, 0)  # epoch and number, among the collectives of a world
 
     def plan(self) -> Plan:
         """Return what is read and made."""
@@ -55,7 +55,7 @@ class Describe(KernelOp[AccelRef]):
 
     library: str  # type: ignore[misc]  # each op says its model
     inputs: tuple[AccelRef, ...]
-    number: int = 0  # among the collectives of a world
+    place: tuple[int, int] = (0, 0)  # epoch and number, among the collectives of a world
 
     def plan(self) -> Plan:
         """Return what is read and made."""
@@ -70,7 +70,7 @@ class Prepare(KernelOp[AccelRef]):
     captures: ClassVar[bool] = True
 
     library: str  # type: ignore[misc]  # each op says its model
-    number: int = 0  # among the collectives of a world
+    place: tuple[int, int] = (0, 0)  # epoch and number, among the collectives of a world
 
     def plan(self) -> Plan:
         """Return that no memory is read, and one byte made, so that batches take it."""
@@ -249,19 +249,19 @@ class RankLibrary(ModelLibrary):
         """Enqueue a forward for each bucket."""
 
         def work() -> None:
-            self._join(stream, op.number)
+            self._join(stream, *op.place)
             self._warm_up()
 
         _enqueue(self, stream, work)
 
     def _run(self, op: Forward | Describe, stream: Any, inputs: Sequence[Operand]) -> Any:
-        self._join(stream, op.number)
+        self._join(stream, *op.place)
         return super()._run(op, stream, inputs)
 
-    def _join(self, stream: Any, number: int) -> None:
-        """Use the communicator of the epoch that there is."""
+    def _join(self, stream: Any, epoch: int, number: int) -> None:
+        """Use the communicator of the op's epoch; raises if that is over: the other ranks do not run what was left in a queue."""
         self._group.number = number
-        self._group.launcher = self.members.of(self._world)
+        self._group.launcher = self.members.get(self._world, epoch)
         self._group.stream = _Now(stream) if self.description.backend == "cpu" else stream
 
 

@@ -339,14 +339,14 @@ class LibraryRunner(DeviceRunner):
             made = self.record(batch, operands, outputs)
             return [batch.get(ref if count is None else ref[:count]) for ref, count in zip(made, rows, strict=True)]
 
-    def record_prepare(self, batch: Any, number: int) -> None:
+    def record_prepare(self, batch: Any, place: tuple[int, int]) -> None:
         """Record that a rank runs the model once for each bucket, together with the others."""
-        batch.run(Prepare(self._library, number))
+        batch.run(Prepare(self._library, place))
 
-    def record_describe(self, batch: Any, operands: Sequence[Operand], number: int = 0) -> AccelRef:
+    def record_describe(self, batch: Any, operands: Sequence[Operand], place: tuple[int, int] = (0, 0)) -> AccelRef:
         """Record a forward, and return the description of its outputs, for :meth:`described`."""
         refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
-        described: AccelRef = batch.run(Describe(self._library, refs, number))
+        described: AccelRef = batch.run(Describe(self._library, refs, place))
         return described
 
     def described(self, told: Array) -> OutputSpecs:
@@ -355,10 +355,12 @@ class LibraryRunner(DeviceRunner):
         self._outputs = found.names
         return found
 
-    def record(self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...], number: int = 0) -> tuple[AccelRef, ...]:
-        """Record a forward, and return its outputs. A number is that among the collectives of a world."""
+    def record(
+        self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...], place: tuple[int, int] = (0, 0)
+    ) -> tuple[AccelRef, ...]:
+        """Record a forward, and return its outputs. The place is its epoch and number among the collectives of a world."""
         refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
-        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs, number))
+        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs, place))
         return made
 
     async def close(self) -> None:

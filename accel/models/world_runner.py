@@ -131,8 +131,8 @@ class WorldRunner(RanksRunner[LibraryRunner]):
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`~accel.models.runner.Runner`."""
 
-        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Array:
-            told: Array = batch.get(rank.record_describe(batch, given, number))
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], at: tuple[int, int]) -> Array:
+            told: Array = batch.get(rank.record_describe(batch, given, at))
             return told
 
         told = await self._run(Describe.kind, record, operands, timeout)
@@ -142,8 +142,8 @@ class WorldRunner(RanksRunner[LibraryRunner]):
     async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`~accel.models.runner.Runner`."""
 
-        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Sequence[AccelRef]:
-            return rank.record(batch, given, outputs, number)
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], at: tuple[int, int]) -> Sequence[AccelRef]:
+            return rank.record(batch, given, outputs, at)
 
         return await self._run(Forward.kind, record, operands, timeout)
 
@@ -152,8 +152,8 @@ class WorldRunner(RanksRunner[LibraryRunner]):
     ) -> Sequence[Array]:
         """See :class:`~accel.models.runner.Runner`. That is one message to each rank, and one back."""
 
-        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], number: int) -> Sequence[Array]:
-            made = rank.record(batch, given, outputs, number)
+        def record(rank: LibraryRunner, batch: Any, given: Sequence[Operand], at: tuple[int, int]) -> Sequence[Array]:
+            made = rank.record(batch, given, outputs, at)
             if rank is not self._ranks[0]:
                 return []
             return [batch.get(ref if count is None else ref[:count]) for ref, count in zip(made, rows, strict=True)]
@@ -163,7 +163,7 @@ class WorldRunner(RanksRunner[LibraryRunner]):
     async def _run(
         self,
         what: str,
-        record: Callable[[LibraryRunner, Any, Sequence[Operand], int], T],
+        record: Callable[[LibraryRunner, Any, Sequence[Operand], tuple[int, int]], T],
         operands: Sequence[Operand],
         timeout: float | None,
     ) -> T:
@@ -179,13 +179,13 @@ class WorldRunner(RanksRunner[LibraryRunner]):
             rank = self._by_device[device]
             if rank is self._ranks[0]:  # which is asked before the others
                 prepares, self._epoch = place.epoch != self._epoch, place.epoch
-            return send(device, rank, place.number)
+            return send(device, rank, (place.epoch, place.number))
 
-        async def send(device: ModelDevice, rank: LibraryRunner, number: int) -> T:
+        async def send(device: ModelDevice, rank: LibraryRunner, at: tuple[int, int]) -> T:
             async with device.batch(name=what) as batch:
                 if prepares:
-                    rank.record_prepare(batch, number)
-                return record(rank, batch, given[rank], number)
+                    rank.record_prepare(batch, at)
+                return record(rank, batch, given[rank], at)
 
         try:
             made = await self._world.lockstep(what, work, timeout=left(deadline), grace=lambda: _PREPARING if prepares else 0.0)

@@ -134,10 +134,6 @@ class Members:
             raise WorldChangedError(f"this is no rank of epoch {epoch} of world {world}", epoch=epoch, scope=FaultScope.OP)
         return member
 
-    def of(self, world: int) -> Member | None:
-        """Return this context's place in the present epoch of a world, if it has one."""
-        return next((member for (number, _), member in reversed(self._members.items()) if number == world), None)
-
     def _launch(self, lane: KernelLane, op: KernelOp, plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue a collective; see :data:`accel.backend.Kernel`."""
         assert isinstance(op, collective.Collective), "the library has no others"

@@ -148,6 +148,26 @@ async def test_a_rank_that_hangs_in_a_forward_is_replaced(rng: np.random.Generat
         assert [device.generation for device in world.devices] == [1, 2]
 
 
+async def test_a_forward_that_was_left_in_a_queue_does_not_run_in_the_next_epoch(rng: np.random.Generator) -> None:
+    """The others do not run it, and would answer with what it gives them."""
+    async with world_of() as world:
+        model, x = await loaded(world), rng.standard_normal((1, 5))
+        check(await model.numpy(x), x)
+        kill(world.devices[1])
+        await reached(world, 2)
+        runner: Any = model._versions.serving.runner
+        for device, rank in zip(world.devices, runner._ranks, strict=True):
+
+            async def left(device: accel.Device = device, rank: Any = rank) -> None:
+                async with device.batch() as batch:
+                    rank.record(batch, [x], model.outputs.specs({"batch": 1}), (1, 9))
+
+            error = await failure(left(), accel.WorldChangedError)
+            assert "no rank of epoch 1" in error.message
+        check(await model.numpy(x), x)
+        assert world.epoch == 2
+
+
 async def test_making_an_epoch_ready_is_no_hang(rng: np.random.Generator) -> None:
     """It takes several times the hang_timeout, and what waits behind it has that time too."""
     async with world_of(hang_timeout=0.4) as world:
