@@ -67,6 +67,13 @@ def pages(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Run the tests of nodes in a Ray cluster, which is started here, of several Ray nodes; Ray is 80 MB to download."""
+    install(session, extras="cpu,ray", groups=("ray",))
+    session.run("pytest", *(session.posargs or ("tests/integrations/test_integrations_ray.py",)), env=CHILDREN)
+
+
+@nox.session
 def watch(session: nox.Session) -> None:
     """Serve ``examples/watched_service.py``: a page that shows a served model while you kill its process; PORT=8000, unless set."""
     install(session, extras="web,metrics,otel")

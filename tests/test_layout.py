@@ -75,7 +75,9 @@ CUDA = {"accel_cuda", "cuda", "cupy", "nccl", "nvmath", "nvtx", "pynvml"}
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
 MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights", "accel.files.onnx")
 # Without rich: structlog loads it by itself where it is installed.
-NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "opentelemetry", "prometheus_client", "pytest", "scipy", "starlette", "uvicorn"}
+NOT_WITH_ACCEL = (
+    CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "opentelemetry", "prometheus_client", "pytest", "ray", "scipy", "starlette", "uvicorn"}
+)
 
 
 @dataclass(frozen=True)

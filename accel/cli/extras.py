@@ -32,6 +32,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "torch": {"torch": "torch"},
     "onnx": {"onnxruntime": "onnxruntime"},
     "notebook": {"cloudpickle": "cloudpickle"},
+    "ray": {"ray": "ray"},
 }
 """Extra -> module -> distribution."""
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from accel.models import Model
+    from accel.node.client import Node
     from accel.rendezvous import Key
 
 __all__ = ["Link", "Pool", "PoolHealth", "all_or_nothing", "links_between", "summed"]
@@ -296,7 +297,7 @@ class Pool(Sequence[Device], NotEntered):
 
     # -- devices that come and go
 
-    async def add(self, device: Device | str) -> Device:
+    async def add(self, device: Device | str, *, node: Node | str | None = None) -> Device:
         """Let another device take work, and return it.
 
         Parameters
@@ -304,16 +305,20 @@ class Pool(Sequence[Device], NotEntered):
         device
             One of the pool's system, which may have been drained here before; or what
             :meth:`accel.System.open_device` takes, to open one with the pool's options.
+        node
+            The machine on which to open it.
 
         Raises
         ------
         InvalidArgumentError
-            It is a device of another system, or in the pool.
+            It is a device of another system, or in the pool; or it is open, and has a ``node=``.
         AccelError
             As :meth:`accel.System.open_device`.
         """
         if isinstance(device, str):
-            device = await self._system.open_device(device, **self._options)
+            device = await self._system.open_device(device, node=node, **self._options)
+        elif node is not None:
+            raise InvalidArgumentError(f"{device!r:.80} is open, and stays where it is", remedy="Give node= with a name.")
         elif not isinstance(device, Device) or device not in self._system.devices:
             raise InvalidArgumentError(f"{device!r:.80} is no open device of the pool's system", remedy="Open it there, or give its name.")
         elif device in self:

@@ -1,0 +1,241 @@
+"""Nodes in a Ray cluster: a cluster of three Ray nodes, all of this machine, is started once. ``nox -s ray`` has what this needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.integrations.ray import nodes
+from tests.model_support import Moody, X, expected, moody
+from tests.node_support import running_agent
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from accel.integrations.ray import RayNodes
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # Ray's own are many
+
+PATIENCE = 120.0
+PART: dict[str, Any] = {"cpus": 0, "resources": {"accel": 1}}
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+# -- without Ray
+
+
+async def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(accel.BackendUnavailableError, match="Ray is not installed") as caught:
+        async with nodes(count=1):
+            pass
+    assert "pip install '.[ray]'" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 0}, "count"),
+        ({"count": True}, "count"),
+        ({"count": 1, "placement": "SPREAD"}, "placement"),
+        ({"count": 1, "timeout": float("nan")}, "timeout"),
+        ({"count": 1, "keep": -1.0}, "keep"),
+        ({"count": 1, "cpus": -1}, "-1 is no amount of CPU"),
+        ({"count": 1, "gpus": "1"}, "'1' is no amount of GPU"),
+        ({"count": 1, "resources": {"tpu": float("inf")}}, "inf is no amount of tpu"),
+        ({"count": 1, "cpus": 0}, "nothing is reserved"),
+        ({"count": 1, "tls_cert": "node.pem"}, "one end alone"),
+        ({"count": 1, "tls": ssl.create_default_context()}, "one end alone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_is_wrong_is_refused_before_ray_is_imported(
+    arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(accel.InvalidArgumentError, match=message):
+        async with nodes(**arguments):
+            pass
+
+
+async def test_a_device_on_a_node_is_added_to_a_pool() -> None:
+    with running_agent() as agent:
+        async with accel.System() as system:
+            pool = await system.open_pool("cpu", restart=accel.RestartStrategy(max_restarts=7))
+            added = await pool.add("cpu", node=agent.node)
+            assert added.info().node == agent.address
+            assert list(pool)[1] is added
+            with pytest.raises(accel.InvalidArgumentError, match="stays where it is"):
+                await pool.add(await system.open_device("cpu"), node=agent.node)
+
+
+# -- with it
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A head, which has no room for agents, and two nodes with room for one each."""
+    pytest.importorskip("ray", reason="nox -s ray has it")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"USAGE_STATS_ENABLED": "0", "LOG_TO_DRIVER": "0"}.items():
+            patch.setenv(f"RAY_{name}", value)
+        import ray
+        from ray.cluster_utils import Cluster
+
+        # Nodes are added on threads, where there are no handlers of signals.
+        patch.setattr(ray._private.utils, "set_sigterm_handler", lambda handler: None)
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        try:
+            for _ in range(2):
+                cluster.add_node(**NODE, resources={"accel": 1})
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def processes_with(token: str) -> dict[int, str]:
+    """Return the command lines of the agents that have this token, and of their children."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment, open(f"/proc/{pid}/cmdline", "rb") as line:
+            if f"ACCEL_TOKEN={token}".encode() in environment.read().split(b"\0"):
+                found[int(pid)] = line.read().decode()
+    return found
+
+
+def token_of(machines: RayNodes) -> str:
+    token = machines[0].token
+    assert token
+    return token
+
+
+async def gone(machines: RayNodes) -> None:
+    """Wait until there are no agents, and Ray has its resources back."""
+    await until(lambda: not processes_with(token_of(machines)))
+
+
+async def leave(machines: RayNodes) -> None:
+    pass
+
+
+async def fail(machines: RayNodes) -> None:
+    raise ZeroDivisionError
+
+
+async def be_cancelled(machines: RayNodes) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(PATIENCE)
+
+
+@pytest.mark.parametrize("way", [leave, fail, be_cancelled])
+async def test_agents_are_where_ray_has_placed_them_and_gone_after_the_block(
+    way: Callable[[RayNodes], Awaitable[None]], cluster: Any
+) -> None:
+    left: list[RayNodes] = []
+
+    async def block() -> None:
+        async with nodes(count=2, placement="strict_spread", address=cluster.address, **PART) as machines:
+            left.append(machines)
+            assert len({node.address for node in machines}) == 2
+            lines = processes_with(token_of(machines))
+            assert sum(" node" in line.replace("\0", " ") for line in lines.values()) >= 2, lines
+            assert not any(token_of(machines) in line for line in lines.values())
+            async with accel.System() as system:
+                pool = await system.open_pool("cpu", nodes=machines)
+                assert [device.info().node for device in pool] == [node.address for node in machines]
+                ref = await pool[1].put(np.arange(4.0))
+                np.testing.assert_array_equal(await pool[1].get(ref), np.arange(4.0))
+            await way(machines)
+
+    task = asyncio.ensure_future(block())
+    await asyncio.wait({task})
+    assert task.cancelled() if way is be_cancelled else type(task.exception()) is (ZeroDivisionError if way is fail else type(None))
+    await gone(left[0])
+    import ray
+
+    assert not ray.is_initialized()
+
+
+async def test_without_room_nothing_is_left_reserved(cluster: Any) -> None:
+    import ray
+
+    ray.init(address=cluster.address)
+    try:
+        with pytest.raises(accel.InvalidArgumentError, match="connected to a Ray cluster"):
+            async with nodes(count=1, address=cluster.address, **PART):
+                pass
+        with pytest.raises(accel.BackendUnavailableError, match="Ray had not started 3 agents") as caught:
+            async with nodes(count=3, timeout=2.0, **PART):
+                pass
+        assert caught.value.retryable
+        entering = asyncio.ensure_future(nodes(count=2, **PART).__aenter__())
+        await asyncio.sleep(0.5)
+        entering.cancel()
+        await asyncio.wait({entering})
+        assert entering.cancelled()
+        assert ray.is_initialized(), "it was not its own"
+        await until(lambda: ray.available_resources().get("accel") == 2.0)
+    finally:
+        ray.shutdown()
+
+
+async def test_a_service_goes_on_while_nodes_and_agents_come_and_go(cluster: Any, rng: np.random.Generator) -> None:
+    weights = moody(rng)
+    options: dict[str, Any] = {"weights": weights, "inputs": X, "buckets": {"batch": (1, 8)}}
+    async with nodes(count=2, address=cluster.address, keep=0.5, **PART) as machines, accel.System() as system:
+        pool = await system.open_pool("cpu", nodes=machines)
+        async with accel.serve(await pool.load_model(Moody, **options)) as service:
+
+            async def on_added(device: accel.Device) -> None:
+                await service.add(await device.load_model(Moody, **options))
+
+            machines.follow(pool, on_added=on_added, on_lost=service.drain)
+            over, answers = asyncio.Event(), [0]
+
+            async def ask(number: int) -> None:
+                x = np.full(5, number / 8, np.float32)
+                while not over.is_set():
+                    answer = await service.submit(x)
+                    np.testing.assert_allclose(answer["y"], expected(weights, x[None])[0], rtol=2e-6, atol=2e-6)
+                    answers[0] += 1
+
+            asking = [asyncio.ensure_future(ask(number)) for number in range(8)]
+            before = list(machines)
+
+            removed = min(cluster.worker_nodes, key=lambda node: node.unique_id)
+            await asyncio.to_thread(cluster.remove_node, removed)
+            await until(lambda: len(pool) == 1 and len(service.statistics().replicas) == 1)
+            stayed = pool[0]
+            await asyncio.to_thread(lambda: cluster.add_node(**NODE, resources={"accel": 1}))
+            await until(lambda: len(pool) == 2 and len(service.statistics().replicas) == 2)
+            assert pool[0] is stayed
+            assert len({node.address for node in [*machines, *before]}) == 3
+
+            agents = [pid for pid, line in processes_with(token_of(machines)).items() if "--listen" in line]
+            os.kill(agents[0], signal.SIGKILL)
+            await until(lambda: len({node.address for node in [*machines, *before]}) == 4 and len(service.statistics().replicas) == 2)
+            await until(lambda: all(device.state is accel.DeviceState.READY for device in pool))
+
+            counted = answers[0]
+            await until(lambda: answers[0] > counted + 100)
+            over.set()
+            await asyncio.gather(*asking)
+            assert service.statistics().failed == 0
+    await gone(machines)
