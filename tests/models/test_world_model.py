@@ -33,8 +33,16 @@ OFTEN = accel.RestartStrategy(max_restarts=50, backoff=(0.0, 0.05))
 
 @asynccontextmanager
 async def world_of(ranks: int = 2, **options: Any) -> AsyncIterator[accel.World]:
+    async with worlds_of(1, ranks, **options) as (world,):
+        yield world
+
+
+@asynccontextmanager
+async def worlds_of(count: int, ranks: int = 2, **options: Any) -> AsyncIterator[list[accel.World]]:
+    """Open a world, and others of the same devices."""
     async with accel.System() as system:
-        yield await system.open_world("cpu", ranks=ranks, **{"restart": OFTEN, **options})
+        first = await system.open_world("cpu", ranks=ranks, **{"restart": OFTEN, **options})
+        yield [first, *[await system.open_world(first.devices) for _ in range(count - 1)]]
 
 
 async def loaded(world: accel.World, version: int = 1, target: str = "Mlp", **options: Any) -> accel.Model:
@@ -255,3 +263,34 @@ async def test_a_model_stays_on_its_kind_of_place() -> None:
             await model.on(device)
         with pytest.raises(accel.InvalidArgumentError, match="2 ranks, and here are 4"):
             await model.on(worlds[1])
+
+
+async def test_two_models_on_the_same_devices_answer_right_through_deadlines_cancellations_and_a_loss(rng: np.random.Generator) -> None:
+    async with worlds_of(2) as (world, other):
+        models = [await loaded(world), await loaded(other, 2)]
+        x, outcomes = rng.standard_normal((1, 5)), list[str]()
+
+        async def call(number: int) -> None:
+            which, timeout = number % 2, float(rng.choice([0.002, 0.02, 5.0]))
+            calling = asyncio.create_task(models[which].numpy(x, timeout=timeout))
+            if number % 5 == 0:
+                await asyncio.sleep(0.002)
+                calling.cancel()
+            outcome: Any = (await asyncio.gather(calling, return_exceptions=True))[0]
+            if isinstance(outcome, dict):
+                check(outcome, x, which + 1)
+            else:
+                assert isinstance(outcome, (accel.DeadlineExceededError, accel.WorldChangedError, asyncio.CancelledError)), outcome
+            outcomes.append(type(outcome).__name__)
+
+        for is_lost in (False, True):
+            calls = [asyncio.create_task(call(number)) for number in range(150)]
+            await until(lambda calls=calls: any(each.done() for each in calls))  # type: ignore[misc]
+            if is_lost:
+                kill(world.devices[1])
+            await bounded(asyncio.gather(*calls))
+        assert {"dict", "DeadlineExceededError", "CancelledError"} <= set(outcomes)
+        for version, model in enumerate(models, 1):
+            check(await bounded(model.numpy(x)), x, version)
+            await model.aclose()
+        await until(lambda: [device.info().memory.used for device in world.devices] == [0, 0])
