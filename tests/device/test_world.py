@@ -14,7 +14,7 @@ import accel
 from tests.device_support import bounded, failure, task, turns, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 
 @pytest.fixture
@@ -160,3 +160,21 @@ async def test_copies_between_ranks_and_collectives_do_not_wait_in_a_circle(syst
         assert await bounded(copy) is x[1]
     await world.leave()
     assert not any(device._core.worlds for device in world.devices)
+
+
+def test_worlds_work_on_every_loop(run_checked: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    async def main() -> None:
+        async with accel.System() as system:
+            world = await system.open_world("cpu", ranks=2)
+            await check_works(world)
+            x = await ones(world)
+            kill(world.devices[1], signal.SIGSTOP)
+            waiting = [task(world.all_reduce(x)) for _ in range(3)]
+            waiting[1].cancel()
+            await until(lambda: world.devices[0].pending)
+            kill(world.devices[1])
+            outcomes = await bounded(asyncio.gather(*waiting, return_exceptions=True))
+            assert [type(outcome) for outcome in outcomes] == [accel.WorldChangedError, asyncio.CancelledError, accel.WorldChangedError]
+            await check_works(world)
+
+    run_checked(main)
