@@ -533,3 +533,30 @@ def gpu_fork_leaves() -> None:
             os._exit(0)
 
     asyncio.run(main())
+
+
+def _connections(pid: int) -> int:
+    """Return how many connections between machines a process holds."""
+    inodes = {line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text(encoding="utf-8").splitlines()[1:]}
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return sum(link.startswith("socket:") and link[len("socket:[") : -1] in inodes for link in links)
+
+
+def leaves_the_connections_of_a_node() -> None:
+    """Fork while a device is on a node: the child must hold no connection, and its end must change nothing."""
+    from tests.node_support import running_agent
+
+    async def main(node: accel.Node) -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", node=node)
+            kept = await device.put(DATA)
+            expect(_connections(os.getpid()) == 2, "the device does not have two connections")
+            with fork() as child:
+                expect(_connections(child) == 0, "the fork holds connections")
+            expect(np.array_equal(await device.get(kept), DATA), "the fork's end broke the connection")
+
+    with running_agent() as agent:
+        asyncio.run(main(agent.node))

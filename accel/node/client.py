@@ -166,7 +166,7 @@ class NodeSession:
         self._node = node
         self._run_blocking = run_blocking
         self._number = secrets.token_hex(16)
-        self._children: dict[str, NodeChild] = {}  # those that have not ended
+        self._children: dict[str, NodeChild | None] = {}  # those that have not ended; None while one is started
         self._keep = 0.0
         self._lost_at: float | None = None  # when a connection was lost; until another child is there
 
@@ -228,12 +228,36 @@ class NodeSession:
     ) -> NodeChild:
         """Start a child, in one attempt."""
         number = secrets.token_hex(16)
+        known = [other for other, child in self._children.items() if child is None or not child.is_killed]
+        self._children[number] = None
+        try:
+            child = await self._request_child(number, known, device, uvloop, silence, on_message, on_lost, on_exit)
+        except BaseException:
+            del self._children[number]
+            raise
+        self._children[number] = child
+        self._lost_at = None
+        logger.info("node_child_started", node=self.address, pid=child.pid)
+        return child
+
+    async def _request_child(
+        self,
+        number: str,
+        known: list[str],
+        device: _Kept,
+        uvloop: bool,
+        silence: float,
+        on_message: Callable[[int, bytes, list[int]], None],
+        on_lost: Callable[[AccelError | None], None],
+        on_exit: Callable[[ExitStatus], None],
+    ) -> NodeChild:
+        """Have the agent start a child, beside those that are ``known``, and connect to it."""
         # The agent ends children that this end has given up, and forgets slabs that it has dropped.
         request = {
             "what": "child",
             "session": self._number,
             "child": number,
-            "others": [number for number, child in self._children.items() if not child.is_killed],
+            "others": known,
             "slabs": list({buffer.slab for buffer in device.durable.buffers.values()} - {None}),
             "uvloop": uvloop,
             "silence": silence,
@@ -246,7 +270,8 @@ class NodeSession:
             raise
 
         def on_ended(status: ExitStatus) -> None:
-            if self._children.pop(number).is_cut:
+            del self._children[number]
+            if child.is_cut:
                 self._lost_at = asyncio.get_running_loop().time()
             on_exit(status)
 
@@ -265,9 +290,6 @@ class NodeSession:
             messages.writer.transport.abort()
             arrays.writer.transport.abort()
             raise _unreachable(self.address, error) from error
-        self._children[number] = child
-        self._lost_at = None
-        logger.info("node_child_started", node=self.address, pid=pid)
         return child
 
     def renewed(self) -> NodeSession:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import secrets
@@ -233,6 +234,24 @@ async def test_a_controller_that_breaks_the_protocol_loses_its_child_alone(sent:
         while agent.children():
             await asyncio.sleep(0.01)
     await serves(agent)
+
+
+async def test_a_controller_that_leaves_before_its_child_is_there_leaves_no_child(agent: AgentProcess) -> None:
+    request = {**child_request(), "versions": handshake._versions()}
+    host, _, port = agent.address.rpartition(":")
+    for resets in (False, True):
+        streams = await handshake.open_streams(host, int(port), None)
+        await handshake.prove(streams, TOKEN.encode())
+        streams.send(4, json.dumps(request).encode())
+        await streams.writer.drain()
+        if resets:
+            streams.writer.transport.abort()
+        else:
+            streams.writer.close()
+    await serves(agent)
+    async with asyncio.timeout(PATIENCE):
+        while agent.children():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("place", [(9, 1, 1 << 20, 1), (9, 1, (1 << 64) - 1, 2), (9, 1, 0, 1 << 40), (9, 1, 0, 0)], ids=str)

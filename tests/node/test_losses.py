@@ -13,6 +13,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import failure, generation, task, until
+from tests.fork_leaves_support import run
 from tests.node_support import TOKEN, AgentProcess, proxy_to, running_agent
 
 if TYPE_CHECKING:
@@ -71,15 +72,17 @@ async def test_a_child_that_is_killed_is_replaced_and_durable_memory_stays(agent
 
 async def test_a_spare_on_the_node_takes_over(agent: AgentProcess) -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", node=agent.node, standby="context")
+        device = await system.open_device("cpu", node=agent.node, standby="context", spares=2)
         kept = await device.put(KEPT, durable=True)
         assert await device.spare_ready()
         pid = device.info().pid
         assert pid is not None
-        spare = next(child for child in agent.children() if child != pid)
+        spares = set(agent.children()) - {pid}
+        await until(lambda: len(agent.children()) == 3, "both spares are there")
+        assert spares < set(agent.children()), "one spare has ended the other"
         os.kill(pid, signal.SIGKILL)
         await generation(device, 2)
-        assert device.info().pid == spare
+        assert device.info().pid in agent.children()
         np.testing.assert_array_equal(await device.get(kept), KEPT)
 
 
@@ -198,3 +201,7 @@ async def test_a_quarantine_of_a_device_on_a_node_is_there_too(agent: AgentProce
         async with device.quarantine() as other:
             assert {device.info().pid, other.info().pid} == set(agent.children())
             assert await other.get(await other.full((), 2.0)) == 2.0
+
+
+def test_a_fork_holds_no_connection() -> None:
+    run("leaves_the_connections_of_a_node")
