@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from accel.dtype import DType, DTypeLike
@@ -61,11 +61,15 @@ class AccelToken:
         Number of the buffer on that device.
     generation
         Generation in which the buffer was made.
+    node
+        Name of the machine whose processes find the device by it, if ``device.publish`` made it;
+        else ``""``.
     """
 
     device: str
     buffer: int
     generation: int
+    node: str = field(default="", kw_only=True)
 
     def of(self, ref: AccelRef) -> AccelRef:
         """Return what this names, given the ref of the whole buffer."""

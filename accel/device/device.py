@@ -21,6 +21,7 @@ from accel.device.model_methods import ModelMethods
 from accel.device.peers import Peers
 from accel.device.rank import DeviceRank
 from accel.device.telemetry_methods import TelemetryMethods, monitor_of
+from accel.device.tokens import PublishedRefs
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -82,6 +83,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # by name, those not built in
         self._compiler = Compiler(core, sender, host)
         self._peers = Peers(core, sender, host)
+        self._published = PublishedRefs(core, self)
         self._residents = Residents(core, self)
         self._hardware = None if host.children.node_address else monitor_of(core)  # None if it cannot be read here
         self._xp = Namespace(self)
@@ -527,6 +529,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             finally:
                 self._closed.set_result(None)
                 if not core.home.is_inherited:
+                    await self._published.aclose()
                     await core.pinned.aclose()
                 await core.disposal.aclose()
 

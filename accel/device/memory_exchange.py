@@ -7,12 +7,13 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel import ops
+from accel.device.tokens import PublishedRefs, fetch
 from accel.dtype import DType, DTypeLike
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.memory import memfd_identity
 from accel.ops.base import as_shape, operand
 from accel.ops.memory import Lend
-from accel.ref import SharedRef
+from accel.ref import AccelToken, SharedRef
 
 if TYPE_CHECKING:
     from accel.device.peers import Peers
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from accel.sharing.sharing import Sharing
 
 __all__ = ["MemoryExchange", "SharedMemory"]
+
+_NOT_SHAREABLE = "Make it with device.zeros(..., shareable=True); another process copies it by put(token)."
 
 
 class SharedMemory(NamedTuple):
@@ -56,6 +59,7 @@ class MemoryExchange:
     _sender: Sender
     _host: Host
     _peers: Peers
+    _published: PublishedRefs
 
     async def wrap(self, array: Any) -> AccelRef:
         """Return a ref to the memory of another library's array, without a copy.
@@ -142,29 +146,59 @@ class MemoryExchange:
         """
         self._check_here()
         if not isinstance(operand("ref", ref), SharedRef):
-            raise InvalidArgumentError(f"{ref!r} is in memory with other buffers", remedy="Make it with device.zeros(..., shareable=True).")
+            raise InvalidArgumentError(f"{ref!r} is in memory with other buffers", remedy=_NOT_SHAREABLE)
         loan = await self._sender.run(Lend(ref), timeout)
         try:
             return SharedMemory(os.dup(loan.fd), loan.slab_nbytes, ref.shape, ref.dtype.value, self._core.description.uuid)
         finally:
             loan.end()
 
-    async def attach(self, memory: SharedMemory, *, timeout: float | None = None) -> AccelRef:
+    def publish(self, ref: AccelRef) -> AccelToken:
+        """Return a token by which other processes of this machine, and of the same user, find a ref.
+
+        It may travel in any way. There ``await device.attach(token)`` gives a ref to the same
+        memory, if that is shareable, and ``await device.put(token)`` copies what is in it. The
+        token owns nothing: keep the ref until they have done so.
+
+        Parameters
+        ----------
+        ref
+            Of this device; a view, too.
+
+        Raises
+        ------
+        StaleRefError
+            If the memory is no longer there.
+        UnsupportedError
+            If this system has no such sockets.
+        """
+        self._core.guard()
+        self._core.refs.check(operand("ref", ref))
+        return self._published.publish(ref)
+
+    async def attach(self, memory: SharedMemory | AccelToken, *, timeout: float | None = None) -> AccelRef:
         """Return a ref to memory of another process, or of another device.
 
         Parameters
         ----------
         memory
             What ``device.share`` has returned there, with the descriptor as it is in this process.
-            It is duplicated: the caller closes its own.
+            It is duplicated: the caller closes its own. Or a token that ``device.publish`` has
+            returned there; one of this device gives the ref itself.
         timeout
-            Seconds to wait.
+            Seconds to wait; ``None``: 30 for what has a token, of which the process may be stopped.
 
         Raises
         ------
         InvalidArgumentError
             If it is no such memory, or of hardware that this device does not reach.
+        StaleRefError
+            If the buffer of the token, or its process, is gone.
+        AccelError
+            What the process with the buffer answers, or if it does not.
         """
+        if isinstance(memory, AccelToken):
+            return await self._attach_token(memory, timeout)
         core = self._core
         if not isinstance(memory, tuple) or len(memory) != len(SharedMemory._fields):
             raise InvalidArgumentError(f"{memory!r} is no shared memory", remedy="Give what device.share() returned.")
@@ -182,6 +216,17 @@ class MemoryExchange:
             if index is None or not self._peers.can_access(index):
                 raise InvalidArgumentError(f"{core.name} does not reach the memory of {uuid!r}", remedy="Attach it on a device that does.")
         return await self._attach(fd, nbytes, spec, timeout)
+
+    async def _attach_token(self, token: AccelToken, timeout: float | None) -> AccelRef:
+        """Return a ref to the memory that a token names."""
+        core = self._core
+        core.guard()
+        if token.device == core.refs.identity:
+            return core.refs.resolve(token)
+        self._check_here()
+        deadline = self._sender.deadline_after(timeout)
+        async with fetch(core, token, timeout) as memory:
+            return token.of(await self.attach(SharedMemory(*memory), timeout=self._sender.seconds_left(deadline)))
 
     async def _attach(self, fd: int | None, nbytes: int, spec: ops.Spec, timeout: float | None) -> AccelRef:
         """Return a ref to memory; a new slab without a descriptor."""

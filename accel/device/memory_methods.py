@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from accel import ops
+from accel.actors.acquire import acquire
 from accel.device.memory_exchange import MemoryExchange
+from accel.device.tokens import array_in, fetch
 from accel.dtype import DType, DTypeLike, native
 from accel.engine.launches import OpSubmission
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
+from accel.memory import MemfdSlab
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
 from accel.values import check_flag
@@ -30,14 +34,15 @@ class MemoryMethods(MemoryExchange):
     async def put(
         self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
     ) -> AccelRef:
-        """Copy a host array, or a buffer of another device, to the device.
+        """Copy a host array, or a buffer of another device or process, to the device.
 
         Parameters
         ----------
         array
             Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other
             memory layouts and byte orders are converted. Or a ref of another device:
-            ``system.links()`` tells how it gets here.
+            ``system.links()`` tells how it gets here. Or a token of :meth:`publish`, of another
+            process too.
         out
             Buffer to write instead of making one.
         durable
@@ -62,7 +67,9 @@ class MemoryMethods(MemoryExchange):
             self._check_durable(durable, checksum)
         # The timeout is for the copy and the checksum together.
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
-        if isinstance(array, AccelRef):
+        if isinstance(array, AccelToken):
+            result = await self._put_token(array, out, durable, timeout)
+        elif isinstance(array, AccelRef):
             result = await self._peers.copy(array, out, durable, timeout)
         else:
             if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
@@ -71,6 +78,22 @@ class MemoryMethods(MemoryExchange):
         if checksum:
             await self._sender.keep_checksum(result, deadline)
         return result
+
+    async def _put_token(self, token: AccelToken, out: AccelRef | None, durable: bool, timeout: float | None) -> AccelRef:
+        """Copy what a token names, through memory that its process has copied it to."""
+        core, deadline = self._core, self._sender.deadline_after(timeout)
+        core.guard()
+        async with fetch(core, token, timeout, copy=True) as (fd, nbytes, shape, dtype, _):
+            spec = ops.Spec(as_shape(shape), DType.of(dtype))
+            if isinstance(nbytes, bool) or not isinstance(nbytes, int) or spec.nbytes > nbytes:
+                raise InvalidArgumentError(f"{token!r} was answered with {nbytes!r} bytes for {spec.nbytes}")
+            slab = await acquire(core.system, partial(MemfdSlab, nbytes, fd=fd), MemfdSlab.close)
+            try:
+                copy = ops.Put(array_in(slab, spec.shape, spec.dtype), out, durable)
+                result: AccelRef = await self._sender.run(copy, self._sender.seconds_left(deadline))
+                return result
+            finally:
+                await core.system.run_blocking(slab.close)
 
     async def _to_contiguous(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
         """Return a host array in C order and native byte order, and what is left of the timeout.

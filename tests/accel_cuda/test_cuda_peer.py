@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -42,6 +43,22 @@ async def main():
             os.close(fds[0])
             await device.elementwise.binary("add", ref, ref, out=ref)
             sock.sendall(b"doubled")
+
+asyncio.run(main())
+"""
+
+
+BY_TOKEN = """
+import asyncio, pickle, sys
+import accel
+
+async def main():
+    async with accel.System() as system:
+        device = await system.open_device(sys.argv[1], host=sys.argv[2])
+        shared, plain = [pickle.loads(bytes.fromhex(data)) for data in sys.argv[3:]]
+        ref = await device.attach(shared)
+        await device.elementwise.binary("add", ref, ref, out=ref)
+        print((await device.get(await device.put(plain))).sum())
 
 asyncio.run(main())
 """
@@ -262,3 +279,17 @@ async def test_cancelled_copies_leave_nothing() -> None:
             await one.run(accel.ops.Fill(source.shape, source.dtype, 1.0, source))
         assert (await other.get(await other.put(source)) == 1.0).all()
         assert (one._core.loans.count, len(peers_of(other)._slabs)) == (0, 1)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_another_process_finds_memory_of_a_gpu_by_its_token(host: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda:0", host="process")
+        ref, plain = await device.zeros(1000, shareable=True), await device.full(8, 3.0)
+        await device.put(np.arange(1000, dtype="float32"), out=ref)
+        by_token = [pickle.dumps(device.publish(ref)).hex(), pickle.dumps(device.publish(plain)).hex()]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", BY_TOKEN, "cuda:0", host, *by_token, stdout=pipe)
+        output, _ = await asyncio.wait_for(process.communicate(), 120)
+        assert (output.split(), process.returncode) == ([b"24.0"], 0)
+        np.testing.assert_array_equal(await device.get(ref), 2 * np.arange(1000, dtype="float32"))
