@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 import signal
@@ -203,7 +204,8 @@ async def test_a_world_under_load_survives_what_befalls_its_ranks(system: accel.
         await asyncio.sleep(chance.uniform(0.0, 0.6))
         for device in chance.sample(world.devices, chance.choice([1, 1, 1, 2])):
             if device.info().pid is not None:
-                kill(device, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP]))
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    kill(device, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP]))
                 losses += 1
     async with asyncio.timeout(60.0):
         await asyncio.gather(*clients)
