@@ -46,6 +46,8 @@ _LINE = 64
 """Bytes of a cache line: the counters of a rank share none with those of others."""
 _POLL = 0.02
 """Seconds between two looks at whether joining was given up."""
+_MOST_LISTENING = 64
+"""Communicators that are awaited in a process at most."""
 _SPINS = 10
 """How often a rank that waits lets others run before it sleeps."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
@@ -69,6 +71,10 @@ class Rendezvous:
         listener.bind(name)
         listener.listen()
         listener.settimeout(_POLL)
+        if len(self._listening) >= _MOST_LISTENING:
+            oldest, *_ = list(self._listening)  # a list at once: other threads do this too
+            if (given_up := self._listening.pop(oldest, None)) is not None:
+                given_up.close()
         self._listening[name] = listener
         return name
 

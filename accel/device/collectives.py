@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.device.epochs import Place
     from accel.ops.collective import Collective, Reduction
 
-__all__ = ["Collectives", "Makers", "Refs", "check_rank", "ops_at", "picked"]
+__all__ = ["Collectives", "Makers", "Refs", "check_rank", "check_refs", "ops_at", "picked"]
 
 Refs: TypeAlias = tuple[AccelRef, ...]
 """One ref a rank, in the order of the ranks."""
@@ -125,7 +125,7 @@ class Collectives(Generic[Many, One, Nothing]):
         self, kind: Any, source: Sequence[AccelRef], out: Sequence[AccelRef] | None, timeout: float | None, **options: Any
     ) -> Any:
         def makers(size: int) -> Makers:
-            sources, outs = _refs("source", source, size), _outs(out, size)
+            sources, outs = check_refs("source", source, size), _outs(out, size)
             return [partial(kind, source=ref, out=target, **options) for ref, target in zip(sources, outs, strict=True)]
 
         return self._send(kind.kind, makers, timeout, -1)
@@ -135,7 +135,7 @@ class Collectives(Generic[Many, One, Nothing]):
     ) -> Any:
         def makers(size: int) -> Makers:
             check_rank("root", root, size)
-            sources = _refs("source", source, size)
+            sources = check_refs("source", source, size)
             return [partial(kind, source=ref, root=root, out=out if rank == root else None, **options) for rank, ref in enumerate(sources)]
 
         return self._send(kind.kind, makers, timeout, root)
@@ -162,7 +162,7 @@ def picked(results: list[Any], result: int | None) -> Any:
     return None if result is None else tuple(results) if result < 0 else results[result]
 
 
-def _refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
+def check_refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
     """Return one ref a rank, of one shape and dtype."""
     if isinstance(refs, AccelRef) or not isinstance(refs, Sequence) or len(refs) != size:
         raise InvalidArgumentError(
@@ -180,7 +180,7 @@ def _refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
 
 def _outs(out: object, size: int) -> Sequence[AccelRef | None]:
     """Return where each rank writes its result."""
-    return [None] * size if out is None else _refs("out", out, size)
+    return [None] * size if out is None else check_refs("out", out, size)
 
 
 def check_rank(name: str, rank: int, size: int) -> None:

@@ -204,6 +204,7 @@ class Epochs:
         self._settled_at = 0.0  # when the last one ended
         self._disturbed = asyncio.Event()  # while ranks join: one of them was lost
         self._reforming: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._hang_timer: asyncio.TimerHandle | None = None
         self._lost: set[str] = set()  # names of devices that were, while the world was READY
         self._all = tuple(ranks)
@@ -292,6 +293,7 @@ class Epochs:
 
     async def wait_ready(self, timeout: float | None) -> None:
         """Wait until the world is READY, some seconds at most."""
+        Sender.check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 await self.lifecycle.wait_ready()
@@ -528,9 +530,13 @@ class Epochs:
         return None
 
     async def aclose(self) -> None:
-        """End the world: what was sent fails, and the ranks leave the communicator. Idempotent."""
-        if self.lifecycle.state is DeviceState.CLOSED:
-            return
+        """End the world: what was sent fails, and the ranks leave the communicator. Idempotent, and may be cancelled."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+            self._enter_closed()
+        await asyncio.shield(self._closing)
+
+    def _enter_closed(self) -> None:
         self.lifecycle.enter_closed()
         for rank in self._all:
             rank.listeners.remove(self._on_device_changed)
@@ -539,5 +545,9 @@ class Epochs:
             self._hang_timer.cancel()
         if self._reforming is not None:
             self._reforming.cancel()
+
+    async def _close(self) -> None:
+        """Have the ranks leave the communicator: the body of a task."""
+        if self._reforming is not None:
             await asyncio.wait((self._reforming,))
         await self._revoke()

@@ -204,7 +204,11 @@ class MemoryExchange:
             raise InvalidArgumentError(f"{memory!r} is no shared memory", remedy="Give what device.share() returned.")
         fd, nbytes, shape, dtype, uuid = memory
         spec = ops.Spec(as_shape(shape), DType.of(dtype))
-        if any(isinstance(number, bool) or not isinstance(number, int) for number in (fd, nbytes)) or fd < 0 or spec.nbytes > nbytes:
+        if (
+            any(isinstance(number, bool) or not isinstance(number, int) for number in (fd, nbytes))
+            or not 0 <= fd < 1 << 31
+            or spec.nbytes > nbytes
+        ):
             raise InvalidArgumentError(f"{memory!r} is no shared memory", remedy="Give what device.share() returned.")
         try:
             memfd_identity(fd, nbytes)

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, cast
 
@@ -45,13 +45,15 @@ from accel.values import check_choice, check_count, check_seconds
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from accel.completion import CompletionName, CompletionStrategy
     from accel.engine.hosts import HostOption
     from accel.engine.options import Library
 
 __all__ = ["System", "open_device"]
+
+_MOST_RANKS = 1024
 
 P = ParamSpec("P")
 
@@ -391,16 +393,28 @@ class System(ActorSystem):
         check_choice("on_loss", on_loss, "replace", "shrink")
         check_choice("overload", overload, "wait", "reject")
         check_count("pending_limit", pending_limit)
-        check_seconds(join_timeout=join_timeout, hang_timeout=hang_timeout or 0.0)
-        given = () if isinstance(spec, str) else tuple(spec)
+        check_seconds(join_timeout=join_timeout, hang_timeout=1.0 if hang_timeout is None else hang_timeout)
+        if not join_timeout or hang_timeout == 0:
+            raise InvalidArgumentError(
+                "a timeout of a world is 0", remedy="Give seconds above 0; hang_timeout=None waits as long as it takes."
+            )
+        if ranks is not None and check_count("ranks", ranks) > _MOST_RANKS:
+            raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
+        given = () if isinstance(spec, str) or not isinstance(spec, Iterable) else tuple(spec)
         owns_devices = not (given and all(isinstance(device, Device) for device in given))
         if owns_devices:
             # What ranks join by is loaded now, and in each spare.
             options = {"host": "process", **options, "libraries": (*check_libraries(options.get("libraries", ())), "collective")}
             devices: Sequence[Any] = await self.open_pool(cast("Any", given or spec), count=ranks, **options)
-        elif options or ranks not in (None, len(given)) or len(set(given)) < len(given) or not set(given) <= set(self.devices):
-            raise InvalidArgumentError("a world of devices takes each once, of its own system, and no options of theirs")
         else:
+            if options or ranks not in (None, len(given)):
+                raise InvalidArgumentError(
+                    f"{len(given)} open devices were given, and options to open devices with", remedy="Leave these out, and ranks= too."
+                )
+            if len(set(given)) < len(given) or not set(given) <= set(self.devices):
+                raise InvalidArgumentError(
+                    "a device was given twice, is closed, or is of another system", remedy="Give each open device of this system once."
+                )
             devices = given
         given_options = {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit}
         return await self._form_world(given_options | {"waits": overload == "wait"}, devices, owns_devices=owns_devices)

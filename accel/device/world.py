@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from accel.device.collectives import Collectives, Refs, check_rank, ops_at, picked
+from accel.device.collectives import Collectives, Refs, check_rank, check_refs, ops_at, picked
 from accel.device.pool import all_or_nothing
 from accel.device.world_recording import WorldBatch, WorldGraph
 from accel.dtype import native
 from accel.engine.attribution import Attribution
+from accel.engine.sender import Sender
 from accel.errors import (
     InvalidArgumentError,
     UnsupportedError,
@@ -150,7 +151,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         """
 
         def start(place: Place) -> list[Coroutine[Any, Any, T] | None]:
-            return [work(device, place) for device in self.devices]
+            running: list[Any] = []
+            try:
+                running.extend(work(device, place) for device in self.devices)
+            except BaseException:
+                _close_all(running)
+                raise
+            if not all(map(asyncio.iscoroutine, running)):
+                _close_all(running)
+                raise InvalidArgumentError(f"work has returned {running[-1]!r:.80}", op=what, remedy="Give an `async def` function.")
+            return running
 
         return tuple(await self._epochs.run(what, start, timeout, grace=grace))
 
@@ -170,20 +180,25 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         axis
             Along which it is cut: 0 for a ref.
         """
+        if type(axis) is not int:
+            raise InvalidArgumentError(f"axis is {axis!r:.80}", remedy="Give the number of a dimension.")
         if axis == 0:
             return await self._with_source(super().scatter, source, root, out, timeout)
         if isinstance(source, AccelRef):
             raise InvalidArgumentError(
                 f"axis is {axis!r}, and a ref is cut along axis 0", remedy="Give a host array, or transpose it before."
             )
+        check_rank("root", root, self.size)
+        Sender.check_timeout(timeout)
+        outs = None if out is None else [ref.reshape(1, *ref.shape) for ref in check_refs("out", out, self.size)]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            parts = np.stack(np.split(native(source), self.size, axis))
+            parts = await self._ranks[0].system.run_blocking(_parts, source, self.size, axis)
         except (ValueError, TypeError, IndexError) as error:
-            raise InvalidArgumentError(f"source cannot be cut into {self.size} equal parts along axis {axis!r}: {error}") from error
-        shares = await self._with_source(
-            super().scatter, parts, root, None if out is None else [ref.reshape(1, *ref.shape) for ref in out], timeout
-        )
-        return tuple(share[0] for share in shares)
+            raise InvalidArgumentError(f"source cannot be cut into {self.size} equal parts along axis {axis}: {error}") from error
+        left = None if timeout is None else timeout - (loop.time() - began)
+        return tuple(share[0] for share in await self._with_source(super().scatter, parts, root, outs, left))
 
     async def load_model(self, target: Any, *, split: Mapping[str, int] | None = None, **options: Any) -> Model:
         """Load a model that all ranks run together, and return it, ready.
@@ -224,6 +239,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
                 f"{self.name} shrinks, and each of its ranks would have a part of the model",
                 remedy='Open it with on_loss="replace".',
             )
+        await self._epochs.wait_ready(None)
         return await Model.load(self, target, split=split, system=self._ranks[0].system, **options)
 
     async def _with_source(
@@ -231,6 +247,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     ) -> Refs:
         """Put a source that is no ref on the root's device, then send."""
         check_rank("root", root, self.size)
+        Sender.check_timeout(timeout)
         loop = asyncio.get_running_loop()
         began = loop.time()
         if not isinstance(source, AccelRef):
@@ -315,3 +332,14 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         await self.leave()
         if self._owns_devices:
             await asyncio.gather(*(device.aclose(timeout=timeout) for device in self._devices.values()))
+
+
+def _parts(source: Any, count: int, axis: int) -> np.ndarray[Any, Any]:
+    """Return the equal parts of an array along an axis, one behind the other; copies it, so on a worker thread."""
+    return np.stack(np.split(native(source), count, axis))
+
+
+def _close_all(running: Sequence[Any]) -> None:
+    """Close coroutines that are not awaited."""
+    for made in filter(asyncio.iscoroutine, running):
+        made.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from accel.device.collectives import Collectives, Refs, ops_at, picked
+from accel.device.collectives import Collectives, Refs, check_rank, ops_at, picked
 from accel.device.rank import RankBatch, RankGraph
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, WorldChangedError
 from accel.ref import AccelRef
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from accel.device.collectives import Makers
-    from accel.device.epochs import Epochs, Place
+    from accel.device.epochs import Epochs, Place, Start
     from accel.device.rank import DeviceRank
 
 __all__ = ["WorldBatch", "WorldGraph"]
@@ -65,9 +65,45 @@ class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
         self._place = dataclasses.replace(place, number=place.number + 1)
         return picked([None if op is None else recorder.run(op) for (_, recorder), op in parts], result)
 
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Send what was recorded to all ranks, and wait for its end; send nothing if the body has raised."""
+        is_sent = False
+
+        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            nonlocal is_sent
+            self._check_epoch(place)
+            for rank, _ in self._recorders:
+                rank.sender.guard()
+            self._set_place(place)
+            is_sent = True
+            return [recorder.__aexit__(None, None, None) for _, recorder in self._recorders]
+
+        try:
+            if error is None:
+                await self._run(start)
+        except BaseException as raised:
+            kind, error = type(raised), raised
+            raise
+        finally:
+            if not is_sent:
+                for _, recorder in self._recorders:
+                    await recorder.__aexit__(kind, error, trace)
+            del error
+
+    async def _run(self, start: Start) -> None:
+        """Send it to all ranks, and wait for its end."""
+        raise NotImplementedError
+
+    def _set_place(self, place: Place) -> None:
+        """Tell the recorders where among the world's collectives it is sent."""
+
     def _check_epoch(self, place: Place) -> None:
         """Raise if the world has changed since the block began: nothing is sent."""
-        if self._place is None or place.epoch != self._place.epoch:
+        if self._place is None:
+            raise NotInitializedError(
+                f"the {self.what} is not recorded yet", remedy=f"Use `async with world.{self.what}() as {self.what}:` before."
+            )
+        if place.epoch != self._place.epoch:
             raise WorldChangedError(f"the world has changed since the {self.what} was recorded", executed="no", op=self.what)
 
 
@@ -88,35 +124,21 @@ class WorldBatch(_WorldRecorder[RankBatch]):
     def _recorder(self, rank: DeviceRank) -> RankBatch:
         return rank.batch()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Send what was recorded to all ranks, and wait for its end; send nothing if the body has raised."""
-        recorders, is_sent = self._recorders, False
+    async def _run(self, start: Start) -> None:
+        """Send it to all ranks, unless it is empty."""
         assert self._place is not None, "it was entered"
+        if self._place.number:
+            await self._epochs.run("batch", start, self._timeout, self._place.number, on_lost=self._tear)
 
-        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
-            nonlocal is_sent
-            self._check_epoch(place)
-            for rank, batch in recorders:
-                rank.sender.guard()
-                batch.number(place.number)
-            is_sent = True
-            return [batch.__aexit__(None, None, None) for _, batch in recorders]
+    def _set_place(self, place: Place) -> None:
+        """Tell the batches the numbers of their collectives."""
+        for _, batch in self._recorders:
+            batch.number(place.number)
 
-        def on_lost() -> None:
-            for rank, batch in recorders:
-                rank.tear(batch.writes)
-
-        try:
-            if error is None and self._place.number:
-                await self._epochs.run("batch", start, self._timeout, self._place.number, on_lost=on_lost)
-        except BaseException as raised:
-            kind, error = type(raised), raised
-            raise
-        finally:
-            if not is_sent:
-                for _, batch in recorders:
-                    await batch.__aexit__(kind, error, trace)
-            del error
+    def _tear(self) -> None:
+        """Mark what it was to write as torn."""
+        for rank, batch in self._recorders:
+            rank.tear(batch.writes)
 
 
 class WorldGraph(_WorldRecorder[RankGraph]):
@@ -132,15 +154,13 @@ class WorldGraph(_WorldRecorder[RankGraph]):
         return rank.graph()
 
     def __getitem__(self, rank: int) -> RankGraph:
+        if not self._recorders:
+            raise NotInitializedError("the graph records inside its block only", remedy="Use `async with world.graph() as graph:`.")
+        check_rank("rank", rank, len(self._recorders))
         return self._recorders[rank][1]
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Have all ranks capture what was recorded, unless the body has raised. Nothing runs."""
-
-        def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
-            self._check_epoch(place)
-            return [graph.__aexit__(kind, error, trace) for _, graph in self._recorders]
-
+    async def _run(self, start: Start) -> None:
+        """Have all ranks capture what was recorded. Nothing runs."""
         await self._epochs.run("capture", start, self._timeout)
 
     async def replay(self, *, timeout: float | None = None) -> None:

@@ -15,7 +15,7 @@ from accel.engine.loans import Loan
 from accel.engine.program import GraphSubmission
 from accel.engine.registration import Registration, Unregistration
 from accel.engine.submission import BatchSubmission
-from accel.errors import AccelError, UnsupportedError
+from accel.errors import AccelError, OutOfMemoryError, UnsupportedError
 from accel.ops import Free, Put
 from accel.process.protocol import ProtocolError
 from accel.remote.arrays import MAX_INLINE_COPY
@@ -185,6 +185,8 @@ class RemoteContext(RequestContext):
     async def attach(self, buffer: int, fd: int | None, nbytes: int) -> None:
         """Have the child map memory as a buffer; see :meth:`.sharing.sharing.Sharing.attach`."""
         self.check_alive()
+        if nbytes >= 1 << 63:  # more than a message can say
+            raise OutOfMemoryError(f"no room for {nbytes} bytes", requested=nbytes, device=self.core.name)
         self._buffer_nbytes[buffer] = 0  # it does not count against the memory of the device
         await self._link.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
 

@@ -124,6 +124,7 @@ async def test_what_others_give_is_checked_by_its_value(device: accel.Device) ->
             {"fd": -1},
             {"fd": True},
             {"fd": "3"},
+            {"fd": 1 << 40},
             {"fd": unsealed},
             {"fd": reading},
             {"fd": file.fileno()},
@@ -161,6 +162,8 @@ async def test_only_memory_of_its_own_is_shared(device: accel.Device) -> None:
     await failure(device.share(ref[1:]), accel.InvalidArgumentError)
     await failure(device.zeros(3, shareable=True, durable=True), accel.InvalidArgumentError)
     await failure(device.zeros(3, shareable=1), accel.InvalidArgumentError)  # type: ignore[arg-type]
+    for size in (1 << 62, (1 << 40, 1 << 40)):
+        await failure(device.zeros(size, shareable=True), accel.OutOfMemoryError)
     assert (await device.get(ref) == 0).all()
     empty = await device.zeros((0, 4), shareable=True)
     memory = await device.share(empty)

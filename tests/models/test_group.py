@@ -149,3 +149,10 @@ def test_what_is_not_built_for_a_group_is_refused() -> None:
     for target, said in (("model.onnx", "is the model of one device"), (Affine(), "is the model of one rank")):
         with pytest.raises(accel.InvalidArgumentError, match=said):
             source_of(target).adapter(ModelGroup(0, 2))
+
+
+def test_no_rank_sends_to_itself() -> None:
+    group = ModelGroup(1, 2)
+    for call in (lambda: group.send(np.ones(3), 1), lambda: group.receive(np.ones(3), 1)):
+        with pytest.raises(accel.InvalidArgumentError, match="is this rank"):
+            call()

@@ -103,13 +103,13 @@ class ModelGroup:
     def send(self, array: Any, to: int) -> None:
         """Give another rank an array, which it receives."""
         source = _Array(array)
-        self._check_rank("to", to)
+        self._check_other("to", to)
         self._launch(Call("send", source.elements, source.dtype, root=to), source, None, lambda: None)
 
     def receive(self, like: Any, source: int) -> Any:
         """Return the array that another rank sends: of the shape and dtype of ``like``."""
         template = _Array(like)
-        self._check_rank("source", source)
+        self._check_other("source", source)
         target = template.made(template.shape)
         call = Call("receive", target.elements, target.dtype, root=source)
         self._launch(call, None, target, lambda: target.fill(template))
@@ -142,6 +142,11 @@ class ModelGroup:
     def _check_rank(self, name: str, rank: int) -> None:
         if check_count(name, rank, 0) >= self.size:
             raise InvalidArgumentError(f"{name} is {rank}, and there are {self.size} ranks", remedy="Ranks are counted from 0.")
+
+    def _check_other(self, name: str, rank: int) -> None:
+        self._check_rank(name, rank)
+        if rank == self.rank:
+            raise InvalidArgumentError(f"{name} is {rank}, which is this rank", remedy="Give another rank: this one has the array.")
 
     def _check_reduction(self, op: Reduction, source: _Array) -> None:
         check_choice("op", op, *get_args(Reduction))
