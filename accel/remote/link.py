@@ -294,7 +294,11 @@ class Link:
         """
         number = next(self.numbers)
         answer = self.questions[number] = self._core.loop.create_future()
-        self.tell(kind, number.to_bytes(8, "little") + data, fds=fds)
+        try:
+            self.tell(kind, number.to_bytes(8, "little") + data, fds=fds)
+        except BaseException:  # such as a closed descriptor
+            del self.questions[number]
+            raise
         return answer  # cancelling it leaves the entry, because the answer still comes
 
     def settle(self, number: int, error: AccelError | None, answer: object = None) -> bool:

@@ -153,6 +153,8 @@ async def test_a_closed_descriptor_is_refused(device: accel.Device) -> None:
     with pytest.raises((accel.InvalidArgumentError, accel.AccelError)):
         await bounded(device.attach(memory))
     assert device.generation == 1
+    if device.info().pid is not None:
+        assert not device._host.context._link.questions, "it was not asked"
 
 
 async def test_only_memory_of_its_own_is_shared(device: accel.Device) -> None:
