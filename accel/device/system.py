@@ -361,9 +361,10 @@ class System(ActorSystem):
         ----------
         spec
             As for :meth:`open_pool`; or devices of this system, or a pool, which stay open when the
-            world is closed. Several worlds may have the same devices.
+            world is closed. Several worlds may have the same devices. They have
+            ``overload="wait"``, so that none refuses its part of a collective.
         ranks
-            How many; as ``count`` of :meth:`open_pool`.
+            How many, 1024 at most; as ``count`` of :meth:`open_pool`.
         on_loss
             What follows the loss of a rank: ``"replace"``, its device comes back and joins again;
             ``"shrink"``, the others go on without it, and are counted anew.
@@ -371,7 +372,7 @@ class System(ActorSystem):
             Seconds that a collective may take, what it waits for included; after that the ranks that
             have not reached it are killed and replaced. ``None``: as long as it takes.
         join_timeout
-            Seconds in which all ranks must join a communicator.
+            Seconds in which all ranks must join a communicator; both timeouts are above 0.
         pending_limit
             Collectives, and batches of them, that may be in flight.
         overload
