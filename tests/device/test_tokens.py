@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import errno
 import json
 import os
 import pickle
@@ -25,7 +26,7 @@ from tests.child_support import no_child_left
 from tests.device_support import PATIENCE, bounded, failure, generation, turns, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
 __all__ = ["no_child_left"]  # a fixture
 
@@ -263,6 +264,65 @@ async def test_what_is_no_token_is_refused_before_it_is_sent(pair: tuple[accel.D
 
 async def test_an_unknown_device_is_told(device: accel.Device) -> None:
     await failure(device.attach(accel.AccelToken("cpu:0/" + "0" * 32, 1, 1)), accel.StaleRefError)
+
+
+def test_tokens_work_on_each_kind_of_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    async def main() -> None:
+        async with accel.System() as system:
+            one, other = await system.open_device("cpu", host="inline"), await system.open_device("cpu", host="inline")
+            ref = await one.full(4, 1.0)
+            shared = await one.zeros(4, shareable=True)
+            copied, attached = await asyncio.gather(other.put(one.publish(ref)), other.attach(one.publish(shared)))
+            assert (await other.get(copied) - await other.get(attached)).tolist() == [1.0] * 4
+
+    run_on_loop(main)
+
+
+async def test_a_fork_does_not_listen(device: accel.Device) -> None:
+    ref = await device.zeros(4)
+    token = device.publish(ref)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    try:
+        await device.aclose()
+        with pytest.raises(ConnectionRefusedError), connection(token):
+            pass
+    finally:
+        os.close(writing)
+        os.waitpid(pid, 0)
+
+
+async def test_without_a_descriptor_connections_wait(pair: tuple[accel.Device, accel.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_PAUSE", 0.05)
+    one, other = pair
+    ref = await one.zeros(4)
+    token = one.publish(ref)
+    listener: Any = one._published._listener
+    attempts: list[float] = []
+
+    class Short:
+        """A listener in a process that may open no more files, twice."""
+
+        def accept(self) -> Any:
+            attempts.append(asyncio.get_running_loop().time())
+            if len(attempts) < 3:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return listener.accept()
+
+        def fileno(self) -> int:
+            return int(listener.fileno())
+
+        def detach(self) -> int:
+            return int(listener.detach())
+
+    one._published._listener = Short()  # type: ignore[assignment]
+    assert (await other.get(await bounded(other.put(token)))).tolist() == [0.0] * 4
+    assert attempts[1] - attempts[0] > 0.04, "it does not spin"
 
 
 # -- other users

@@ -152,3 +152,18 @@ async def test_buffers_get_to_a_node_and_back_through_the_host(agent: AgentProce
             with pytest.raises(accel.UnsupportedError):
                 await refused
         os.close(memory.fd)
+
+
+async def test_a_token_of_a_buffer_on_a_node_is_copied_by_the_process_that_opened_it(agent: AgentProcess) -> None:
+    async with accel.System() as system, accel.System() as others:
+        there = await system.open_device("cpu", node=agent.node)
+        here = await others.open_device("cpu", host="inline")
+        token = there.publish(ref := await there.put(np.arange(6.0).reshape(2, 3)))
+        np.testing.assert_array_equal(await here.get(await here.put(token)), np.arange(6.0).reshape(2, 3))
+        np.testing.assert_array_equal(await here.get(await here.put(there.publish(ref[:, 1]))), [1.0, 4.0])
+        with pytest.raises(accel.UnsupportedError):
+            await here.attach(there.publish(ref))  # the buffer is on another machine
+        copied = await there.put(here.publish(kept := await here.zeros(3)))
+        assert (await there.get(copied)).tolist() == [0.0] * 3
+        with pytest.raises(accel.UnsupportedError):
+            await there.attach(here.publish(kept))
