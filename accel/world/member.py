@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from accel.errors import FaultScope, UnsupportedError, WorldChangedError
 from accel.family import BackendPart
@@ -18,6 +18,7 @@ from accel.world.group import FormsGroups
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from accel.backend import AccelDevice, Kernel
     from accel.ops import KernelOp, Plan
     from accel.ops.family import KernelLane
     from accel.world.group import Group
@@ -148,7 +149,9 @@ class Members:
         """Join an epoch within some seconds; raises as :meth:`FormsGroups.join`."""
         device, member = self._forms_groups(), Member(world, epoch, rank, size)
         if self._add_kernels is not None:
-            kernels = dict.fromkeys(_KINDS, self._launch)
+            kernels: dict[str, Kernel] = dict.fromkeys(_KINDS, self._launch)
+            graphs = cast("AccelDevice", self._device).kernels("graph")
+            kernels |= {kind: graphs[kind] for kind in ("replay",) if kind in graphs}  # as the backend replays all graphs
             self._add_kernels("collective", BackendPart(kernels, may_block=device.launch_blocks, launches=_COMMANDS))
             self._add_kernels = None
         self._members[world, epoch] = member
