@@ -19,6 +19,7 @@ from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_methods import MemoryMethods
 from accel.device.model_methods import ModelMethods
 from accel.device.peers import Peers
+from accel.device.quarantine import quarantined
 from accel.device.rank import DeviceRank
 from accel.device.telemetry_methods import TelemetryMethods, monitor_of
 from accel.device.tokens import PublishedRefs
@@ -343,7 +344,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             From ops, once a context has failed to come up three times in a row.
         """
         self._core.check_home()
-        return _quarantine(self._open_quarantine)
+        return quarantined(self._open_quarantine)
 
     def attribution(self) -> Attribution:
         """Declare work that is examined if the context dies while it is on the device.
@@ -576,18 +577,6 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         logger.warning(
             "device_closed_with_work_left", device=info.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation
         )
-
-
-@contextlib.asynccontextmanager
-async def _quarantine(open_quarantine: Callable[[], Awaitable[Device]]) -> AsyncIterator[Device]:
-    """Open a quarantine; close it at the end of the block, and fail its work if that has raised."""
-    device = await open_quarantine()
-    try:
-        yield device
-    except BaseException:
-        await device.aclose(timeout=0.0)
-        raise
-    await device.aclose()
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.

@@ -1,17 +1,20 @@
-"""The options of a quarantine: a device in a child of its own, where faults are expected."""
+"""A quarantine: a device in a child of its own, where faults are expected; its options, and its block."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from accel.actors import Directive, RestartStrategy
 from accel.errors import AccelError, FaultScope
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from accel.engine.core import DeviceCore
 
-__all__ = ["set_quarantine_options"]
+__all__ = ["quarantined", "set_quarantine_options"]
 
 _STARTS = 3
 """How often a context may fail to come up before the quarantine is given up."""
@@ -45,3 +48,22 @@ def set_quarantine_options(core: DeviceCore) -> None:
 
     restart = RestartStrategy(max_restarts=_REBUILDS, within=3600.0, backoff=(0.0, 0.05), decide=decide)
     core.options = dataclasses.replace(core.options, faults=None, overload="wait", restart=restart)
+
+
+class _Closes(Protocol):
+    async def aclose(self, *, timeout: float | None = None) -> None: ...
+
+
+D = TypeVar("D", bound=_Closes)
+
+
+@contextlib.asynccontextmanager
+async def quarantined(open_quarantine: Callable[[], Awaitable[D]]) -> AsyncIterator[D]:
+    """Open a quarantine; close it at the end of the block, and fail its work if that has raised."""
+    device = await open_quarantine()
+    try:
+        yield device
+    except BaseException:
+        await device.aclose(timeout=0.0)
+        raise
+    await device.aclose()
