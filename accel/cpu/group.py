@@ -100,7 +100,7 @@ class Rendezvous:
         return group
 
     def close(self) -> None:
-        """Await nobody any more."""
+        """Close the sockets of communicators that rank 0 has not joined."""
         while self._listening:
             self._listening.popitem()[1].close()
 

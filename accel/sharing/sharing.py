@@ -332,7 +332,7 @@ class Sharing:
         Parameters
         ----------
         buffer
-            A new number; whoever has a ref of it frees it as any buffer.
+            A new number. The end of its ref frees it, as any buffer.
         fd
             Descriptor of the slab, which is duplicated; ``None`` makes a new slab.
         nbytes

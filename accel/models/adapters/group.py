@@ -124,7 +124,7 @@ class ModelGroup:
         if self.launcher is None:
             rehearse()
             return
-        given, wanted = (0 if each is None else each.address for each in (source, target))
+        given, wanted = (0 if array is None else array.address for array in (source, target))
         self.launcher.launch(self.stream, call._replace(number=self.number), given, wanted)
 
     def _parts(self, array: Any, axis: int) -> _Array:
