@@ -535,19 +535,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
                 await core.disposal.aclose()
 
     def as_rank(self) -> DeviceRank:
-        """Return the device as a rank, for a :class:`~accel.World`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it may refuse its part of what the other ranks have begun.
-        """
-        if self._core.options.overload == "reject":
-            raise InvalidArgumentError(
-                f"{self.name} refuses what it has no room for, so its part of a collective too",
-                device=self.name,
-                remedy="Open it with overload='wait'; a world has an overload= of its own.",
-            )
+        """Return the device as a rank, for a :class:`~accel.World`; raises as :class:`DeviceRank`."""
         return DeviceRank(self._core, self._sender, self._host)
 
     def adopt_system(self, system: ActorSystem) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from accel.device.batch import Batch
 from accel.device.graph import Graph
 from accel.engine.program import CollectiveReplay
-from accel.errors import ContextPoisonedError, FaultScope, HostDiedError
+from accel.errors import ContextPoisonedError, FaultScope, HostDiedError, InvalidArgumentError
 from accel.ops import collective
 
 if TYPE_CHECKING:
@@ -57,9 +57,21 @@ class RankGraph(Graph):
 
 
 class DeviceRank:
-    """A device as the rank of a world; see :class:`accel.device.epochs.Rank`."""
+    """A device as the rank of a world; see :class:`accel.device.epochs.Rank`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the device may refuse its part of what the other ranks have begun.
+    """
 
     def __init__(self, core: DeviceCore, sender: Sender, host: Host) -> None:
+        if core.options.overload == "reject":
+            raise InvalidArgumentError(
+                f"{core.name} refuses what it has no room for, so its part of a collective too",
+                device=core.name,
+                remedy="Open it with overload='wait'; a world has an overload= of its own.",
+            )
         self._core = core
         self._host = host
         self.sender = sender
