@@ -64,7 +64,8 @@ def of_rank(rank: int, seconds: float) -> dict[str, dict[str, float]]:
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", rank)))
     if rank == 0:
         print(bytes(nccl.get_unique_id()).hex(), flush=True)
-    communicator = nccl.comm_init_rank_scalable(RANKS, rank, 1, bytearray.fromhex(sys.stdin.readline()), nccl.Config().ptr)
+    config = nccl.Config()  # it owns the memory
+    communicator = nccl.comm_init_rank_scalable(RANKS, rank, 1, bytearray.fromhex(sys.stdin.readline()), config.ptr)
     stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
     buffers = [(int(call("cuMemAlloc", SIZES[-1])), int(call("cuMemAlloc", SIZES[-1]))) for _ in range(IN_FLIGHT)]
 

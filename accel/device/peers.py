@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Peers", "peers_of"]
 
-_LEND_FROM = 1 << 16
+_LEND_FROM = 1 << 12
 """Bytes from which a buffer is lent: smaller ones are about as fast through the host, and map nothing."""
 
 _MOST_MAPPED = 64
