@@ -199,7 +199,7 @@ def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> An
 
 
 def said(error: BaseException) -> str:
-    """Return what an exception says of itself; that may raise."""
+    """Return what an exception says of itself. Never raises, although its own text may."""
     try:
         return str(error)
     except BaseException:

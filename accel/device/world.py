@@ -59,10 +59,14 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         *,
         owns_devices: bool,
     ) -> None:
-        self._epochs = epochs
-        self._form = form  # another world with the options of this one
-        self._devices = dict(zip(ranks, devices, strict=True))
-        self._owns_devices = owns_devices
+        self._epochs = epochs  # the world's communicators; opened by the caller, after this
+        # Makes another world of other devices, which it owns, with the options of this one but
+        # on_loss="replace".
+        self._form = form
+        self._devices = dict(zip(ranks, devices, strict=True))  # all since the start; epochs.ranks are those that are left
+        self._owns_devices = owns_devices  # they were opened for this world, and aclose() closes them
+        # Until leave(): between two devices that are in worlds, a copy is lent, not the buffer
+        # itself; see Peers.
         for rank in ranks:
             rank.worlds.add(epochs.number)
 

@@ -375,7 +375,7 @@ class Context(ContextBase):
         return command_counts
 
     def _count_commands(self, op: KernelOp, plan: Plan) -> int:
-        """Return how many commands an op puts into the device's queues.
+        """Return how many commands an op puts into the device's queues at most.
 
         Called only on a device that counts commands; on others an op counts as one.
         """
@@ -491,7 +491,8 @@ class Context(ContextBase):
     def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Hold a resource under a buffer's number; see :meth:`~accel.storage.buffers.Buffers.hold`.
 
-        Once the ref is dropped, it is released when its last use has ended, also if no op follows.
+        Once the ref is dropped, it is released when its last use has ended, also if no op follows;
+        if nothing is in flight, by the next op. A captured graph is held so, under its handle.
         """
         self.buffers.hold(ref, resource)
         self._release_when_retired()

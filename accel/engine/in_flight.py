@@ -105,9 +105,9 @@ class ContextBase(ABC):
         return "" if self.stall_watch is None else self.stall_watch.reason()
 
     def busy_seconds(self) -> float:
-        """Return how many seconds so far ops may have waited for loading or compiling. Thread-safe.
+        """Return how many seconds so far ops may have waited for loading, compiling or a loan.
 
-        The stall watch does not count them in the age of an op.
+        The stall watch does not count them in the age of an op. Thread-safe.
         """
         return 0.0
 

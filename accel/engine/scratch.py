@@ -83,7 +83,7 @@ class Scratch:
         """Give the reserved memory to an op that was scheduled; the next user waits for the op.
 
         The memory is freed here already, in stream order. Returns the addresses of the op's status
-        and of its scratch memory, as far as it has them; 0 for scratch memory of no bytes.
+        and of its scratch memory, as far as it has them; that of no bytes means nothing.
         """
         block, self._reserved = self._reserved, None
         if block is None:  # the op has scratch memory of no bytes, and no status

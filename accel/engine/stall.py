@@ -21,14 +21,16 @@ _KINDS = 256
 """The most kinds of slow work whose durations are remembered."""
 
 _LATE = 0.1
-"""Seconds by which a timer may be late without the loop counting as stopped."""
+"""Seconds by which a timer may be late without the loop counting as stopped, if its delay is
+shorter; else its delay."""
 
 
 class LoopClock:
     """Counts the seconds in which the event loop ran, so that it could see work end.
 
-    Time in which the process was stopped, or its loop blocked, is not counted: a timer that is late
-    counts as one that was on time.
+    Time in which the process was stopped, or its loop blocked for long, is not counted: a timer that
+    is late by its own delay or more, and by ``_LATE`` at least, counts as one that was on time. One
+    that is less late counts with all of its time: so late it is in a busy loop, too.
 
     Parameters
     ----------
@@ -56,9 +58,13 @@ class LoopClock:
         self.seconds = self.now()
 
     def now(self) -> float:
-        """Return the seconds so far. Any thread may ask."""
+        """Return the seconds so far, those since the timer was armed included. Any thread may ask.
+
+        :meth:`count` asks at each timer, and ``Device.health()`` between two of them.
+        """
         elapsed, delay = self._loop.time() - self._armed_at, self._delay
-        # A timer later than that means that the loop stood still: only the timer's delay counts.
+        # Later than that, the loop has stood still, not only been busy: of that time only the
+        # timer's delay counts.
         return self.seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
 
 

@@ -105,7 +105,7 @@ class HelperProcessActor(Actor[None, None]):
         if self._core.is_closing or self._retry_timer is not None:
             return
         delay = self._budget.request()
-        pause = _PAUSE if delay is None else max(delay, _BUDGET.backoff[0])
+        pause = _PAUSE if delay is None else max(delay, _BUDGET.backoff[0])  # the budget's first delay is 0
         self._on_process_lost(error, pause, is_spent=delay is None)
         self._retry_timer = self._core.loop.call_later(pause, self._retry)
 
