@@ -418,7 +418,12 @@ class System(ActorSystem):
                 )
             devices = given
         given_options = {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit}
-        return await self._form_world(given_options | {"waits": overload == "wait"}, devices, owns_devices=owns_devices)
+        try:
+            return await self._form_world(given_options | {"waits": overload == "wait"}, devices, owns_devices=owns_devices)
+        except BaseException:
+            if owns_devices:
+                await asyncio.gather(*(device.aclose(timeout=0.0) for device in devices))
+            raise
 
     async def _form_world(self, options: dict[str, Any], devices: Sequence[Device], *, owns_devices: bool) -> World:
         """Have devices join a world, with the options of :class:`Epochs`."""
@@ -433,7 +438,7 @@ class System(ActorSystem):
         try:
             await epochs.open()
         except BaseException:
-            await world.aclose()
+            await world.leave()  # the caller closes the devices
             raise
         return world
 

@@ -104,6 +104,9 @@ async def test_a_pool_over_two_nodes(agent: AgentProcess, other_agent: AgentProc
         np.testing.assert_array_equal(await pool[2].get(await pool[2].put(large)), np.arange(1 << 14))
         with pytest.raises(accel.UnsupportedError, match="memory of one machine"):
             await system.open_world([pool[0], pool[2]])
+        with pytest.raises(accel.UnsupportedError, match="memory of one machine"):
+            await system.open_world("cpu", nodes=[agent.node, other_agent.node])
+        assert set(system.devices) == set(pool)  # those that were opened for the world are closed
         with pytest.raises(accel.UnsupportedError, match="another machine"):
             await pool[0].zeros(4, shareable=True)
         moved = await pool[3].put(await pool[0].get(await pool[0].put(np.arange(3.0))))
