@@ -36,36 +36,39 @@ class LoopClock:
     ----------
     loop
         The loop.
-
-    Attributes
-    ----------
-    seconds : float
-        The count at the last timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.seconds = 0.0
         self._loop = loop
-        self._armed_at = self._delay = 0.0
+        # The count, when it was made or the timer armed after that, and the timer's delay: one
+        # tuple, since another thread may read it at any moment.
+        self._counted = (0.0, 0.0, 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """The count at the last timer."""
+        return self._counted[0]
 
     def arm(self, delay: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Have ``callback`` called after ``delay`` seconds; it calls :meth:`count` first."""
-        self._delay, self._armed_at = delay, self._loop.time()
-        return self._loop.call_at(self._armed_at + delay, callback)
+        now = self._loop.time()
+        self._counted = (self.seconds, now, delay)
+        return self._loop.call_at(now + delay, callback)
 
     def count(self) -> None:
         """Count the time since the last timer was armed."""
-        self.seconds = self.now()
+        self._counted = (self.now(), self._loop.time(), 0.0)
 
     def now(self) -> float:
         """Return the seconds so far, those since the timer was armed included. Any thread may ask.
 
         :meth:`count` asks at each timer, and ``Device.health()`` between two of them.
         """
-        elapsed, delay = self._loop.time() - self._armed_at, self._delay
+        seconds, since, delay = self._counted
+        elapsed = self._loop.time() - since
         # Later than that, the loop has stood still, not only been busy: of that time only the
         # timer's delay counts.
-        return self.seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
+        return seconds + (elapsed if elapsed < delay + max(delay, _LATE) else delay)
 
 
 class OldestInFlight:
