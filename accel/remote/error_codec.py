@@ -162,7 +162,8 @@ def _check_code(value: object) -> int | str:
 
 def _check_json(value: object) -> object:
     """Return what JSON can hold; ``None`` if its text is too long."""
-    return value if len(json.dumps(value)) <= MAX_TEXT else None
+    # In lists, since the message nests it too: what is nested as deep as JSON allows must fail here.
+    return value if len(json.dumps([[[value]]])) - len("[[[]]]") <= MAX_TEXT else None
 
 
 def _check_names(value: object) -> tuple[str, ...]:

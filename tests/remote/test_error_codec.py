@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,13 @@ def test_statuses_become_plain_numbers_and_texts(code: Any, expected: object) ->
     back = there_and_back(LibraryError("bad", code=code))
     assert back.code == expected
     assert type(back.code) is type(expected)
+
+
+def test_an_item_nested_as_deep_as_can_be_written_does_not_keep_an_error_from_travelling() -> None:
+    item: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        item = [item]
+        assert encode_error(PoisonedInputError("bad", item=item))
 
 
 def test_a_strange_value_is_left_out_and_the_error_still_travels() -> None:
