@@ -88,7 +88,8 @@ class OffloadedCalls:
 
     def busy_seconds(self) -> float:
         """Return for how many seconds so far a kernel was loading or compiling. Thread-safe."""
-        return self._loaded_before + (monotonic() - self._loading_since if self._loading else 0.0)
+        with self._changed:  # may be held by this thread already
+            return self._loaded_before + (monotonic() - self._loading_since if self._loading else 0.0)
 
     def close(self, release_all: Callable[[], None], *, wait: bool) -> None:
         """Refuse further calls, and call ``release_all`` once, when no call runs any more.
