@@ -73,16 +73,15 @@ class Disposal:
     async def aclose(self) -> None:
         """Wait until all is closed, for a second at most. Cancelling ends the wait.
 
-        What a thread still closes then, it closes later.
+        What a thread still closes then, it closes later. Where the system still has no thread for
+        those that wait for one, they stay open until the process ends: closing them here may block.
         """
         self.close_fds(())  # those for which there was no thread
-        while self._closing:
-            self._idle = self._loop.create_future()
-            try:
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                while self._closing:
+                    self._idle = self._loop.create_future()
                     await self._idle
-            except TimeoutError:
-                return
 
     def _close(self, descriptors: list[int]) -> None:
         """Close descriptors on a thread of their own, and report that to the loop."""
