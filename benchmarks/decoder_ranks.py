@@ -180,7 +180,7 @@ def be_rank(path: Path, seconds: float) -> None:
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     with torch.device("cuda"):
-        module = cuda(group).eval()
+        module = cuda(group).cuda().eval()  # the tables of angles come from numpy
     with safe_open(path, "pt") as file:
         for name, parameter in module.state_dict().items():
             given = file.get_slice(name)

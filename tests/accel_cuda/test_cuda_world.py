@@ -123,7 +123,7 @@ async def test_a_killed_rank_is_replaced_under_load_and_the_other_keeps_everythi
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 async def test_a_model_over_two_gpus_has_the_same_bits_after_losses(
-    world: accel.World, rng: np.random.Generator, graphs: Literal["auto", "off"]
+    world: accel.World, rng: np.random.Generator, graphs: Literal["auto", "off"], caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("torch")
     spec = {"x": accel.TensorSpec(("batch", worlds.WIDTH), "float32")}
@@ -143,3 +143,4 @@ async def test_a_model_over_two_gpus_has_the_same_bits_after_losses(
                     break
         np.testing.assert_array_equal(await model.numpy(x), before)
     assert world.devices[0].generation == 1
+    assert "model_not_captured" not in caplog.text

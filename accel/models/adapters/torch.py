@@ -207,6 +207,8 @@ class TorchAdapter:
                 self._group.stream = stream
             if self._group.launcher is not self._launcher:
                 self._graphs.clear()
+                if self._pool is not None:  # torch ends a pool with its last graph, and takes none that has ended
+                    self._pool = torch.cuda.graph_pool_handle()
                 self._launcher = self._group.launcher
         return _working_in(self._device, stream)
 
