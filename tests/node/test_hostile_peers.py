@@ -192,7 +192,18 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
         {"what": "devices", "specs": ["cpu"], "count": 2, "is_shared": False},
         {"what": "devices"},
     ],
-    ids=str,
+    ids=[
+        "a shell",
+        "nothing",
+        "a child without fields",
+        "others that are no list",
+        "a slab that is none",
+        "a silence that is no number",
+        "arrays of no session",
+        "specs that are no list",
+        "a count beside specs",
+        "devices without fields",
+    ],
 )
 async def test_requests_that_mean_nothing_are_refused(request_fields: dict[str, Any], agent: AgentProcess) -> None:
     with pytest.raises(AccelError):
