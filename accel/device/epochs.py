@@ -60,27 +60,23 @@ class Membership(Protocol):
 
 
 class Rank(Protocol):
-    """A device as the controller sees it.
-
-    Attributes
-    ----------
-    name : str
-        The name of the device.
-    state : DeviceState
-    fault : AccelError or None
-        What has ended its last context.
-    listeners : list of callable
-        Called after each change of the state.
-    """
+    """A device as the controller sees it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the device."""
+
     @property
-    def state(self) -> DeviceState: ...
+    def state(self) -> DeviceState:
+        """The state of the device."""
+
     @property
-    def fault(self) -> AccelError | None: ...
+    def fault(self) -> AccelError | None:
+        """What has ended its last context."""
+
     @property
-    def listeners(self) -> list[Callable[[], object]]: ...
+    def listeners(self) -> list[Callable[[], object]]:
+        """What is called after each change of the state."""
 
     @property
     def members(self) -> Membership:

@@ -282,18 +282,22 @@ async def test_a_fork_does_not_listen(device: accel.Device) -> None:
     ref = await device.zeros(4)
     token = device.publish(ref)
     reading, writing = os.pipe()
+    begun, begins = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(writing)
+        os.write(begins, b"x")  # what a fork must not have is closed by now
         os.read(reading, 1)
         os._exit(0)
     os.close(reading)
     try:
+        await asyncio.to_thread(os.read, begun, 1)
         await device.aclose()
         with pytest.raises(ConnectionRefusedError), connection(token):
             pass
     finally:
-        os.close(writing)
+        for fd in (writing, begun, begins):
+            os.close(fd)
         os.waitpid(pid, 0)
 
 
