@@ -53,6 +53,7 @@ class Peer:
         for end in (self.sock, self._own):
             end.setblocking(False)
         self.exit: ExitStatus | None = None
+        self.is_stopped = False
         self._on_exit = on_exit
         self._task = asyncio.get_running_loop().create_task(self._talk())
         self._task.add_done_callback(self._ended)
