@@ -107,7 +107,7 @@ class Server:
         self._answering: set[asyncio.Task[None]] = set()  # keeps the tasks alive
         self._injected_faults = InjectedFaults()
         self._durable_reporter = DurableReporter(channel)
-        self._hangs_released = threading.Event()  # ends injected hangs
+        self._ended_hangs = threading.Semaphore(0)  # one for each injected hang that is to end
         self._has_begun = False  # whether BEGIN has come
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
@@ -247,7 +247,7 @@ class Server:
         elif kind == Kind.WORLD:
             self.serve_world(data)
         elif kind == Kind.END_HANGS:
-            self._hangs_released.set()
+            self._ended_hangs.release()
         else:
             return False
         return True
@@ -472,13 +472,12 @@ class Server:
     def _decode_action(self, action: bytes | str | None) -> Injection | AccelError | None:
         """Return the fault to be injected into an op, as the parent's fault plan has decided.
 
-        For a hang, clears the event that ends hangs: an END_HANGS that came before does not end it.
+        A hang lasts until its END_HANGS, which may overtake the op that hangs: on a node it does.
         """
         if action is None or action == "poison":
             return None if action is None else Injection("poison")
         if action == "hang":
-            self._hangs_released.clear()
-            return Injection("hang", release=lambda: cast("None", self._hangs_released.wait()))
+            return Injection("hang", release=lambda: cast("None", self._ended_hangs.acquire()))
         error = decode_error(cast("bytes", action))
         return Injection("poison", error) if error.is_fault else error
 

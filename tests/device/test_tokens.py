@@ -473,7 +473,7 @@ async def test_slow_ends_are_closed_and_hold_up_no_other(pair: tuple[accel.Devic
         await bounded(other.put(token))
         for sock in slow:
             await closed(sock)
-    assert not one._published._answering
+    await until(lambda: not one._published._answering)
 
 
 async def test_more_connections_than_are_accepted_are_refused(

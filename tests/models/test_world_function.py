@@ -105,7 +105,13 @@ async def test_ranks_that_do_not_meet_are_told(world: accel.World) -> None:
         return await group.all_reduce(x, "sum" if group.rank == 0 else "max")
 
     async def hurries(group: RefGroup, *, x: accel.AccelRef) -> accel.AccelRef:
-        return (await asyncio.gather(group.all_reduce(x), group.all_reduce(x)))[0]
+        calls = [asyncio.create_task(group.all_reduce(x)) for _ in range(2)]
+        try:
+            return (await asyncio.gather(*calls))[0]
+        finally:  # gather leaves the other one running
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def raises(group: RefGroup, *, x: accel.AccelRef) -> accel.AccelRef:
         if group.rank == 0:

@@ -281,7 +281,7 @@ async def test_weights_that_are_worse_in_service_are_rolled_back(
                 gc.collect()
         if code != "slow":
             monkeypatch.setattr("accel.patterns.rollout._SLOWER", 1e9)  # the machine may be busy
-            done = await bounded(service.swap(moody(rng, 3), hold=0.1))
+            done = await bounded(service.swap(moody(rng, 3), hold=0.5))
             assert done.held > 0
             assert versions_of(models) == {done.version}
         is_over = True
