@@ -217,7 +217,7 @@ def _compile(wire: _Wire, *, kind: int, layout: bytes = b"") -> None:
 def _lend(wire: _Wire, *, make: Callable[[], int] | None = None, nbytes: int = _LENT_BYTES, offset: int = 0, ask: bool = True) -> None:
     """Say of each op that it is done, and of each but the first that it has lent a buffer, which is not where it is said to be.
 
-    Without ``make`` nothing is said of the buffer. Without ``ask`` one is lent that nobody asked for.
+    Without ``make`` nothing is said of the buffer. Without ``ask`` a buffer is lent that the service has not asked for.
     """
     batches = 0
     for asked, body in wire.heard():

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-tls",
         action="store_true",
-        help="listen beyond this machine without TLS: in a network in which nobody else reads or changes what is sent",
+        help="listen beyond this machine without TLS: in a network that is closed to others: what is sent can be read and changed there",
     )
     parser.add_argument("--log-format", choices=FORMATS, help="how log lines are written to standard error (default: console)")
     parser.add_argument("--log-level", choices=LEVELS, help="the lowest level that is logged (default: info)")
@@ -69,7 +69,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if tls is None and not arguments.no_tls and not is_loopback(host):
         raise InvalidArgumentError(
             f"{host} is reached by other machines, and what is sent to it would not be encrypted",
-            remedy="Give --tls-cert and --tls-key; or --no-tls, in a network in which nobody else reads or changes what is sent.",
+            remedy="Give --tls-cert and --tls-key; or --no-tls, in a network that is closed to others: what is sent can be read and changed there.",
         )
     token = find_token()
     with logging_to_stderr(arguments.log_format, arguments.log_level), _listening_socket(host, port) as listening:
