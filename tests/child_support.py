@@ -36,17 +36,20 @@ async def until_so(condition: Callable[[], object], what: str = "the condition")
 
 def children() -> set[int]:
     """Return the numbers of all child processes of this process, zombies too."""
-    found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-                found.update(map(int, file.read().split()))
-        except OSError:  # the thread ended
-            continue
+    return children_of(os.getpid())
+
+
+def links_of(pid: int | str = "self") -> dict[int, str]:
+    """Return what each open descriptor of a process is of, less what it closes meanwhile."""
+    found: dict[int, str] = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
     return found
 
 
-def _children_of(pid: int) -> set[int]:
+def children_of(pid: int) -> set[int]:
+    """Return the numbers of all child processes of a process, zombies too."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -64,13 +67,13 @@ def _arguments(pid: int) -> list[bytes]:
 
 def forkservers() -> set[int]:
     """Return the forkservers of this process's devices."""
-    return {pid for pid in _children_of(os.getpid()) if b"--forkserver" in _arguments(pid)}
+    return {pid for pid in children_of(os.getpid()) if b"--forkserver" in _arguments(pid)}
 
 
 def workers() -> set[int]:
     """Return the children of this process's devices, started or forked, that run: not what is between its fork and its own session, or program."""
     servers = forkservers()
-    found = _children_of(os.getpid()).union(*map(_children_of, servers))
+    found = children_of(os.getpid()).union(*map(children_of, servers))
     running = {pid for pid in found if b"accel.process.worker" in _arguments(pid) and _leads(pid)}
     return running - servers - forkservers()  # one may have begun meanwhile
 
@@ -82,15 +85,9 @@ def _leads(pid: int) -> bool:
         return False
 
 
-def descriptors() -> dict[str, str]:
+def descriptors() -> dict[int, str]:
     """Return the open descriptors of the kinds that accel opens, each with what it is of."""
-    found: dict[str, str] = {}
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor that listed the directory
-            target = os.readlink(f"/proc/self/fd/{fd}")
-            if target.startswith(_OWN_KINDS) and target != _OF_LIBRARIES:
-                found[fd] = target
-    return found
+    return {fd: link for fd, link in links_of().items() if link.startswith(_OWN_KINDS) and link != _OF_LIBRARIES}
 
 
 def held() -> tuple[int, int, set[int]]:

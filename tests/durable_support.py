@@ -15,6 +15,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
+from tests.child_support import links_of
 from tests.device_support import child_pid
 
 if TYPE_CHECKING:
@@ -113,13 +114,10 @@ def seeded() -> tuple[np.random.Generator, str]:
 def wild_write(array: Array, new: int | None = None) -> None:
     """Change one byte of the device memory that holds ``array``, as a stray kernel would: to ``new``, or to what it is not."""
     found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if "memfd:accel-slab" not in os.readlink(f"/proc/self/fd/{name}"):
-                continue
-        except FileNotFoundError:
+    for fd, link in links_of().items():
+        if "memfd:accel-slab" not in link:
             continue
-        with mmap.mmap(int(name), 0) as memory:
+        with mmap.mmap(fd, 0) as memory:
             at = memory.find(array.tobytes())
             if at >= 0:
                 place = at + array.nbytes // 2

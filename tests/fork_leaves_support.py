@@ -22,6 +22,7 @@ import numpy as np
 import accel
 from accel.ops import Plan, Spec
 from accel.patterns import DynamicBatcher
+from tests.child_support import links_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,9 +57,9 @@ def expect(condition: bool, what: object) -> None:
 def held(pid: int) -> dict[int, list[str]]:
     """Return the files of shared memory that a process holds, by their inodes: how it does."""
     found: dict[int, list[str]] = defaultdict(list)
-    for fd in os.listdir(f"/proc/{pid}/fd"):
+    for fd, link in links_of(pid).items():
         with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("/memfd:"):
+            if link.startswith("/memfd:"):
                 found[os.stat(f"/proc/{pid}/fd/{fd}").st_ino].append(f"descriptor {fd}")
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
         if "/memfd:" in line:
@@ -538,11 +539,7 @@ def gpu_fork_leaves() -> None:
 def _connections(pid: int) -> int:
     """Return how many connections between machines a process holds."""
     inodes = {line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text(encoding="utf-8").splitlines()[1:]}
-    links = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return sum(link.startswith("socket:") and link[len("socket:[") : -1] in inodes for link in links)
+    return sum(link.startswith("socket:") and link[len("socket:[") : -1] in inodes for link in links_of(pid).values())
 
 
 def leaves_the_connections_of_a_node() -> None:

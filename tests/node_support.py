@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import accel
+from tests.child_support import children_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -77,13 +78,7 @@ class AgentProcess:
 
     def children(self) -> list[int]:
         """Return the process ids of its children."""
-        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as file:
-            direct = file.read()
-        found = [int(pid) for pid in direct.split()]
-        for thread in os.listdir(f"/proc/{self.process.pid}/task"):
-            with open(f"/proc/{self.process.pid}/task/{thread}/children", encoding="ascii") as file:
-                found += [int(pid) for pid in file.read().split()]
-        return sorted(set(found))
+        return sorted(children_of(self.process.pid))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from accel.device import peers
 from accel.device.peers import peers_of
 from accel.testing import FaultPlan
 from tests import lying_child
-from tests.child_support import no_child_left
+from tests.child_support import links_of, no_child_left
 from tests.device_support import bounded, cancelled, child_pid, failure, generation, some_view, task, turns, until, used
 
 if TYPE_CHECKING:
@@ -432,9 +432,7 @@ async def test_a_fork_has_nothing_of_what_is_lent() -> None:
         await until(lambda: lent(one) and other.info().in_flight, "the copy")
         pid = os.fork()
         if not pid:
-            os._exit(
-                mapped(None) + sum("memfd:accel-" in str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
-            )
+            os._exit(mapped(None) + sum("memfd:accel-" in link for link in links_of().values()))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         plan.release()
         np.testing.assert_array_equal(await other.get(await bounded(copying)), numbers())

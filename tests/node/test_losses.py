@@ -12,6 +12,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
+from tests.child_support import links_of
 from tests.device_support import failure, generation, task, until
 from tests.fork_leaves_support import run
 from tests.node_support import TOKEN, AgentProcess, proxy_to, running_agent
@@ -41,8 +42,7 @@ def plan() -> Iterator[FaultPlan]:
 
 def memfds(agent: AgentProcess) -> int:
     """Return how many descriptors of memory the agent has."""
-    folder = f"/proc/{agent.process.pid}/fd"
-    return sum("memfd" in os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}"))
+    return sum("memfd" in link for link in links_of(agent.process.pid).values())
 
 
 async def waiting(device: accel.Device) -> asyncio.Future[accel.AccelRef]:

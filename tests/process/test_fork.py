@@ -15,6 +15,7 @@ import pytest
 from accel.cpu.context import CpuContext
 from accel.cpu.stream import CpuEvent, CpuStream
 from accel.fork import PAUSE, DeviceFiles, close_after_fork
+from tests.child_support import links_of
 from tests.fork_leaves_support import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def test_files_of_a_driver_are_closed_in_a_fork_and_others_stay(tmp_path: Path) 
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 and later, about forks of processes with threads
         pid = os.fork()
     if not pid:
-        left = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+        left = set(links_of().values())
         os._exit(0 if [str(path) in left for path in paths] == [False, False, True] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for fd in opened:

@@ -28,7 +28,7 @@ from accel.process.exit_status import ExitStatus
 from accel.process.forkserver_client import ForkserverClient
 from accel.remote.preloading import Preload, preload
 from accel.testing import FaultPlan
-from tests.child_support import OURS, ROOT, ended, forkservers, no_child_left, received, until_so, workers
+from tests.child_support import OURS, ROOT, ended, forkservers, links_of, no_child_left, received, until_so, workers
 from tests.device_support import child_pid
 from tests.fork_support import Double, Quiet, Threaded, close_all
 
@@ -223,11 +223,7 @@ def gone_within(handle: int, seconds: float) -> bool:
 
 def _kinds_of_descriptors(pid: int) -> list[str]:
     """Return the sorted kinds of what a process holds, such as ``"socket:"``, less what it closes meanwhile."""
-    kinds = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            kinds.append(str(path.readlink()).partition("[")[0])
-    return sorted(kinds)
+    return sorted(link.partition("[")[0] for link in links_of(pid).values())
 
 
 async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing_of_it() -> None:

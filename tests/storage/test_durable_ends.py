@@ -21,6 +21,7 @@ from accel.remote import context as remote_context
 from accel.remote.context import RemoteContext
 from accel.storage.durable import DurableBook
 from accel.testing import FaultPlan
+from tests.child_support import links_of
 from tests.device_support import child_pid, failure
 from tests.durable_support import EVERY_WAY, Way, opened
 
@@ -29,13 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def slabs_of(pid: int | str) -> int:
     """Return how many descriptors of slabs a process has open."""
-    count = 0
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            count += "memfd:accel-slab" in os.readlink(f"/proc/{pid}/fd/{name}")
-        except FileNotFoundError:
-            continue
-    return count
+    return sum("memfd:accel-slab" in link for link in links_of(pid).values())
 
 
 @EVERY_WAY
