@@ -105,12 +105,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _described(fd: str, target: str) -> str:
+def _described(fd: int, target: str) -> str:
     """Return what a descriptor is of: of a socket, also its ends, which tell whose it is."""
     if not target.startswith("socket:"):
         return target
     try:
-        with socket.socket(fileno=os.dup(int(fd))) as sock:
+        with socket.socket(fileno=os.dup(fd)) as sock:
             return f"{target} {sock.family.name} {sock.getsockname()!r} to {sock.getpeername()!r}"
     except OSError as error:  # it has no peer, or is closed by now
         return f"{target} ({error})"
@@ -130,7 +130,7 @@ async def hosted(request: pytest.FixtureRequest) -> AsyncIterator[accel.Device]:
         yield device
 
 
-def _opened_since(before: dict[str, str]) -> dict[str, str]:
+def _opened_since(before: dict[int, str]) -> dict[int, str]:
     return {fd: _described(fd, target) for fd, target in descriptors().items() if before.get(fd) != target}
 
 
