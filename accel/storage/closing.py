@@ -7,7 +7,6 @@ import contextlib
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from accel._log import get_logger
-from accel.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,11 +43,12 @@ class Closing(Generic[T]):
         What is not closed yet.
     """
 
-    __slots__ = ("_system", "_task", "left")
+    __slots__ = ("_has_begun", "_system", "_task", "left")
 
     def __init__(self, system: ActorSystem) -> None:
         self.left: list[T] = []
         self._system = system
+        self._has_begun = False  # whether a thread has begun to close the present batch
         self._task: asyncio.Task[None] | None = None
 
     def add(self, resources: Iterable[T]) -> None:
@@ -61,20 +61,25 @@ class Closing(Generic[T]):
         """Close what is left, in batches of what was added meanwhile, until nothing is.
 
         What raised is logged and removed from :attr:`left`. What the system had no thread for stays
-        there, for the owner.
+        there, for the next :meth:`add`, or for the owner.
         """
         while self.left:
-            batch = tuple(self.left)
+            batch, self._has_begun = tuple(self.left), False
             try:
-                await self._system.run_blocking(close_all, batch)
-            except ClosedError:  # the system has no more threads
-                return
+                await self._system.run_blocking(self._close_batch, batch)
             except Exception as error:
+                if not self._has_begun:  # the system has no thread, for now or for good
+                    return
                 logger.exception("resources_not_closed", error=error)
             del self.left[: len(batch)]
 
+    def _close_batch(self, batch: tuple[T, ...]) -> None:
+        """Close resources, on a worker thread: what is raised from now on is an error of theirs."""
+        self._has_begun = True
+        close_all(batch)
+
     async def wait_closed(self) -> None:
-        """Wait until all that was added is closed, or the system has no more threads for it.
+        """Wait until all that was added is closed, or the system has no thread for it.
 
         Cancelling ends only the wait.
         """
@@ -84,6 +89,6 @@ class Closing(Generic[T]):
 
 def close_all(resources: Iterable[_Closable]) -> None:
     """Close all resources in order, and raise the last error of any. May block."""
-    with contextlib.ExitStack() as stack:  # it calls all, the last one first, whatever one raises
+    with contextlib.ExitStack() as stack:  # calls all, whatever one raises; the last one first, so they are added in reverse
         for resource in reversed(tuple(resources)):
             stack.callback(resource.close)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import accel
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
@@ -71,3 +73,42 @@ async def test_an_error_of_one_resource_is_logged_and_the_task_goes_on(caplog: p
     assert [resource.is_closed for resource in (*resources, later)] == [True] * 3
     assert closing.left == []
     assert "resources_not_closed" in caplog.text
+
+
+class Refusing(Resource):
+    """Raises what the system raises where it has no thread."""
+
+    def __init__(self, error: accel.AccelError) -> None:
+        super().__init__()
+        self.error = error
+
+    def close(self) -> None:
+        super().close()
+        raise self.error
+
+
+async def test_what_there_was_no_thread_for_is_closed_with_what_is_added_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second = Resource(), Resource()
+    async with accel.System() as system:
+        closing: Closing[Resource] = Closing(system)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            closing.add([first])
+            await closing.wait_closed()
+        assert (first.is_closed, closing.left) == (False, [first])
+        closing.add([second])
+        await closing.wait_closed()
+    assert (first.is_closed, second.is_closed, closing.left) == (True, True, [])
+
+
+@pytest.mark.parametrize("error", [accel.ClosedError("it is closed"), accel.OutOfMemoryError("it has no room")])
+async def test_an_error_of_a_resource_is_not_taken_for_a_lack_of_threads(error: accel.AccelError) -> None:
+    async with accel.System() as system:
+        closing: Closing[Resource] = Closing(system)
+        resources = [Refusing(error), Resource()]
+        closing.add(resources)
+        await closing.wait_closed()
+    assert ([resource.is_closed for resource in resources], closing.left) == ([True, True], [])
