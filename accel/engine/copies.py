@@ -135,7 +135,10 @@ class OpList:
         return result
 
     def _add_as_several(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
-        """Add the ops that a given one is sent as, and return its result; all have its index."""
+        """Add the ops that a given one is sent as, and return its result; all have its index.
+
+        If one of them is refused, none is added.
+        """
         count, start = self._count, len(self.ops)
         try:
             if isinstance(plan, ComposedPlan):
@@ -145,12 +148,23 @@ class OpList:
                 result = self.add(part, self._check(part, recording), recording)
             else:
                 result = self._add_on_copies(op, cast("PlanOnCopies", plan), recording)
-        finally:
-            # add() has counted each part as a given op.
-            self._given[start:] = [count] * (len(self.ops) - start)
+        except BaseException:
+            self._remove_from(start)
             self._count = count
-        self._count += 1
+            raise
+        # add() has counted each part as a given op.
+        self._given[start:] = [count] * (len(self.ops) - start)
+        self._count = count + 1
         return result
+
+    def _remove_from(self, start: int) -> None:
+        """Remove the ops from index ``start`` on, with their results."""
+        for refs in self.outputs[start:]:
+            for ref in refs:
+                self._core.refs.recording.pop(ref.buffer, None)
+                ref.is_freed = True
+        for recorded in (self.ops, self.plans, self.outputs, self._given):
+            del recorded[start:]
 
     def _add_on_copies(self, op: KernelOp[Any], plan: PlanOnCopies, recording: Recording | None) -> Any:
         """Add copies of strided operands, the op on these copies, and the copies back.

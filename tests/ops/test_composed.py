@@ -42,11 +42,32 @@ def doubled(lane: Any, op: Doubled, plan: Any, inputs: Any, outputs: Any) -> Non
     lane.stream.submit(lambda: np.add(2 * x, 100, out=out), 0.0)
 
 
+@op("sums_of_two")
+class HalfRefused(ComposedOp):
+    """Writes ``out``, then asks for a sum whose operands do not fit."""
+
+    x: accel.AccelRef
+    out: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return self.composed((self.x,), (self.out,), (), "half_refused", self.x.dtype)
+
+    def compose(self, run: Run) -> accel.AccelRef:
+        kept.append(run(Binary("add", self.x, self.x)))
+        run(Binary("add", kept[-1], self.x, out=self.out))
+        return run(Binary("add", self.x, kept[-1], out=self.x[:0]))
+
+
+kept: list[accel.AccelRef] = []
+"""Refs that :class:`HalfRefused` was given."""
+
+
 class SumOps(OpNamespace[M]):
     """Sums."""
 
     library: ClassVar[str] = "sums_of_two"
     doubled = method(Doubled)
+    half_refused = method(HalfRefused)
 
 
 SUMS = Family(SumOps, parts={"cpu": BackendPart({"doubled": doubled})})
@@ -82,3 +103,20 @@ async def test_a_kernel_takes_the_place_of_ops_for_dtypes_that_are_offered(
 async def test_where_nothing_is_offered_other_ops_compute_it(hosted: accel.Device) -> None:
     x = await hosted.put(np.array([1.0, 2.0]))
     np.testing.assert_array_equal(await hosted.get(await hosted.run(Doubled(x))), [2, 4])
+
+
+async def test_a_block_sends_nothing_of_an_op_that_was_refused_halfway() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x, out = await device.put(np.ones(2)), await device.zeros(2, "float64")
+        async with device.batch() as batch:
+            before = batch.run(Binary("add", x, x))
+            with pytest.raises(accel.InvalidArgumentError):
+                batch.run(HalfRefused(x, out))
+            assert len(batch) == 1
+            with pytest.raises(accel.StaleRefError):
+                batch.run(Binary("add", kept[-1], x))
+            after = batch.run(Doubled(before))
+        np.testing.assert_array_equal(await device.get(out), [0, 0])
+        np.testing.assert_array_equal(await device.get(after), [4, 4])
+        assert not device._core.refs.recording
