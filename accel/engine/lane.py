@@ -89,7 +89,9 @@ class Lane(StreamClock):
     task : Task or None
         Enqueues what is queued; to be cancelled when the context ends.
     pending_waits : list
-        Waits that could not be put into the stream: the next op is not enqueued before they are.
+        Other lanes' work that the stream could not be made to wait for, for an op that was rejected
+        then. That op's number stands for this work: work on its memory waits for the number alone.
+        So the lane counts the number as enqueued, and goes on, only when the work has ended.
     """
 
     __slots__ = (
@@ -109,7 +111,7 @@ class Lane(StreamClock):
         self.device: AccelDevice = context.device
         self._timed_stream = stream if isinstance(stream, TimesWork) else None
         self.ready_libraries: set[str] = set()
-        self.pending_waits: list[Dependency] = []
+        self.pending_waits: list[tuple[Lane, int]] = []
         self._context = context
         self._passed_event: AccelEvent | None = None  # was passed when recorded: for the next mark
         self._queue: deque[BoundGroup] = deque()
@@ -137,8 +139,8 @@ class Lane(StreamClock):
         """Enqueue a group's ops and record its mark, as far as that is possible at once.
 
         Returns ``False`` at an op that must wait for another lane, or that a worker thread must
-        enqueue: the next call continues with that op, the ``_next_index`` of the group. Returns
-        ``True`` once the group needs no further call, also where ops of it failed.
+        enqueue, and at one that has left ``pending_waits``: ``_next_index`` is its index in the
+        group. Returns ``True`` once the group needs no further call, also where ops of it failed.
         """
         context = self._context
         try:
@@ -151,9 +153,7 @@ class Lane(StreamClock):
                     return False
                 try:
                     # The common case is decided here, because this is on the way of every op.
-                    is_plain = not (
-                        launch.dependencies or self.pending_waits or launch.injected_fault or submission.future.done() or context.fault
-                    )
+                    is_plain = not (launch.dependencies or launch.injected_fault or submission.future.done() or context.fault)
                     if is_plain or self._prepare_launch(launch, group):
                         submission.launched += 1  # before the call: it may enqueue work and raise
                         if work is not None and group.span is None:
@@ -161,6 +161,8 @@ class Lane(StreamClock):
                         launch.kernel(self, launch.op, launch.plan, launch.inputs, launch.outputs)
                 except BaseException as error:
                     self._on_raised(error, launch, group)
+                if self.pending_waits:
+                    return False
                 self.enqueued = launch.seq  # as `advance`, without a call
                 if self._waiters:
                     self._wake()
@@ -178,8 +180,8 @@ class Lane(StreamClock):
     async def _drain_queue(self) -> None:
         """Enqueue the queued groups in order, until the queue is empty: the lane's task.
 
-        It runs while the first one waits for an op of another lane to be enqueued, or for a worker
-        thread; later groups of the lane must not overtake it.
+        It runs while the first one waits for another lane, or for a worker thread; later groups of
+        the lane must not overtake it.
         """
         try:
             while self._queue:
@@ -188,15 +190,19 @@ class Lane(StreamClock):
                     continue
                 group = self._queue[0]
                 launch = group.launches[self._next_index]
-                # A stream can only wait for work that is in the other stream already.
-                while (dependency := self._unenqueued_dependency(launch)) is not None:
-                    timeline, seq = dependency
-                    await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
-                if self._must_offload(launch):
+                if not self.pending_waits:
+                    # A stream can only wait for work that is in the other stream already.
+                    while (dependency := self._unenqueued_dependency(launch)) is not None:
+                        timeline, seq = dependency
+                        await timeline.wait_enqueued(seq)  # type: ignore[attr-defined]  # the timelines of a context have streams
+                    if not self._must_offload(launch):
+                        continue
                     await self._enqueue_offloaded(launch, group)
-                    # The next pass of this ``while`` enqueues the group's later ops, or records its mark.
-                    self.advance(launch.seq)
-                    self._next_index += 1
+                if self.pending_waits:
+                    await self._wait_on_host()
+                # The next pass of this ``while`` enqueues the group's later ops, or records its mark.
+                self.advance(launch.seq)
+                self._next_index += 1
                 del group, launch
         finally:
             self._queue.clear()  # if cancelled: the context has failed what is queued
@@ -298,14 +304,8 @@ class Lane(StreamClock):
         self.device.inject(fault, self.stream)
 
     def _enqueue_waits(self, dependencies: list[Dependency]) -> None:
-        """Have the stream wait for all dependencies, then raise the first failure, if any.
-
-        The ``pending_waits``, which failed for an earlier op, are tried again first: later ops rely
-        on them.
-        """
+        """Have the stream wait for all dependencies, then raise the first failure, if any."""
         failed: Exception | None = None
-        if self.pending_waits:
-            dependencies, self.pending_waits = [*self.pending_waits, *dependencies], []
         for other, seq in dependencies:
             try:
                 self._enqueue_wait(other, seq)
@@ -326,7 +326,8 @@ class Lane(StreamClock):
         ------
         Exception
             If it cannot: then the op is not launched. A wait for another lane is added to
-            ``pending_waits``, to be tried again before the next op.
+            ``pending_waits``. One for other libraries is not: a capture of theirs may be in the
+            way, which fails the op alone, and each op on memory that they share waits anew.
         """
         try:
             self.wait_for(other, seq)
@@ -337,6 +338,21 @@ class Lane(StreamClock):
             if isinstance(other, Lane):
                 self.pending_waits.append((other, seq))
             raise
+
+    async def _wait_on_host(self) -> None:
+        """Wait for the end of the ``pending_waits``, each on a worker thread.
+
+        If that is impossible too, the order of the device's work cannot be kept: the context ends.
+        """
+        context = self._context
+        while self.pending_waits and context.fault is None:
+            other, seq = self.pending_waits.pop()
+            try:
+                if other.completed < seq:
+                    await context.core.system.run_blocking(other.stream.synchronize)
+                    other.complete(seq)
+            except Exception as error:
+                context.report_fault(op_error(error, f"waiting for the end of work in {other.name}", context.core.loop))
 
     async def _synchronize(self, launch: BoundOp, group: BoundGroup) -> None:
         """With ``debug``: wait until the stream is idle, on a worker thread; an error there is this op's."""

@@ -45,8 +45,8 @@ class Timeline:
     -----
     A number that was given out must be completed at last, or its recorded uses keep their memory
     busy: also if its work was dropped before it reached the stream. Dropped work that recorded uses
-    still makes its stream wait for its dependencies before its number is over, because a recorded
-    write stands for the uses before it. Once a stream is gone,
+    still makes its stream, or the host, wait for its dependencies before its number is over, because
+    a recorded write stands for the uses before it. Once a stream is gone,
     ``timeline.complete(timeline.issued)`` ends all it was said to do.
     """
 
