@@ -102,7 +102,7 @@ class ArrayTransfers:
                 if end > start:
                     context.send_batch(submission, ops[start:end], arrays)
             except AccelError as error:
-                if error.op_index is None:
+                if error.op_index is None:  # no op of this message was sent
                     error.op_index = start
                 raise
             finally:
@@ -116,22 +116,30 @@ class ArrayTransfers:
     ) -> int:
         """Choose the ops of the next message of a batch; return the index after the last of them.
 
-        Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that the
-        caller can free it if this raises. The array of a put is copied there. If the array of the
-        first op moves in chunks here, or the caller goes, this returns ``start``: there is no
-        message to send. ``submission.dispatched`` then counts an op that has moved.
+        Adds the shared memory of each array to ``arrays`` at once, by the op's index, so that
+        :meth:`send_batch` can free it if this raises. The array of a put is copied there. If the
+        array of the first op moves in chunks here, or the submission's future ends, this returns
+        ``start``: there is no message to send. If that op has moved, ``submission.dispatched`` was
+        raised by one, so the next message begins behind it.
         """
         copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
         for index in range(start, end):
             array = host_array_of(ops[index])
             if array is None:
                 continue
+            # About one chunk is copied for a message: the child runs it while the next one's arrays
+            # are copied. Only the first op waits for room, because a transfer that waits holds none.
             if index > start and (copied >= self._pinned.max_chunk or not self._arrays.has_place(array)):
                 return index
-            shared = await self._place_array(submission, index, ops[index], submission.plans[index])
+            try:
+                shared = await self._place_array(submission, index, ops[index], submission.plans[index])
+            except AccelError:
+                if index > start:  # the ops before it still run; the next message begins with it, and tries again
+                    return index
+                raise
             if shared is None:
                 return index
-            if shared.is_copied:
+            if shared.is_copied:  # an array that is in shared memory itself takes no more of it
                 copied += array.nbytes
             arrays[index] = shared
         return end

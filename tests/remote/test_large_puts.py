@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.remote.arrays import SharedArray
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, task, until
 
@@ -213,3 +214,37 @@ async def test_a_batch_whose_time_is_over_while_it_waits_for_room_lets_others_pa
     assert device.info().pinned.waiting == 0
     del held
     np.testing.assert_array_equal(await device.get(negative), -np.ones(4))
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+async def test_ops_of_a_batch_before_an_array_that_cannot_be_copied_run(
+    system: accel.System, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    device = await opened(system)
+    source, written, bad = await device.put(np.ones(4)), await device.zeros(4, "float64"), np.full(4, 7.0)
+    copy_in, attempts = SharedArray.copy_in, 0
+
+    def copied(shared: SharedArray) -> None:
+        nonlocal attempts
+        if shared.array is bad:
+            attempts += 1
+            if attempts <= fails:
+                raise accel.OutOfMemoryError("no thread")
+        copy_in(shared)
+
+    monkeypatch.setattr(SharedArray, "copy_in", copied)
+    error: accel.AccelError | None = None
+    try:
+        async with device.batch() as batch:
+            batch.elementwise.unary("neg", source, out=written)
+            before = batch.put(np.full(4, 5.0))
+            put = batch.put(bad)
+    except accel.OutOfMemoryError as raised:
+        error = raised
+    np.testing.assert_array_equal(await device.get(written), -np.ones(4))
+    np.testing.assert_array_equal(await device.get(before), np.full(4, 5.0))
+    if fails == 1:
+        np.testing.assert_array_equal(await device.get(put), bad)  # another message, another attempt
+    else:
+        assert error is not None
+        assert error.op_index == 2
