@@ -277,17 +277,17 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             raise InvalidArgumentError(
                 f"{core.name} has no registered library {name!r}", remedy="Give the name of a class that was registered.", device=core.name
             )
-        registration.is_unregistered = True  # contexts that are made from now on do not open it
+        registration.unregistrations += 1  # contexts that are made from now on do not open it
         submission = Unregistration(name, core.loop.create_future(), core.refs.live_generation)
         try:
             await self._sender.run(None, None, submission)
         except ContextPoisonedError:
-            # Without its registration the library has ended, with the context that faulted.
+            # Its dispatch has removed the registration: the instance ended with the context that faulted.
             if core.registrations.get(name) is registration:
                 raise
         finally:
-            if core.registrations.get(name) is registration:  # it stays
-                registration.is_unregistered = False
+            if core.registrations.get(name) is registration:  # not dispatched: it stays
+                registration.unregistrations -= 1
                 core.on_registrations_changed()
             del submission, registration  # for the same reason as in register_as()
 

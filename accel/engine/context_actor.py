@@ -125,7 +125,7 @@ class ContextActor(Actor[Never, None]):
         """
         core = self._core
         for registration in tuple(core.registrations.values()):
-            if not registration.is_eager or registration.is_unregistered:
+            if not registration.is_eager or registration.unregistrations:
                 continue
             try:
                 registration.check()

@@ -160,6 +160,7 @@ class DeviceActor(Actor[Submission, None]):
         while not submission.future.done():
             if not core.is_ready:
                 await self._wait_in_hand(core.lifecycle.wait_ready())
+                continue  # meanwhile the future may have ended
             if submission.generation != core.refs.live_generation:
                 self._check_after_rebuild(submission)
             context = host.context
@@ -180,7 +181,8 @@ class DeviceActor(Actor[Submission, None]):
     async def _wait_in_hand(self, awaitable: Awaitable[object]) -> None:
         """Await something while the submission in hand still counts as queued.
 
-        It has left the mailbox and is in no context yet, so that nothing else counts it.
+        It has left the mailbox and is in no context yet: only ``workload.in_hand`` counts it, which
+        is part of ``queued`` in the device's health.
         """
         self._core.workload.in_hand += 1
         try:

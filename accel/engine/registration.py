@@ -75,15 +75,16 @@ class Registration:
     ----------
     buffers : frozenset of int
         Numbers of the refs' buffers.
-    is_unregistered : bool
-        Whether ``unregister`` was called: the next generation does not open it.
+    unregistrations : int
+        Calls of ``unregister`` that were not cancelled and have not failed: while there are some, a
+        new generation does not open the library.
     """
 
     def __init__(self, name: str, call: Call | bytes, *, is_eager: bool = False, refs: tuple[AccelRef, ...] = ()) -> None:
         self.name = name
         self.is_eager = is_eager
         self.refs = refs
-        self.is_unregistered = False
+        self.unregistrations = 0
         self._call = call
         self.buffers = frozenset(ref.buffer for ref in refs)
 
@@ -197,6 +198,9 @@ _NOTHING = Plan((), (), ())
 
 class Unregistration(OpSubmission):
     """The message that unregisters a library, in its place among the ops: those before it run.
+
+    Its dispatch removes the registration from ``core.registrations``: from then on it cannot be
+    taken back.
 
     Attributes
     ----------

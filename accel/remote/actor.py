@@ -161,7 +161,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             watchdog.begin_step(core.options.limits.busy_timeout)
             await remote.bind()
             # Open eager libraries, which the service needs at once.
-            for registration in [library for library in core.registrations.values() if library.is_eager and not library.is_unregistered]:
+            for registration in [library for library in core.registrations.values() if library.is_eager and not library.unregistrations]:
                 watchdog.begin_step(core.options.limits.busy_timeout)
                 await remote.open_ahead(registration)
             watchdog.end_step()

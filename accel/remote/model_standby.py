@@ -97,7 +97,7 @@ class ModelStandbyActor(StandbyActor):
                 link.mapped_slabs[slab.number] = slab.blocks
                 await self._ask(link, Kind.MAP_SLAB, encode_slab(slab), registration, (slab,))
                 return True
-            if registration.is_eager and not registration.is_unregistered and registration.name not in link.libraries:
+            if registration.is_eager and not registration.unregistrations and registration.name not in link.libraries:
                 link.libraries[registration.name] = registration
                 try:
                     registration.check()

@@ -233,6 +233,35 @@ async def test_a_library_unregistered_during_a_rebuild_is_not_opened_ahead(rng: 
         await until(lambda: used(device) == 0, "its memory is free")
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_of_two_unregistrations_during_a_rebuild_one_that_is_cancelled_does_not_undo_the_other(
+    kept: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    weights, journal = Weights(rng), tmp_path / "journal"
+    async with opened(FaultPlan().poison_at(1, op="fill"), host="inline") as device:
+        await device.register(Eager, str(journal), await weights.put(device))
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        leaving = [task(device.unregister("affine")) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert device.state is accel.DeviceState.REBUILDING
+        await cancelled(leaving[1 - kept])
+        await bounded(leaving[kept])
+        assert (device.generation, read(journal)) == (2, ["open"])
+
+
+async def test_a_cancelled_unregistration_during_a_rebuild_leaves_the_library(rng: np.random.Generator, tmp_path: Path) -> None:
+    weights, journal = Weights(rng), tmp_path / "journal"
+    async with opened(FaultPlan().poison_at(1, op="fill"), host="inline") as device:
+        await device.register(Eager, str(journal), await weights.put(device))
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        leaving = task(device.unregister("affine"))
+        await asyncio.sleep(0)
+        await cancelled(leaving)
+        await generation(device, 2)
+        assert read(journal) == ["open", "open"], "in each generation"
+        await weights.holds(device)
+
+
 @HOSTS
 async def test_a_cancelled_registration_gives_its_memory_back(host: Any, rng: np.random.Generator, tmp_path: Path) -> None:
     weights, journal = Weights(rng), tmp_path / "journal"
