@@ -43,8 +43,9 @@ class Workload:
     pending : int
         Callers that await a submission.
     in_hand : int
-        Submissions that have left the queue and wait for a context, or for room on the device; and
-        callers that wait for a context before they send.
+        Submissions that have left the queue and wait for a context, for room on the device, for
+        shared memory, or for an earlier submission; and callers that wait for a context before they
+        send.
     device_seconds : float
         Device time that was measured.
     changed : Future or None

@@ -404,8 +404,9 @@ class LaneMark:
 
 
 def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
-    """Move the lane's clock past the numbers of a group of which nothing was launched.
+    """Move the lane's clock past the numbers of a group whose submission launched nothing.
 
+    Now, or once its dependencies have ended. Called by the lane, which retires the group right after.
     Without that the clock would stand still until a later op of the lane ends, and memory that the
     group was to use would stay in use.
     """
@@ -414,7 +415,8 @@ def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
     if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
         lane.complete(launches[-1].seq)
         return
-    # Else when the stream passes a mark: it waits for the group's dependencies.
+    # Else when the stream passes a mark. The waits for the dependencies are in the stream:
+    # Lane._prepare_launch enqueues them for a dropped op too.
     event = lane.events.acquire()
     try:
         is_passed = lane.stream.record(event)

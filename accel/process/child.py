@@ -67,7 +67,8 @@ class ChildProcess:
     -----
     When the process dies, its status is collected and :attr:`exit` set in the same loop iteration;
     what it had sent is still in :attr:`sock`. ``on_exit`` is called in the first iteration in which
-    nothing unread is there, or after 0.25 s; :meth:`wait` returns after that.
+    nothing unread is there, so that the child's last messages come before the report of its end, or
+    after 0.25 s; :meth:`wait` returns after that.
 
     The process ends with this one, however this one ends. A started process also ends with the
     system's spawner thread, so with the system.

@@ -16,8 +16,8 @@ __all__ = ["Incoming", "Message"]
 
 # As plain ints: flags of the enumeration take a microsecond to test.
 _CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
-# Room for as many descriptors as the kernel passes in one call. It closes the others inside
-# recvmsg, which may block there.
+# Room for as many descriptors as the kernel passes in one call. With less room it would close the
+# rest inside recvmsg, and that may block.
 _CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
@@ -84,6 +84,7 @@ class Incoming:
                 self._descriptors.extend(numbers)
         if not data and self._partial:
             raise ProtocolError(f"the stream ends within a message, of which {len(self._partial)} bytes are there")
+        # First, so that the complete messages are there, whatever is found wrong below.
         self.feed(data)
         if flags & _TRUNCATED:
             raise ProtocolError(

@@ -53,7 +53,8 @@ def encode_header(kind: int, length: int, descriptors: int = 0) -> bytes:
     Raises
     ------
     InvalidArgumentError
-        If a number does not fit into its field.
+        If a number does not fit into its field; the limits that :func:`decode_header` enforces are
+        the sender's to check.
     """
     try:
         return _HEADER.pack(_MAGIC, kind, descriptors, length)

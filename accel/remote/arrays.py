@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel.memory import Block, HostArena, HostBlock, MemfdSlab
     from accel.storage.pinned import PinnedMemory
 
-__all__ = ["MAX_INLINE_COPY", "CopyBack", "SharedArray", "SharedArrays", "close_all"]
+__all__ = ["MAX_INLINE_COPY", "CopyBack", "SharedArray", "SharedArrays", "release_all"]
 
 MAX_INLINE_COPY = 128 << 10
 """Bytes that the loop's thread copies itself: for more, a hand-off to a thread is faster."""
@@ -118,12 +118,12 @@ class CopyBack:
                 for array in self._arrays:
                     array.copy_back()
             finally:
-                close_all(self._arrays)
+                release_all(self._arrays)
 
     def give_up(self) -> None:
         """Release the shared memory without a copy, unless :meth:`copy` has begun: it does then."""
         if self._claim.acquire(blocking=False):
-            close_all(self._arrays)
+            release_all(self._arrays)
 
 
 class SharedArrays:
@@ -196,7 +196,7 @@ class SharedArrays:
         return None
 
 
-def close_all(arrays: Sequence[SharedArray]) -> None:
+def release_all(arrays: Sequence[SharedArray]) -> None:
     """Release shared memory that no child uses."""
     for array in arrays:
         array.close()

@@ -20,7 +20,7 @@ from accel.errors import AccelError, ClosedError, StaleRefError
 from accel.memory import memfd_identity
 from accel.ops import Get
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
-from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedArrays, close_all
+from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedArrays, release_all
 from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableReports
 from accel.remote.error_codec import decode_error
@@ -228,7 +228,7 @@ class RequestContext(ContextBase):
             request = PendingRequest(submission, 0, 1, arrays, arrays if isinstance(op, Get) else ())
             self._send_ops(request, [list(map(_buffer_of, result_refs))], [wire_op], fault_actions)
         except BaseException:
-            close_all(arrays)
+            release_all(arrays)
             raise
 
     def begin_chunked(self, submission: Submission) -> None:
@@ -503,7 +503,7 @@ class RequestContext(ContextBase):
         A chunk has none: what waits for it in :meth:`wait_done` is woken.
         """
         if request.arrays:
-            close_all(request.arrays)
+            release_all(request.arrays)
         request.is_done = True
         if request.count:
             self.retire_ops(request.submission, request.count)
@@ -535,7 +535,7 @@ class RequestContext(ContextBase):
     def on_child_ended(self) -> None:
         """Release the shared memory that the child could use; called when its process has ended."""
         while self._pending:
-            close_all(self._pending.popitem()[1].arrays)
+            release_all(self._pending.popitem()[1].arrays)
         while self._copies:
             self._copies.popitem()[1].give_up()
 

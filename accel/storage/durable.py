@@ -478,7 +478,10 @@ class DurableBook:
                 )
 
     def on_mismatch(self, ref: AccelRef) -> None:
-        """Mark a sealed buffer as torn, because its contents do not have its checksum."""
+        """Mark a sealed buffer as torn, because its contents do not have its checksum.
+
+        The buffer must be in the book.
+        """
         logger.error(
             "durable_checksum_differs",
             device=self._refs.name,
