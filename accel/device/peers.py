@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel import ops
 from accel.backend import KnowsPeers
 from accel.dtype import DType
+from accel.engine.launches import OpSubmission
 from accel.errors import DeadlineExceededError, InvalidArgumentError, StaleRefError
 from accel.fork import close_after_fork
 from accel.ops.base import result_in
@@ -139,15 +140,6 @@ class Peers:
         """Whether the device is on this machine: descriptors are not sent to others."""
         return not self._host.children.node_address
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no buffer of the device is being written: nothing was sent to its process that has not ended.
-
-        In this process other libraries may write what the device has lent them.
-        """
-        context = self._host.context
-        return self._host.kind == "process" and context is not None and not (context.in_flight or self.core.workload.pending)
-
     def is_beside(self, source: Peers) -> bool:
         """Whether another device is of the same backend, and both are on this machine."""
         return self.is_here and source.is_here and type(self.core.backend) is type(source.core.backend)
@@ -176,40 +168,57 @@ class Peers:
 
     async def _copy_lent(self, source: Peers, ref: AccelRef, op: ops.Copy, deadline: float | None) -> AccelRef:
         """Have the source lend a buffer, and copy it."""
-        seconds_left = self.sender.seconds_left
-        with source.core.loans:
-            if self.core.loans.count or (self.core.worlds and source.core.worlds):
-                ref = await source.sender.run(ops.Copy(ref), seconds_left(deadline))
+        core, sender = source.core, source.sender
+        with core.loans:
+            if self.core.loans.count or (self.core.worlds and core.worlds):
+                ref = await sender.run(ops.Copy(ref), sender.seconds_left(deadline))
             base = ref.base if isinstance(ref, RefView) else ref
-            name, generation = source.core.refs.identity, source.core.refs.live_generation
+            sender.guard()
+            name, generation = core.refs.identity, core.refs.live_generation
             known = {key[2]: slab for key, slab in self._slabs.items() if key[:2] == (name, generation)}
-            # A buffer that was lent before, and is not being written, is copied while the loan is asked for.
-            slab = next((slab for slab in known.values() if base in slab.offsets), None) if source.is_idle else None
-            copying = None if slab is None else self.core.loop.create_task(self._copy_from(slab, base, ref, op, deadline))
+            lend = Lend(base, tuple(known))
+            submission = OpSubmission(lend, sender.check(lend), core.loop.create_future(), generation)
+            lending = core.loop.create_task(sender.run(None, sender.seconds_left(deadline), submission))
             loan: Loan | None = None
+            result: AccelRef | None = None
             try:
-                loan = await source.sender.run(Lend(base, tuple(known)), seconds_left(deadline))
+                await asyncio.sleep(0)  # the op is sent now, unless it has to wait
+                if (slab := self._known_slab(name, base, submission.result)) is not None:
+                    result = await self._copy_from(slab, base, ref, op, deadline)
+                loan = await lending
                 source.check_lent(loan)
-                slab = self._slab_of((name, loan.generation, loan.slab), loan, known)
+                generation = loan.generation
+                slab = self._slab_of((name, generation, loan.slab), loan, known)
                 slab.offsets[base] = loan.offset
-                result = await (copying or self._copy_from(slab, base, ref, op, deadline))
-            except BaseException:
-                if copying is not None:
-                    copying.cancel()
-                    await asyncio.gather(copying, return_exceptions=True)
-                raise
+                if result is None:
+                    result = await self._copy_from(slab, base, ref, op, deadline)
             finally:
                 if loan is not None:
                     loan.end()
-                known = slab = copying = None  # type: ignore[assignment]  # an error's traceback keeps this frame
-        if ref.durable and source.core.refs.live_generation not in (0, loan.generation):
+                else:
+                    lending.cancel()
+                    await asyncio.gather(lending, return_exceptions=True)
+                # An error's traceback keeps this frame.
+                known = slab = submission = lending = None  # type: ignore[assignment]
+        if ref.durable and core.refs.live_generation not in (0, generation):
             raise StaleRefError(
-                f"{ref!r} may have been written while it was copied: {source.core.name} was rebuilt meanwhile",
-                device=source.core.name,
+                f"{ref!r} may have been written while it was copied: {core.name} was rebuilt meanwhile",
+                device=core.name,
                 retryable=True,
                 remedy="Copy it again.",
             )
         return result
+
+    def _known_slab(self, name: str, base: AccelRef, loan: Loan | None) -> _Slab | None:
+        """Return the slab of a buffer that may be copied before its loan is answered, or ``None``.
+
+        The loan was sent, no write of the buffer was in flight before it, and one of the same
+        generation has said where the buffer is.
+        """
+        if loan is None or not loan.is_settled:
+            return None
+        slabs = [slab for key, slab in self._slabs.items() if key[:2] == (name, loan.generation) and base in slab.offsets]
+        return slabs[0] if slabs else None
 
     def _slab_of(self, key: tuple[str, int, int], loan: Loan, known: Mapping[int, _Slab]) -> _Slab:
         """Return the slab of a loan, as the one that was used last; forget the one that was used least if there are too many."""

@@ -51,10 +51,13 @@ class Loan:
         Of the buffer.
     mapped
         Numbers of slabs that the other device has mapped, and needs no descriptor of.
+    is_settled
+        Whether no write of the buffer was in flight when the loan was sent: what is in the buffer
+        then stays there until the end of the loan.
 
     Attributes
     ----------
-    generation, nbytes, mapped
+    generation, nbytes, mapped, is_settled
         See the parameters.
     slab : int
         Number of the slab that the buffer is in, among those of its context that were lent.
@@ -65,13 +68,16 @@ class Loan:
         the end.
     """
 
-    __slots__ = ("__weakref__", "_loop", "_on_end", "fd", "generation", "mapped", "nbytes", "offset", "slab", "slab_nbytes")
+    __slots__ = ("__weakref__", "_loop", "_on_end", "fd", "generation", "is_settled", "mapped", "nbytes", "offset", "slab", "slab_nbytes")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, generation: int, nbytes: int, mapped: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, generation: int, nbytes: int, mapped: tuple[int, ...] = (), *, is_settled: bool = False
+    ) -> None:
         self.fd = -1
         self.generation = generation
         self.nbytes = nbytes
         self.mapped = mapped
+        self.is_settled = is_settled
         self.slab = self.slab_nbytes = self.offset = 0
         self._loop = loop
         self._on_end: Callable[[], object] | None = None

@@ -273,8 +273,13 @@ class NoSharing:
         self.attach = context.attach
 
     def lend(self, ref: AccelRef, mapped: tuple[int, ...]) -> Loan:
-        """Return the loan of a buffer; the child's answer says where that is."""
-        return Loan(self._context.core.loop, self._context.generation, ref.nbytes, mapped)
+        """Return the loan of a buffer; the child's answer says where that is.
+
+        Called when the op that lends is sent: the submissions in flight were sent before it.
+        """
+        context = self._context
+        is_settled = not any(buffer == ref.buffer for submission in context.submissions for _, buffer, _ in submission.writes)
+        return Loan(context.core.loop, context.generation, ref.nbytes, mapped, is_settled=is_settled)
 
     def check_free(self, ref: AccelRef) -> None:
         """Accept the free: no other library has the memory."""

@@ -75,7 +75,7 @@ class Kind(enum.IntEnum):
 
     ATTACH = 15
     """Memory to be added as a buffer: a number, the buffer, its size; a new slab without a descriptor."""
-    RETURN = 16
+    END_LOAN = 16
     """A loan that has ended: the number of the op that lent."""
 
     READY = 101

@@ -417,7 +417,7 @@ class RequestContext(ContextBase):
             raise ValueError(f"slab {slab} comes with {len(fds)} descriptors, or was not asked for")
         for fd in fds:
             memfd_identity(fd, nbytes)
-        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._tell, Kind.RETURN, _NUMBER.pack(number)))
+        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._tell, Kind.END_LOAN, _NUMBER.pack(number)))
         fds.clear()
 
     def _on_device_time(self, number: int, seconds: float) -> None:

@@ -425,7 +425,7 @@ class Server:
                 os.close(fd)
 
     def end_loan(self, data: bytes) -> None:
-        """Handle a RETURN message, before those that are queued: these may wait for it."""
+        """Handle an END_LOAN message, before those that are queued: these may wait for it."""
         self._answers.end_loan(_number_of(data))
 
     def _answer_in_task(self, answering: Coroutine[Any, Any, None]) -> None:

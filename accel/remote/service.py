@@ -65,7 +65,7 @@ class _Service:
         if kind == Kind.WORLD and self._prepared is not None:  # also before them: it may end what they wait for
             self._prepared.serve_world(data)
             return
-        if kind == Kind.RETURN and self._prepared is not None:  # what is queued may wait for it
+        if kind == Kind.END_LOAN and self._prepared is not None:  # what is queued may wait for it
             self._prepared.end_loan(data)
             return
         outcome: bool | RemoteOp | RemoteBatch = False  # True: done; False: not begun; else decoded, to be dispatched

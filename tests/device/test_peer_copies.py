@@ -35,15 +35,20 @@ LARGE = peers._LEND_FROM
 
 
 @asynccontextmanager
-async def two(first: Any = "process", second: Any = "process", **options: Any) -> AsyncIterator[tuple[accel.Device, accel.Device]]:
+async def two(
+    first: Any = "process", second: Any = "process", *, first_faults: FaultPlan | None = None, **options: Any
+) -> AsyncIterator[tuple[accel.Device, accel.Device]]:
     """Open two CPU devices; ``options`` are the second's."""
     async with accel.System() as system:
-        one, other = await asyncio.gather(system.open_device("cpu", host=first), system.open_device("cpu", host=second, **options))
+        one, other = await asyncio.gather(
+            system.open_device("cpu", host=first, faults=first_faults), system.open_device("cpu", host=second, **options)
+        )
         try:
             yield one, other
         finally:
-            if (plan := options.get("faults")) is not None:
-                plan.release()
+            for plan in (first_faults, options.get("faults")):
+                if plan is not None:
+                    plan.release()
 
 
 def numbers(count: int = LARGE // 8, start: float = 0.0) -> np.ndarray[Any, Any]:
@@ -366,6 +371,27 @@ async def test_copies_that_are_cancelled_at_any_moment_leave_nothing() -> None:
         await until(lambda: used(one) <= before + 256 and used(other) <= 256)
         assert (await other.get(await other.put(source)) == 1.0).all()
         assert (lent(one), mappings(other)) == (0, 1)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_a_known_buffer_is_copied_before_the_answer_unless_a_write_of_it_is_in_flight(is_written: bool) -> None:
+    plan, copy_plan = FaultPlan().hang_at(1, op="fill").hang_at(2, op="lend"), FaultPlan().hang_at(2, op="copy")
+    async with two("process", "process", faults=copy_plan, first_faults=plan) as (one, other):
+        source, bystander = await one.put(numbers()), await one.put(numbers())
+        await other.put(source)  # from now on it is known where it is
+        filling = task(one.run(accel.ops.Fill(source.shape, source.dtype, 1.0, source if is_written else bystander)))
+        copying = task(other.put(source))
+        await until(lambda: one.info().in_flight == 2, "the loan")
+        if is_written:
+            await turns()
+            assert not other.info().in_flight
+        else:
+            await until(lambda: other.info().in_flight, "the copy")
+        plan.release()
+        copy_plan.release()
+        expected = np.ones(LARGE // 8) if is_written else numbers()
+        np.testing.assert_array_equal(await other.get(await bounded(copying)), expected)
+        await bounded(filling)
 
 
 async def test_a_deadline_is_for_all_of_a_copy() -> None:
