@@ -66,7 +66,7 @@ QUICK = tuple(
     ]
 )
 """What the paths of the modules begin with whose tests are ``quick``: pure logic, and devices of the CPU in this process."""
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LARGE = 1.0
 SMALL = 0.0
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 class Gate:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.testing import FaultPlan
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds until a wait that should end has failed."""
 
 Array = np.ndarray[Any, Any]

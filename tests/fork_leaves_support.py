@@ -23,6 +23,7 @@ import accel
 from accel.ops import Plan, Spec
 from accel.patterns import DynamicBatcher
 from tests.child_support import links_of
+from tests.device_support import child_pid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,7 +222,7 @@ async def _fork_in_child(device: accel.Device, x: accel.AccelRef) -> int:
 
 async def _killed(device: accel.Device) -> None:
     """Kill the device's process, and wait for the next one."""
-    os.kill(device.info().pid or 0, signal.SIGKILL)
+    os.kill(child_pid(device), signal.SIGKILL)
     async with asyncio.timeout(20):
         async for generation in device.generations():
             if generation == 2:

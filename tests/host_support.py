@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 class End:

@@ -16,7 +16,7 @@ import accel
 from accel_cuda import CudaBackend
 from benchmarks import model_lm
 from benchmarks.decoder_ranks import INPUTS, SPLIT, Alone, build
-from tests.device_support import until
+from tests.device_support import child_pid, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ async def test_no_bit_changes_and_no_request_fails_when_ranks_are_lost(rng: np.r
                 async with asyncio.timeout(60):
                     assert all([await device.spare_ready() for device in world.devices])
                 answered = service.statistics().answered
-                os.kill(world.devices[epoch % 2].info().pid or 0, signal.SIGKILL)
+                os.kill(child_pid(world.devices[epoch % 2]), signal.SIGKILL)
                 await until(lambda epoch=epoch: world.epoch == epoch and world.state is accel.DeviceState.READY)  # type: ignore[misc]
                 await until(lambda answered=answered: service.statistics().answered > answered + 10 * CLIENTS)  # type: ignore[misc]
                 used.append(world.devices[0].info().memory.durable)

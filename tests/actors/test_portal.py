@@ -163,7 +163,7 @@ async def test_the_portal_runs_plain_functions_and_logs_their_errors(caplog: pyt
 
         await system.run_blocking(system.portal.call_soon, breaks)
         await system.run_blocking(system.portal.call_soon, called.set)
-        await asyncio.wait_for(called.wait(), 5)
+        await asyncio.wait_for(called.wait(), 30)
 
     assert "portal_call_failed" in caplog.text
 
@@ -196,7 +196,7 @@ async def test_giving_up_on_a_call_through_the_portal_cancels_it() -> None:
 
         with pytest.raises(DeadlineExceededError, match="forever"):
             await system.run_blocking(lambda: system.portal.run(forever, timeout=0.001))
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
         future = await system.run_blocking(system.portal.start, forever)
         assert future.cancel()
         await turns(20)

@@ -25,7 +25,7 @@ from accel.cli import serve
 from accel.cli.console import LoadingProgress
 from accel.cli.digits import Model, load_digits
 from accel.registry import find_device
-from tests.device_support import bounded, until
+from tests.device_support import bounded, child_pid, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -529,7 +529,7 @@ async def test_a_device_that_was_lost_comes_back_by_itself(monkeypatch: pytest.M
     image = load_digits().held_out_images[0].tolist()
     async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", "--device-host", "process", said=[]) as session:
         (device,) = opened
-        os.kill(device.info().pid or 0, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         await until(lambda: device.state is not accel.DeviceState.READY)
         await until(lambda: device.generation == 2)
         async with session.post("/digits", json={"pixels": image}) as response:

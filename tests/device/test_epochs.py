@@ -233,7 +233,7 @@ class Played:
             accel.MailboxFullError,
             asyncio.CancelledError,
         )
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(30):
             for outcome in await asyncio.gather(*self.tasks, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, expected), outcome
             while True:  # a rank that was to fail may do so now

@@ -20,7 +20,7 @@ from accel.device.peers import peers_of
 from accel.testing import FaultPlan
 from tests import lying_child
 from tests.child_support import links_of, no_child_left
-from tests.device_support import bounded, cancelled, child_pid, failure, generation, some_view, task, turns, until, used
+from tests.device_support import PATIENCE, bounded, cancelled, child_pid, failure, generation, some_view, task, turns, until, used
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -219,15 +219,15 @@ async def _fill_twice(device: accel.Device, ref: accel.AccelRef) -> None:
 async def test_a_write_that_waits_for_a_copy_is_no_hang_of_its_device() -> None:
     plan = FaultPlan().hang_at(1, op="copy")
     async with accel.System() as system:
-        one = await system.open_device("cpu", host=accel.ProcessHost(stall_after=0.05), hang_timeout=0.2)
+        one = await system.open_device("cpu", host=accel.ProcessHost(stall_after=0.5), hang_timeout=1.0)
         other = await system.open_device("cpu", host="process", faults=plan)
         source = await one.put(numbers())
         await bounded(one.run(accel.ops.Fill(source.shape, source.dtype, 1.0, source)))  # so that the kind is known
         copying = task(other.put(source))
         await until(lambda: lent(one) and other.info().in_flight, "the copy")
         writing = task(one.run(accel.ops.Fill(source.shape, source.dtype, 0.0, source)))
-        await asyncio.sleep(0.6)
-        assert one.health().is_ready, one.health()
+        await asyncio.sleep(1.6)
+        await until(lambda: one.health().is_ready, "its child answers, and the write is no hang")
         plan.release()
         assert (await other.get(await bounded(copying)) == 1.0).all()
         await bounded(writing)
@@ -402,7 +402,7 @@ async def test_a_deadline_is_for_all_of_a_copy() -> None:
         source = await one.put(numbers())
         await failure(other.put(source, timeout=0.05), accel.DeadlineExceededError)
         plan.release()
-        np.testing.assert_array_equal(await other.get(await other.put(source, timeout=5.0)), numbers())
+        np.testing.assert_array_equal(await other.get(await other.put(source, timeout=PATIENCE)), numbers())
 
 
 # -- mappings

@@ -463,7 +463,7 @@ async def test_frames_and_descriptors_that_are_none_end_the_connection(pair: tup
 
 
 async def test_slow_ends_are_closed_and_hold_up_no_other(pair: tuple[accel.Device, accel.Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(tokens, "_REQUEST_SECONDS", 1.0)
     one, other = pair
     ref = await one.zeros(4)
     token = one.publish(ref)

@@ -126,5 +126,5 @@ async def test_a_lost_world_loads_no_model_and_says_so_at_once(system: accel.Sys
     world = await system.open_world("cpu", ranks=2, host="inline", restart=accel.RestartStrategy(max_restarts=0))
     world.devices[0]._host.context.report_fault(accel.DriverError("broken", scope=accel.FaultScope.CONTEXT))
     await until(lambda: world.state is accel.DeviceState.LOST)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await failure(world.load_model("json:loads", inputs={"x": accel.TensorSpec(("batch", 2))}), accel.DeviceLostError)

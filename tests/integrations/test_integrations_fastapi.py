@@ -250,7 +250,7 @@ async def test_nothing_of_a_disconnect_is_left_in_the_task() -> None:
             async with cancel_on_disconnect(channel.request()):
                 channel.disconnect()
                 await asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.get_running_loop().run_in_executor(None, int)
         task = asyncio.current_task()
         return f"goes on, {task.cancelling() if task else None} cancellations"

@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from tests import sharded_models
-from tests.device_support import until
+from tests.device_support import child_pid, until
 from tests.http_support import on_aiohttp, on_fastapi
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def test_a_killed_rank_fails_no_request(serving: Any, rng: np.random.Gener
         for epoch in (1, 2):
             asked = [asyncio.create_task(client.post({"x": row.tolist()})) for row in x]
             if epoch == 1:
-                os.kill(world.devices[1].info().pid, signal.SIGKILL)
+                os.kill(child_pid(world.devices[1]), signal.SIGKILL)
             for status, body, _ in await asyncio.gather(*asked):
                 assert status == 200, body
             await until(lambda: world.epoch == 2 and world.state is accel.DeviceState.READY)

@@ -12,7 +12,7 @@ import pytest
 
 import accel
 from tests import sharded_models
-from tests.device_support import bounded, failure, until
+from tests.device_support import bounded, child_pid, failure, until
 from tests.sharded_models import answer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_a_function_answers_on_all_ranks_through_a_loss(world: accel.World
             for row, found in zip(x, await bounded(asyncio.gather(*map(service.submit, x))), strict=True):
                 np.testing.assert_allclose(found["y"], wanted(row), rtol=0, atol=1e-13)
             if epoch == 1:
-                os.kill(world.devices[1].info().pid or 0, signal.SIGKILL)
+                os.kill(child_pid(world.devices[1]), signal.SIGKILL)
         assert service.statistics().failed == 0
     twice = await loaded(world, options={"twice": True})
     np.testing.assert_allclose((await twice.numpy(x))["y"], 2 * wanted(x), rtol=0, atol=1e-13)

@@ -15,7 +15,7 @@ import torch
 
 import accel
 from tests import sharded_models, sharded_torch
-from tests.device_support import bounded, failure, until
+from tests.device_support import bounded, child_pid, failure, until
 from tests.sharded_models import HANG, KILL, ONE, RAISE, answer
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def check(found: dict[str, Array], x: Array, version: int = 1) -> None:
 
 
 def kill(device: accel.Device) -> None:
-    os.kill(device.info().pid or 0, signal.SIGKILL)
+    os.kill(child_pid(device), signal.SIGKILL)
 
 
 async def reached(world: accel.World, epoch: int) -> None:
@@ -123,7 +123,7 @@ async def test_the_loss_of_a_rank_fails_no_request_and_changes_no_bit(victim: in
 async def test_a_call_says_that_the_world_has_changed() -> None:
     async with world_of() as world:
         model = await loaded(world)
-        os.kill(world.devices[1].info().pid or 0, signal.SIGSTOP)
+        os.kill(child_pid(world.devices[1]), signal.SIGSTOP)
         calling = asyncio.create_task(model.numpy(np.zeros((1, 5))))
         await until(lambda: world.devices[1].pending > 0)
         kill(world.devices[1])
@@ -147,7 +147,7 @@ async def test_poison_is_found_in_a_world_of_its_own(rng: np.random.Generator) -
 
 
 async def test_a_rank_that_hangs_in_a_forward_is_replaced(rng: np.random.Generator) -> None:
-    async with world_of(hang_timeout=0.5) as world:
+    async with world_of(hang_timeout=2.0) as world:
         model, x = await loaded(world), rng.standard_normal((2, 5))
         error = await failure(model.numpy(np.full((1, 5), HANG)), accel.WorldChangedError)
         assert error.ranks == (1,)
@@ -178,7 +178,7 @@ async def test_a_forward_that_was_left_in_a_queue_does_not_run_in_the_next_epoch
 
 async def test_making_an_epoch_ready_is_no_hang(rng: np.random.Generator) -> None:
     """It takes several times the hang_timeout, and what waits behind it has that time too."""
-    async with world_of(hang_timeout=0.4) as world:
+    async with world_of(hang_timeout=0.8) as world:
         model, x = await loaded(world, target="Slow"), rng.standard_normal((2, 5))
         for epoch in (1, 2):
             for found in await bounded(asyncio.gather(*(model.numpy(x) for _ in range(3)))):

@@ -402,14 +402,17 @@ async def test_an_agent_without_the_token_is_not_believed() -> None:
         streams.send(3, bytes(32))
         await reader.read()
         writer.close()
+        ended.set()
 
+    ended = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         with pytest.raises(accel.BackendUnavailableError, match="has another token"):
             await Node(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN).find_devices(
                 asyncio.to_thread, "cpu", None, is_shared=False
             )
-    await asyncio.sleep(0.01)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+    await asyncio.sleep(0)
 
 
 async def test_a_connection_that_is_split_into_bytes_works(agent: AgentProcess) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-QUICK = accel.ProcessHost(heartbeat_interval=0.2, heartbeat_timeout=0.6)
+QUICK = accel.ProcessHost(heartbeat_interval=0.2, heartbeat_timeout=2.0)
 KEPT = np.arange(1 << 16, dtype=np.float64)
 
 
@@ -65,7 +65,7 @@ async def test_a_child_that_is_killed_is_replaced_and_durable_memory_stays(agent
         await generation(device, 2)
         np.testing.assert_array_equal(await device.get(kept), KEPT)
         assert plain.is_stale
-        assert agent.children() == [device.info().pid]
+        await until(lambda: agent.children() == [device.info().pid], "the child of before has ended")
         assert memfds(agent) > 0
     await until(lambda: not agent.children() and not memfds(agent), "the agent has forgotten the device")
 
@@ -90,7 +90,7 @@ async def test_a_spare_on_the_node_takes_over(agent: AgentProcess) -> None:
 async def test_a_device_comes_back_with_its_memory_after_a_loss_of_the_connection(loss: str, agent: AgentProcess, plan: FaultPlan) -> None:
     async with accel.System() as system, proxy_to(agent.address) as proxy:
         node = accel.Node(proxy.address, TOKEN)
-        device = await system.open_device("cpu", node=node, host=QUICK, faults=plan)
+        device = await system.open_device("cpu", node=node, host="process" if loss == "cut" else QUICK, faults=plan)
         kept = await device.put(KEPT, durable=True)
         waiter, pid = await waiting(device), device.info().pid
         if loss == "cut":
@@ -199,7 +199,7 @@ async def test_a_quarantine_of_a_device_on_a_node_is_there_too(agent: AgentProce
     async with accel.System() as system:
         device = await system.open_device("cpu", node=agent.node)
         async with device.quarantine() as other:
-            assert {device.info().pid, other.info().pid} == set(agent.children())
+            await until(lambda: {device.info().pid, other.info().pid} == set(agent.children()), "both children, and no others")
             assert await other.get(await other.full((), 2.0)) == 2.0
 
 

@@ -404,8 +404,8 @@ async def test_results_that_raise_when_they_are_read_fail_their_batch_alone() ->
 
     async with DynamicBatcher[int, int](handler) as batcher:
         with pytest.raises(RuntimeError, match="no such result"):
-            await asyncio.wait_for(batcher.submit(-1), 10)
-        assert await asyncio.wait_for(batcher.submit(2), 10) == 2
+            await asyncio.wait_for(batcher.submit(-1), 30)
+        assert await asyncio.wait_for(batcher.submit(2), 30) == 2
 
 
 async def test_a_batcher_that_is_left_in_a_cancelled_scope_answers_what_it_has_taken() -> None:
@@ -427,7 +427,7 @@ async def test_a_batcher_that_is_left_in_a_cancelled_scope_answers_what_it_has_t
             await begun.wait()
             later = asyncio.ensure_future(let_go())
             scope.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await answer == 1
         await later
 
@@ -441,7 +441,7 @@ async def test_cancelling_the_entry_into_a_batcher_does_not_break_its_root(caplo
     await asyncio.sleep(0)  # it waits for its root, which has not begun
     entering.cancel()
     with caplog.at_level(logging.ERROR, "accel"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(asyncio.CancelledError):
                 await entering
             await batcher.aclose()

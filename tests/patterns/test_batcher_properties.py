@@ -118,7 +118,7 @@ async def play(plan: Plan) -> tuple[Service, list[int | BaseException], BatcherS
         ]
         for _ in range(plan.close_after):
             await asyncio.sleep(0)
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
     await asyncio.gather(*others)
     return service, results, batcher.statistics()
 

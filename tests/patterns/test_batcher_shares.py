@@ -86,20 +86,20 @@ async def test_a_tenant_fills_its_own_queue_alone() -> None:
 
 async def test_an_item_without_time_for_the_fastest_batch_fails_at_once_and_only_with_shares() -> None:
     async def slow(items: list[int]) -> list[int]:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.4)
         return items
 
     async with DynamicBatcher(slow, max_in_flight=1, shares=SHARES) as batcher:
         assert await batcher.submit(1, tenant="gold") == 1
-        with pytest.raises(accel.DeadlineExceededError, match=r"the fastest recent batch took 0\.05.* will not be launched"):
-            await batcher.submit(2, tenant="gold", timeout=0.03)
+        with pytest.raises(accel.DeadlineExceededError, match=r"the fastest recent batch took [0-9.]+ s; it will not be launched"):
+            await batcher.submit(2, tenant="gold", timeout=0.2)
         assert batcher.statistics().batches == 1
         assert batcher.statistics().tenants[0].expired == 1
     assert settled(batcher.statistics())
     async with DynamicBatcher(slow, max_in_flight=1) as plain:
         await plain.submit(1)
         with pytest.raises(accel.DeadlineExceededError, match="it was launched"):
-            await plain.submit(2, timeout=0.03)
+            await plain.submit(2, timeout=0.2)
 
 
 async def test_each_outcome_is_counted_for_its_tenant() -> None:
@@ -145,16 +145,16 @@ async def test_a_receipt_says_what_an_answer_took() -> None:
         first = asyncio.create_task(batcher.timed(1, tenant="gold"))
         await handler.until_called(1)
         others = [asyncio.create_task(batcher.timed(n, tenant="free")) for n in (2, 3)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
         handler.release()
         answer, receipt = await first
         assert answer == 2
         assert receipt == Receipt(receipt.queued, None, 1, "", None, "gold")
-        assert 0 <= receipt.queued < 0.02
+        assert 0 <= receipt.queued < 0.5
         for other in others:
             _, receipt = await other
             assert (receipt.batch_items, receipt.tenant) == (2, "free")
-            assert receipt.queued >= 0.02
+            assert receipt.queued >= 0.5
 
 
 async def test_a_receipt_names_device_and_version_and_has_the_device_time() -> None:

@@ -162,7 +162,7 @@ async def test_closing_ends_the_search_in_time(caplog: pytest.LogCaptureFixture)
             assert "SIGSEGV" in caplog.text, "the child that served died of the poison, before the hang"
             began = asyncio.get_running_loop().time()
             await batcher.aclose()
-            assert asyncio.get_running_loop().time() - began < 2.0
+            assert asyncio.get_running_loop().time() - began < 10.0
             assert [type(each) for each in await asked] == [accel.ClosedError] * 2
 
 

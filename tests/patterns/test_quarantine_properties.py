@@ -41,7 +41,7 @@ async def play(batches: list[list[str]], max_in_flight: int) -> None:
         for kinds in batches:
             items = [(kind, number + n) for n, kind in enumerate(kinds)]
             number += len(items)
-            results = await asyncio.wait_for(asyncio.gather(*map(batcher.submit, items), return_exceptions=True), 10)
+            results = await asyncio.wait_for(asyncio.gather(*map(batcher.submit, items), return_exceptions=True), 30)
             for item, result in zip(items, results, strict=True):
                 check(item, result, is_suspect=item in device.tried)
         deaths = {item: count for item, count in device.deaths.items() if count}

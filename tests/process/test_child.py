@@ -163,7 +163,7 @@ async def test_closing_ends_a_child_that_does_not_end(target: str) -> None:
     async with ActorSystem() as system:
         child = await ChildProcess.start(system, f"{OURS}{target}")
         assert await received(child) == b"ready\n"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             status = await child.aclose(grace=0.05)
     assert status.signal == signal.SIGKILL
 

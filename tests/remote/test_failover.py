@@ -23,7 +23,7 @@ async def test_a_fault_of_the_process_moves_the_device_to_a_child() -> None:
         x = await device.put(np.ones(4))
         y = await device.elementwise.unary("neg", x)
         with pytest.raises(accel.ContextPoisonedError) as caught:
-            await asyncio.wait_for(device.elementwise.unary("neg", y), 10)
+            await asyncio.wait_for(device.elementwise.unary("neg", y), 30)
         assert (caught.value.code, caught.value.scope, caught.value.retryable) == (700, accel.FaultScope.PROCESS, True)
         with pytest.raises(accel.StaleRefError):
             await device.get(x)
@@ -38,7 +38,7 @@ async def test_what_was_queued_runs_in_the_child() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, LOST))
         with pytest.raises(accel.ContextPoisonedError):
-            await asyncio.wait_for(device.zeros(4), 10)
+            await asyncio.wait_for(device.zeros(4), 30)
         made = await asyncio.wait_for(asyncio.gather(*(device.full(3, float(n), "float64") for n in range(50))), 20)
         assert device.info().host == "process"
         for n, ref in enumerate(made):

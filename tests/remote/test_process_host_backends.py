@@ -90,7 +90,7 @@ async def test_compiling_holds_nobody_up_and_ends_with_the_child() -> None:
         assert not slow.done()
         await slow
         slow = asyncio.ensure_future(device.compiler.compile(SLOW, "copy"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not device._host.context._questions:
                 await asyncio.sleep(0)
         os.kill(child_pid(device), 9)

@@ -145,7 +145,7 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(
     spares: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="accel")
-    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 0.4)
+    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 2.0)
     async with accel.System() as system:
         plan = FaultPlan().poison_at(1, LOST)
         device = await system.open_device("cpu", host="process", standby="context", spares=spares, faults=plan)
@@ -159,12 +159,12 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(
         assert device.generation == 2
         assert device.info().pid != spare
         assert (device.info().pid in others) == (spares == 2), "the other one is used"
-        assert spare not in workers()
+        await until_so(lambda: spare not in workers(), "the end of the stopped one")
 
 
 async def test_a_spare_that_is_stopped_is_found_out() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=0.6), standby="context")
+        device = await system.open_device("cpu", host=accel.ProcessHost(heartbeat_interval=0.05, heartbeat_timeout=2.0), standby="context")
         await spare_ready(device)
         await until_so(lambda: len(workers()) == 2)
         first = spare_of(device)
@@ -323,7 +323,7 @@ async def test_a_device_without_a_spare_says_so() -> None:
         assert device.info().spare is None
 
 
-_STALL = 0.8
+_STALL = 1.5
 
 
 class Stalls:
@@ -355,7 +355,7 @@ class Stalls:
 
 @pytest.mark.parametrize("what", ["parent", "both"])
 async def test_a_spare_is_promoted_although_the_loop_was_held_up(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 0.5)
+    monkeypatch.setattr(actor, "_PROMOTION_TIMEOUT", 1.0)
     stalls = Stalls(monkeypatch, what)
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, op="unary"))

@@ -223,7 +223,7 @@ async def test_a_circle_over_several_tasks_is_told_by_name(device: accel.Device,
         return loader
 
     asked = [device.resident(f"part {number}", loader_of(number)) for number in range(count)]
-    errors = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+    errors = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30)
     assert [type(error) for error in errors] == [accel.InvalidArgumentError] * count
     for error in errors:
         assert all(f"'part {number}'" in str(error) for number in range(count)), error
@@ -243,7 +243,7 @@ async def test_a_circle_over_two_devices_names_both() -> None:
             return loader
 
         asked = first.resident("weights", loader_that_asks(second)), second.resident("weights", loader_that_asks(first))
-        for error in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10):
+        for error in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30):
             assert isinstance(error, accel.InvalidArgumentError), error
 
 
@@ -264,8 +264,8 @@ async def test_who_has_stopped_waiting_is_in_no_circle(device: accel.Device) -> 
         return "second", await device.resident("first", first)
 
     done = asyncio.ensure_future(device.resident("first", first))
-    assert await asyncio.wait_for(done, 10) == "first"
-    assert await asyncio.wait_for(device.resident("second", second), 10) == ("second", "first")
+    assert await asyncio.wait_for(done, 30) == "first"
+    assert await asyncio.wait_for(device.resident("second", second), 30) == ("second", "first")
 
 
 async def test_closing_ends_a_load(device: accel.Device) -> None:
@@ -335,5 +335,5 @@ async def test_a_device_that_closes_before_a_load_has_begun_tells_who_waits() ->
         waiting = asyncio.ensure_future(device.resident("weights", load))
         closing = asyncio.ensure_future(device.aclose())
         with pytest.raises(accel.ClosedError):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 30)
         await closing
