@@ -21,7 +21,7 @@ from accel.ops.base import FamilyOp, Plan, with_refs
 from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Checksum, Get
 from accel.ops.user_plans import check_plan
-from accel.telemetry.device_time import CHARGED
+from accel.telemetry.probe import CHARGED
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from accel.memory import Timeline
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
-    from accel.telemetry.device_time import DeviceTime
-    from accel.telemetry.probe import Probes
+    from accel.telemetry.probe import DeviceTime, Probes
 
 # The keys of `map` for a batch's ops: C functions, because a batch may have thousands.
 _library_of, _kind_of, _written_by = attrgetter("library"), attrgetter("kind"), attrgetter("writes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from accel.telemetry.device_time import DeviceTime
-from accel.telemetry.probe import DeviceWork, Probe, Probes, ServedBatch, ServedRequest, Service, fault_code
+from accel.telemetry.probe import DeviceTime, DeviceWork, Probe, Probes, ServedBatch, ServedRequest, Service, fault_code
 
 __all__ = ["DeviceTime", "DeviceWork", "Probe", "Probes", "ServedBatch", "ServedRequest", "Service", "fault_code"]
