@@ -19,8 +19,7 @@ from accel.models.onnx_inputs import input_specs
 from accel.models.relations import check_batch_axis
 from accel.models.runner import deadline_of, device_of, left
 from accel.models.tensor_spec import BATCH, Buckets, Item, TensorSpec
-from accel.models.version import VersionLoader
-from accel.models.versions import Coming, Versions
+from accel.models.versions import Coming, VersionLoader, Versions
 from accel.models.weights import collect
 from accel.ref import AccelRef
 from accel.values import check_count
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from accel.models.relations import BatchAxis
     from accel.models.runner import ModelHome, Operand
     from accel.models.tensor_spec import Inputs, Sizes
-    from accel.models.version import Version
+    from accel.models.versions import Version
     from accel.models.weights import Collected, Progress
 
 __all__ = ["Model", "Rows"]

@@ -30,7 +30,7 @@ from accel.files.messages import Kind
 from accel.files.onnx import session
 from accel.files.regular_file import RegularFile
 from accel.files.stored_tensor import StoredTensor
-from accel.models import version
+from accel.models import versions
 from accel.models.weights import load_weights
 from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
@@ -157,7 +157,7 @@ async def test_what_a_file_declares_takes_no_memory_of_the_service(
 async def test_without_a_limit_the_memory_of_the_machine_bounds_what_a_file_declares(
     device: accel.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version, "memory_size", lambda: 1 << 30)
+    monkeypatch.setattr(versions, "memory_size", lambda: 1 << 30)
     with Peak() as peak:
         error = await failure(device.load_model(wide_input(tmp_path)), accel.OutOfMemoryError)
     assert (error.limit, error.requested) == (1 << 28, 2 << 30)

@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel.models import model as model_module
-from accel.models import runner, version
+from accel.models import runner, versions
 from accel.models.library import ModelLibrary
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, cancelled, failure, generation, task, turns, until, used
@@ -130,7 +130,7 @@ async def test_nothing_waits_for_a_swap_that_does_not_return(
         model = await loaded(device, rng)
         before = used(device)
         if stuck == "file":
-            monkeypatch.setattr(version, "collect", sticks)
+            monkeypatch.setattr(versions, "collect", sticks)
         swap = task(model.swap(affine(rng, 2), canaries=[np.ones(5)], compare=sticks))
         await bounded(begun.wait())
         if closer == "device":
@@ -335,8 +335,8 @@ async def test_weights_that_a_model_changes_in_its_third_call_are_found_while_it
 async def test_weights_are_compared_once_in_a_while_if_there_were_calls(
     device: accel.Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(version, "_FIRST_CALLS", ())
-    monkeypatch.setattr(version, "_INTERVAL", 0.01)
+    monkeypatch.setattr(versions, "_FIRST_CALLS", ())
+    monkeypatch.setattr(versions, "_INTERVAL", 0.01)
     model = await loaded(device, rng)
     verified: list[accel.AccelRef] = []
     verify = type(device).verify_checksum
