@@ -21,11 +21,10 @@ from accel.memory import memfd_identity
 from accel.ops import Get
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
 from accel.remote.arrays import MAX_INLINE_COPY, CopyBack, SharedArray, SharedArrays, release_all
-from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableReports
 from accel.remote.error_codec import decode_error
 from accel.remote.injected_faults import begin_action
-from accel.remote.messages import Failure, Kind, Lent, Timed, pack
+from accel.remote.messages import Failure, Kind, Lent, Timed, layout_of, pack
 from accel.remote.op_codec import OpWriter
 from accel.remote.pending_request import PendingRequest, message_too_long
 

@@ -36,11 +36,10 @@ from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteLoan, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import Busy, BusyCalls
-from accel.remote.compiling import packed_layout
 from accel.remote.durable import DurableReporter, decode_slab
 from accel.remote.error_codec import decode_error, encode_error
 from accel.remote.injected_faults import InjectedFaults
-from accel.remote.messages import Attach, Kind, unpack
+from accel.remote.messages import Attach, Kind, packed_layout, unpack
 from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
