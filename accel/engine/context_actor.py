@@ -16,7 +16,6 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorTree
 from accel.actors.acquire import acquire
 from accel.backend import ObservesWork, TellsFaults
-from accel.engine.checksums import verify
 from accel.engine.context import Context
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
 from accel.engine.lanes import make_streams
@@ -93,7 +92,7 @@ class ContextActor(Actor[Never, None]):
                 await device_context.libraries.open(library)
             await core.pinned.attach(device)
             # 3. Checksums and registered libraries, before the first op of the generation.
-            await verify(device_context, core)
+            await device_context.verify_checksums()
             core.capabilities = device.capabilities
             core.has_graphs = bool(device.kernels("capture"))
             await self._open_eager_libraries(device_context)

@@ -7,9 +7,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.actors.turns import CHECK_EVERY, Turn
+from accel.engine.launches import OpSubmission
 from accel.engine.stall import StallWatch
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
+from accel.ops import Checksum
 
 if TYPE_CHECKING:
     import asyncio
@@ -221,6 +223,29 @@ class ContextBase(ABC):
             if turn.is_over:
                 await turn.next()
                 self.check_alive()
+
+    async def verify_checksums(self) -> None:
+        """Compare the sealed buffers with their checksums; one that differs is torn from now on.
+
+        Called once the context is made, before its generation begins.
+
+        Raises
+        ------
+        AccelError
+            A checksum cannot be made: the context is not usable.
+        """
+        core, book = self.core, self.core.durable
+        for buffer, seal in tuple(book.sealed.items()):
+            durable_buffer = book.buffers.get(buffer)  # None if freed meanwhile
+            ref = None if durable_buffer is None else durable_buffer.ref()
+            if ref is None or seal.checksum is None:
+                continue
+            op, future = Checksum(ref), core.loop.create_future()
+            self.check_alive()  # a context that has faulted ends no submission
+            await self.dispatch(OpSubmission(op, op.plan(), future, self.generation))
+            # The seal may have ended with its buffer meanwhile.
+            if int((await future)[0]) != seal.checksum and book.sealed.get(buffer) is seal:
+                book.on_mismatch(ref)
 
     def must_wait(self, submission: Submission) -> bool:
         """Return whether a submission must wait for shared memory, so that others may overtake it.

@@ -9,7 +9,6 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
-from accel.engine.checksums import verify
 from accel.engine.launches import OpSubmission
 from accel.engine.loans import Loan
 from accel.engine.program import GraphSubmission
@@ -220,7 +219,7 @@ class RemoteContext(RequestContext):
             else:
                 self._buffer_nbytes.update((buffer, size) for buffer, _, _, size in slab.blocks)
                 self._has_durable = True
-        await verify(self, self.core)
+        await self.verify_checksums()
 
     def fail_all(self, error: AccelError) -> None:
         """Fail everything that waits for the child, or for shared memory to send an op to it."""

@@ -17,7 +17,6 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.remote import context as remote_context
 from accel.remote.context import RemoteContext
 from accel.storage.durable import DurableBook
 from accel.testing import FaultPlan
@@ -158,8 +157,8 @@ async def test_graphs_and_batches_with_durable_buffers() -> None:
 
 @pytest.mark.parametrize("checksum", [False, True])
 async def test_a_child_that_dies_before_it_has_bound_is_followed_by_another(checksum: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = "verify" if checksum else "slabs_to_bind"
-    target = remote_context if checksum else DurableBook
+    step = "verify_checksums" if checksum else "slabs_to_bind"
+    target: type = RemoteContext if checksum else DurableBook
     proceed: Any = getattr(target, step)
     killed: list[int] = []
 
