@@ -197,10 +197,6 @@ class Usage:
             return None
         return writer, self._written
 
-    def last_write(self) -> Dependency | None:
-        """Return the last write, over or not, dropped or not."""
-        return None if self._writer is None else (self._writer, self._written)
-
     def merge(self, other: Usage) -> None:
         """Inherit the pending uses of ``other``: both memories become one block.
 
