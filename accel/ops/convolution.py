@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import OutOp, Plan, Shape, as_shape, check_tf32, op, operand, planned, same_dtype
-from accel.ops.fields import integer, set_fields
+from accel.ops.fields import convert_fields, set_fields, to_flag, to_int
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-@op("dnn")
+@op("dnn", convert={"channels_last": to_flag, "groups": to_int})
 class ConvolutionForm(OutOp):
     """What a convolution and its gradients share: how filters move over images."""
 
@@ -45,10 +45,11 @@ class ConvolutionForm(OutOp):
     allow_tf32: bool = False
 
     def __post_init__(self) -> None:
-        """Convert ``stride``, ``padding``, ``dilation`` and ``groups``."""
-        rank, groups = self.rank, integer("groups", self.groups, "Give an int.")
+        """Convert the options."""
+        convert_fields(self)
+        rank = self.rank
         stride, dilation = steps_of("stride", self.stride, rank), steps_of("dilation", self.dilation, rank)
-        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation, groups=groups)
+        set_fields(self, stride=stride, padding=borders_of(self.padding, rank), dilation=dilation)
 
     @abstractmethod
     def dtype(self) -> DType:

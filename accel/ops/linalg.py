@@ -11,7 +11,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import OutOp, Plan, Shape, Spec, check_tf32, op, operand, plan_of, result_in
 from accel.ops.blas_operands import TRANSPOSES, TransposeField, no_product
 from accel.ops.family import Family
-from accel.ops.fields import convert_fields, set_fields, to_dtype, unless_none
+from accel.ops.fields import convert_fields, flag, set_fields, to_dtype, unless_none
 from accel.ops.namespace import M, OpNamespace, method
 from accel.ref import AccelRef, StridedRef, overlap
 from accel.views import broadcast
@@ -172,7 +172,7 @@ class Matmul(OutOp):
         a, b = self.a, self.b
         if type(a) is not AccelRef or type(b) is not AccelRef or not a.shape or not b.shape:  # nearly always they are
             self._check_operands()
-        if self.transpose_a is not _NONE or self.transpose_b is not _NONE or self.allow_tf32:
+        if not (self.transpose_a is _NONE is self.transpose_b and self.allow_tf32 is False is self.autotune):
             self._check_options()
         batch, m, n, k = self.sizes()
         dtype = self.result_type()
@@ -211,11 +211,12 @@ class Matmul(OutOp):
                 )
 
     def _check_options(self) -> None:
-        """See that transposes are of matrices, and that TF32 is allowed for what it is offered for."""
+        """See that transposes are of matrices, that TF32 is allowed for what it is offered for, and that flags are flags."""
         for name, ref, transpose in (("a", self.a, self.transpose_a), ("b", self.b, self.transpose_b)):
             if len(ref.shape) == 1 and transpose is not _NONE:
                 raise InvalidArgumentError(f"transpose_{name} is given for a vector", remedy="Leave it out.")
         check_tf32(self.allow_tf32, self.a.dtype)
+        flag("autotune", self.autotune)
 
     def _check_overlap(self) -> None:
         """See that nothing is written over what is read, or written twice."""

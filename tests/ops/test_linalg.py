@@ -107,6 +107,8 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
         (f32, {"b": f32["vector"], "activation": "gelu", "aux": f32["number"]}, "one column"),
         (e5, {}, "float8_e5m2 and float8_e5m2 is not offered"),
         (f64, {"allow_tf32": True}, "allow_tf32 is given for float64"),
+        (f32, {"allow_tf32": []}, r"allow_tf32 is \[\]"),
+        (f32, {"autotune": 0}, "autotune is 0"),
         (f32, {"transpose_a": "x"}, "'x' is not a transpose"),
         (f32, {"bias": 3}, "bias is a int"),
     ]
