@@ -197,9 +197,7 @@ class Graph(Recorder):
         """
         program = self._live_program()
         owned_ids = {id(ref) for ref in program.owned_refs}
-        # The handle stands for all of the graph's own buffers.
-        writes_only_owned = program.plan.writes == (program.handle,)
-        if program.plan.status is not None or not writes_only_owned or not owned_ids.issuperset(map(id, (*inputs, *results))):
+        if program.plan.status is not None or not program.writes_only_owned or not owned_ids.issuperset(map(id, (*inputs, *results))):
             raise InvalidArgumentError(
                 "the graph is no function: an op has a status, or a buffer that it writes or returns is not one that the graph made",
                 remedy="Use replay().",

@@ -84,6 +84,8 @@ class Program:
     external_reads : frozenset of int
         Buffers that it reads and does not make; known once its operands are released, because each
         call must then give them.
+    writes_only_owned : bool
+        Whether it writes no other buffers than :attr:`owned_refs`.
     call_plan : tuple or None
         The refs that each :class:`Call` writes, and the specs of its results; the first makes them.
     handle : AccelRef
@@ -109,6 +111,7 @@ class Program:
         "plan",
         "plans",
         "registered_libraries",
+        "writes_only_owned",
     )
 
     def __init__(
@@ -122,6 +125,7 @@ class Program:
         self.call_plan: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
         self.registered_libraries: Sequence[RegisteredLibrary] = ()
         self.external_reads: frozenset[int] = frozenset()
+        self.writes_only_owned = True
         # Own buffers whose contents the ops read before they write them, and those that they write.
         self._own_inputs: frozenset[int] = frozenset()
         self._own_outputs: frozenset[int] = frozenset()
@@ -168,6 +172,7 @@ class Program:
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     overwritten.add(ref.buffer)
         program._own_inputs, program._own_outputs = frozenset(own_inputs), frozenset(own_outputs)
+        program.writes_only_owned = not written
         status = None
         if program._statuses:
             last = program._statuses[-1]
@@ -222,7 +227,7 @@ class Program:
         self.external_reads = frozenset([ref.buffer for ref in self.plan.reads])
         if self.native is not None:
             self._launches = []
-        self.plan = Plan((), (self.handle,), ())
+        self.plan = Plan((), self.plan.writes, ())
 
     def use_scratch(self, ref: AccelRef) -> None:
         """Use ``ref`` as the scratch memory that all kernels take in turn; the program keeps it."""
@@ -285,6 +290,8 @@ class Program:
                 free_hooks[ref.buffer] = partial(_free_with_own_usage, free_hooks.get(ref.buffer, free))
         release = None if self.native is None else self.native.close
         context.hold(self.handle, HeldResource(shared, release, self._own_inputs, self._own_outputs))
+        if self.native is not None:
+            self.plan = self.plan._replace(writes=(*self.plan.writes, context.buffers.captured_workspaces()))
 
 
 def _free_with_own_usage(free: Callable[[Block], object], block: Block) -> None:
@@ -430,7 +437,8 @@ class Call(Replay):
         call_plan = program.call_plan
         if call_plan is None:
             result_specs = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
-            call_plan = program.call_plan = (program.handle, *self.inputs, *self.results), result_specs
+            handle, *workspaces = program.plan.writes
+            call_plan = program.call_plan = (handle, *self.inputs, *self.results, *workspaces), result_specs
         # Reads, writes, creates; capability, dtype, updates, status.
         return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
 
@@ -475,7 +483,7 @@ class Call(Replay):
 
         Called by the kernel, before the program's ops. Both are addresses that the kernel was given:
         ``sources`` of the operands, ``outputs`` in the order of the plan: the handle, inputs,
-        results, and new results.
+        results, what else is written, and new results.
         """
         # Sources after those of the inputs are read in place.
         for ref, source, place in zip(self.inputs, sources, outputs[1:], strict=False):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import TakesWorkspace
+from accel.dtype import DType
 from accel.errors import OutOfMemoryError, StaleRefError
+from accel.memory import Usage
+from accel.ops.base import Spec
 from accel.storage.closing import Closing, close_all
 
 if TYPE_CHECKING:
@@ -13,9 +16,8 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorSystem
     from accel.backend import AccelStream, SlabMemory
-    from accel.memory import Allocator, Block, Usage
+    from accel.memory import Allocator, Block
     from accel.memory.usage import Timeline
-    from accel.ops.base import Spec
     from accel.ref import AccelRef
     from accel.storage.oom_retry import OomRetry
     from accel.storage.refs import Refs
@@ -113,7 +115,7 @@ class Buffers:
     """
 
     __slots__ = (
-        "_check_alive", "_closing_resources", "_closing_slabs", "_freed_in_use", "_generation", "_held_count", "_oom_retry", "_reclaim",
+        "_captured", "_check_alive", "_closing_resources", "_closing_slabs", "_freed_in_use", "_generation", "_held_count", "_oom_retry", "_reclaim",
         "_refs", "_system", "_workspaces", "allocator", "blocks", "durables", "free_hooks", "workspace_nbytes",
     )  # fmt: skip
 
@@ -144,6 +146,7 @@ class Buffers:
         self._freed_in_use: list[HeldResource] = []  # freed, with uses that are not over
         self._closing_resources: Closing[HeldResource] = Closing(system)
         self._closing_slabs: Closing[SlabMemory] = Closing(system)  # removed from the allocator
+        self._captured: AccelRef | None = None
 
     def block(self, ref: AccelRef) -> Block | HeldResource:
         """Return the block of a buffer, or the resource that is held under its number.
@@ -169,6 +172,16 @@ class Buffers:
         """
         self.blocks[ref.buffer] = resource
         self._held_count += 1
+
+    def captured_workspaces(self) -> AccelRef:
+        """Return the ref that stands for the workspaces of the lane in which graphs are captured.
+
+        What was captured uses them in whichever lane it is replayed. So each replay writes this ref.
+        """
+        if self._captured is None:
+            self._captured = self._refs.make((Spec((0,), DType.UINT8),), self._generation)[0]
+            self.blocks[self._captured.buffer] = HeldResource(Usage(), None)
+        return self._captured
 
     def allocate(self, refs: Sequence[AccelRef], lane: Timeline) -> bool:
         """Allocate memory for new buffers, and return whether there was room for all of them.

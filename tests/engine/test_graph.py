@@ -15,8 +15,9 @@ import pytest
 import accel
 from accel import ops
 from accel.cpu.backend import CpuDevice
+from accel.engine.program import CollectiveReplay
 from accel.testing import FaultPlan
-from tests.device_support import failure, in_flight, opened, task, until
+from tests.device_support import failure, in_flight, opened, task, turns, until
 
 if TYPE_CHECKING:
     from accel.device.graph import GraphFunction
@@ -289,6 +290,27 @@ async def test_closing_gives_graphs_back_that_rest(native: Native) -> None:
         plan.release()
     await replay
     assert len(native.closed) == 1
+
+
+async def test_graphs_that_are_one_command_follow_each_other_in_whichever_lane_they_are_replayed(native: Native) -> None:
+    """Both were captured in one lane, and use its workspaces."""
+    native.go_on.set()
+    plan = FaultPlan().hang_at(1, op="replay")
+    async with opened(plan) as device:
+        x = await device.put(np.ones(4))
+        async with device.graph() as first:
+            first.elementwise.unary("neg", x)
+        async with device.graph() as second:
+            second.elementwise.unary("neg", x)
+        replays = [task(first.replay())]
+        await in_flight(device, 1)
+        replays.append(task(device.run(CollectiveReplay(second._live_program()))))
+        await in_flight(device, 2)
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        await turns()
+        assert [replay.done() for replay in replays] == [False, False]
+        plan.release()
+        await asyncio.gather(*replays)
 
 
 async def test_dropping_a_graph_or_a_batch_needs_no_collector(device: accel.Device) -> None:
