@@ -9,16 +9,15 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from accel.errors import AccelError, HostDiedError
-from accel.fork import close_after_fork
-from accel.node.channel import close_socket, keep_alive
+from accel.node.channel import Connection
 from accel.process.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from accel.errors import AccelError
     from accel.node.handshake import Streams
 
 __all__ = ["ArrayConnection", "Place", "pack_request", "unpack_request"]
@@ -72,23 +71,19 @@ def unpack_request(data: bytes) -> tuple[int, int, list[Place]]:
         raise ProtocolError(f"a message about arrays means nothing: {error}") from None
 
 
-class ArrayConnection(asyncio.BufferedProtocol):
-    """One end of a connection for the arrays of a child; arrays leave in the order of sending.
+class ArrayConnection(Connection, asyncio.BufferedProtocol):
+    """A connection for the arrays of a child; arrays leave in the order of sending.
 
     Parameters
     ----------
-    streams
-        The connection, whose request was answered. This object owns it from here on.
+    streams, on_lost, silence
+        As for :class:`~accel.node.channel.Connection`.
     locate
         ``locate(place)`` returns the memory for an array that comes, or ``None`` if it is not ready:
         the connection then waits for :meth:`resume`. Raises :class:`ProtocolError` for one that was
         not asked for.
     on_received
         ``on_received(place)``, called once an array is there as a whole.
-    on_lost
-        ``on_lost(error)``, called once, when the connection has ended; not after :meth:`abort`.
-    silence
-        See :class:`~accel.node.channel.NodeChannel`.
     """
 
     def __init__(
@@ -100,13 +95,9 @@ class ArrayConnection(asyncio.BufferedProtocol):
         on_lost: Callable[[AccelError | None], None],
         silence: float,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._streams = streams  # its writer closes the connection when it is collected
-        self._sock = streams.sock
-        self._transport = transport = cast("asyncio.Transport", streams.writer.transport)
+        super().__init__(streams, on_lost, silence)
         self._locate = locate
         self._on_received = on_received
-        self._on_lost = on_lost
         self._outgoing: deque[memoryview] = deque()  # heads and arrays, in order
         self._write_handle: asyncio.Handle | None = None
         self._is_full = False  # the system takes no more for now
@@ -114,12 +105,8 @@ class ArrayConnection(asyncio.BufferedProtocol):
         self._place: Place | None = None  # of the array that comes, once its head is there
         self._target = self._head  # what is being read ...
         self._filled = 0  # ... and the bytes of it that are there
-        self.is_closed = False
-        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
-        transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
-        keep_alive(streams.sock, silence)
-        transport.set_protocol(self)
-        close_after_fork(self)
+        self._is_encrypted = self._transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
 
     # -- sending
 
@@ -210,27 +197,15 @@ class ArrayConnection(asyncio.BufferedProtocol):
 
     # -- the end
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end of the connection."""
-        self._lose(HostDiedError(f"the connection for arrays broke: {exc}") if exc is not None else None)
-
-    def _lose(self, error: AccelError | None) -> None:
-        """Close this end, and report the loss; do nothing if it is closed already."""
-        if not self.is_closed:
-            self.abort()
-            self._on_lost(error)
-
     def abort(self) -> None:
         """Close the connection at once: from here on no array is read or written. Idempotent."""
-        self.is_closed = True
+        super().abort()
         if self._write_handle is not None:
             self._write_handle.cancel()
         self._outgoing.clear()
         self._target, self._place = self._head, None  # a view would keep the memory's mapping
-        self._transport.abort()
 
     def close_inherited(self) -> None:
-        """Close the descriptor in a fork; see :class:`accel.fork.Inherited`."""
-        self.is_closed = True
+        """Close the descriptor in a fork, and let the arrays go; see :class:`accel.fork.Inherited`."""
+        super().close_inherited()
         self._outgoing.clear()
-        close_socket(self._sock)

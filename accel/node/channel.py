@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accel.node.handshake import Streams
 
-__all__ = ["NodeChannel", "NodeKind", "close_socket", "keep_alive"]
+__all__ = ["Connection", "NodeChannel", "NodeKind"]
 
 _FLUSH_BYTES = 64 << 10
 """Pending bytes beyond which a send flushes, and does not wait for the end of the iteration."""
@@ -41,22 +41,74 @@ class NodeKind(enum.IntEnum):
     """The last message of the agent: how the child ended, as JSON."""
 
 
-class NodeChannel(asyncio.Protocol):
-    """One end of a connection to another machine. Used on its loop's thread only.
+class Connection(asyncio.BaseProtocol):
+    """One end of a connection between machines, whose request was answered. Used on its loop's thread only.
 
     Parameters
     ----------
     streams
-        The connection, whose request was answered. This object owns it from here on.
+        The connection. This object owns it from here on.
+    on_lost
+        ``on_lost(error)``, called once, when the connection has ended; not after it was closed here.
+    silence
+        Seconds without an answer of the other machine's kernel after which the connection is lost.
+        Neither end's interpreter is asked, so one that is held up loses nothing.
+
+    Attributes
+    ----------
+    is_closed : bool
+        Whether it was closed, or lost.
+    """
+
+    def __init__(self, streams: Streams, on_lost: Callable[[AccelError | None], None], silence: float) -> None:
+        self.is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._streams = streams  # its writer closes the connection when it is collected
+        self._sock = sock = streams.sock
+        self._transport = cast("asyncio.Transport", streams.writer.transport)
+        self._on_lost = on_lost
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(max(int(silence), 1), 127))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(silence * 1000), 1))
+        self._transport.set_protocol(self)
+        close_after_fork(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end of the connection."""
+        self._lose(HostDiedError(f"the connection broke: {exc}") if exc is not None else None)
+
+    def _lose(self, error: AccelError | None) -> None:
+        """Close this end, and report the loss; do nothing if it is closed already."""
+        if not self.is_closed:
+            self.abort()
+            self._on_lost(error)
+
+    def abort(self) -> None:
+        """Close the connection at once. Idempotent."""
+        self.is_closed = True
+        self._transport.abort()
+
+    def close_inherited(self) -> None:
+        """Close the descriptor in a fork, and leave the loop, its parent's, as it is; see :class:`accel.fork.Inherited`."""
+        self.is_closed = True
+        if self._sock.fileno() >= 0:
+            os.close(self._sock.detach())
+
+
+class NodeChannel(Connection, asyncio.Protocol):
+    """A connection for messages.
+
+    Parameters
+    ----------
+    streams, on_lost, silence
+        As for :class:`Connection`.
     on_message
         ``on_message(kind, payload, descriptors)`` for each message, without descriptors. What it
         raises loses the connection, as for :class:`~accel.process.channel.Channel`.
-    on_lost
-        ``on_lost(error)``, called once, when the connection has ended; not after :meth:`close`.
     max_received
         Bytes of the largest payload that is received.
-    silence
-        Seconds without an answer of the other machine's kernel after which the connection is lost.
     early
         What has come already.
     """
@@ -71,27 +123,14 @@ class NodeChannel(asyncio.Protocol):
         silence: float,
         early: bytes = b"",
     ) -> None:
-        self._streams = streams  # its writer closes the connection when it is collected
+        super().__init__(streams, on_lost, silence)
         self._early = early
-        self._loop = asyncio.get_running_loop()
-        self._sock = streams.sock
-        self._transport = transport = cast("asyncio.Transport", streams.writer.transport)
         self._on_message = on_message
-        self._on_lost = on_lost
         self._incoming = Incoming(None, max_received, lambda fds: None)
         self._unsent = bytearray()
         self._flush_handle: asyncio.Handle | None = None
-        self.is_closed = False
-        keep_alive(streams.sock, silence)
-        transport.set_protocol(self)
-        close_after_fork(self)
         if early:
             self._loop.call_soon(self.data_received, b"")
-
-    @property
-    def pending(self) -> int:
-        """Bytes that were sent and that the socket has not taken yet."""
-        return len(self._unsent) + self._transport.get_write_buffer_size()
 
     def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = (), now: bool = False) -> None:
         """Send one message; see :meth:`accel.process.channel.Channel.send`.
@@ -131,16 +170,6 @@ class NodeChannel(asyncio.Protocol):
             self.is_closed = True
             self._transport.close()
 
-    def abort(self) -> None:
-        """Close the connection at once. Idempotent."""
-        self.is_closed = True
-        self._transport.abort()
-
-    def close_inherited(self) -> None:
-        """Close the descriptor in a fork; see :class:`accel.fork.Inherited`."""
-        self.is_closed = True
-        close_socket(self._sock)
-
     # -- called by the transport
 
     def data_received(self, data: bytes) -> None:
@@ -158,31 +187,3 @@ class NodeChannel(asyncio.Protocol):
             loss = HostDiedError(f"{text}: {type(error).__name__}: {error}", remedy="This is an error in accel: report it with its cause.")
             loss.__cause__ = error
             self._lose(loss)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end of the connection."""
-        self._lose(HostDiedError(f"the connection broke: {exc}") if exc is not None else None)
-
-    def _lose(self, error: AccelError | None) -> None:
-        """Close this end, and report the loss; do nothing if it is closed already."""
-        if not self.is_closed:
-            self.abort()
-            self._on_lost(error)
-
-
-def keep_alive(sock: socket.socket, silence: float) -> None:
-    """Have the kernel end a connection whose other machine has not answered for some seconds.
-
-    Neither end's interpreter is asked, so one that is held up loses nothing.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(max(int(silence), 1), 127))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(silence * 1000), 1))
-
-
-def close_socket(sock: socket.socket) -> None:
-    """Close the descriptor of a transport in a fork, and leave the loop, its parent's, as it is."""
-    if sock.fileno() >= 0:
-        os.close(sock.detach())

@@ -39,8 +39,8 @@ class NodeChild:
     ----------
     node
         Where it is, for errors.
-    pid
-        Its process id, on its machine.
+    silence
+        Seconds after which a machine that does not answer counts as lost.
     on_message, on_lost, on_exit
         As for :class:`~accel.process.channel.Channel` and
         :class:`~accel.process.child.ChildProcess`.
@@ -49,6 +49,9 @@ class NodeChild:
 
     Attributes
     ----------
+    pid : int
+        Its process id, on its machine.
+    silence : float
     exit : ExitStatus or None
         How the child ended; ``None`` while it runs.
     is_cut : bool
@@ -58,14 +61,15 @@ class NodeChild:
     def __init__(
         self,
         node: str,
-        pid: int,
+        silence: float,
         *,
         on_message: Callable[[int, bytes, list[int]], None],
         on_lost: Callable[[AccelError | None], None],
         on_exit: Callable[[ExitStatus], None],
         on_closing: Callable[[], bool],
     ) -> None:
-        self.pid = pid
+        self.pid = 0  # until it is connected
+        self.silence = silence
         self.exit: ExitStatus | None = None
         self.is_cut = False
         self._node = node
@@ -83,8 +87,8 @@ class NodeChild:
         self._expected: dict[int, dict[Place, memoryview]] = {}
         self._done: set[int] = set()  # of these requests, those that the child has answered
 
-    async def connect(self, messages: Streams, arrays: Streams, silence: float) -> None:
-        """Take over both connections to the agent, without waiting.
+    async def connect(self, pid: int, messages: Streams, arrays: Streams) -> None:
+        """Take over both connections to the agent, which has started the child, without waiting.
 
         Raises
         ------
@@ -93,16 +97,17 @@ class NodeChild:
         """
         early = await messages.take_rest()
         await arrays.take_rest()
+        self.pid = pid
         self._channel = NodeChannel(
             messages,
             on_message=self._on_message,
             on_lost=self._on_connection_lost,
             max_received=MAX_ANSWER,
-            silence=silence,
+            silence=self.silence,
             early=early,
         )
         self._arrays = ArrayConnection(
-            arrays, locate=self._locate, on_received=self._on_received, on_lost=self._on_connection_lost, silence=silence
+            arrays, locate=self._locate, on_received=self._on_received, on_lost=self._on_connection_lost, silence=self.silence
         )
 
     # -- its channel

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from accel._log import get_logger
 from accel.backend import DeviceDescription
@@ -19,6 +20,7 @@ from accel.process.protocol import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from accel.engine.core import DeviceCore
     from accel.node.handshake import Streams
     from accel.process.exit_status import ExitStatus
 
@@ -133,15 +135,6 @@ class Node:
             raise _unreachable(self.address, error) from error
 
 
-class _Kept(Protocol):
-    """The members of a device that a session asks."""
-
-    is_closing: bool
-
-    @property
-    def durable(self) -> Any: ...
-
-
 class NodeSession:
     """The children of one device on a node, and its durable memory, which the agent keeps.
 
@@ -166,13 +159,13 @@ class NodeSession:
         self._node = node
         self._run_blocking = run_blocking
         self._number = secrets.token_hex(16)
-        self._children: dict[str, NodeChild | None] = {}  # those that have not ended; None while one is started
+        self._children: dict[NodeChild, str] = {}  # those that have not ended, or are started -> their numbers
         self._keep = 0.0
         self._lost_at: float | None = None  # when a connection was lost; until another child is there
 
     async def start_child(
         self,
-        device: _Kept,
+        device: DeviceCore,
         *,
         uvloop: bool,
         silence: float,
@@ -203,9 +196,19 @@ class NodeSession:
             The node was lost, and has not come back in time.
         """
         loop, pause = asyncio.get_running_loop(), _PAUSES[0]
+
+        def on_ended(status: ExitStatus) -> None:
+            del self._children[child]
+            if child.is_cut:
+                self._lost_at = loop.time()
+            on_exit(status)
+
+        child = NodeChild(
+            self.address, silence, on_message=on_message, on_lost=on_lost, on_exit=on_ended, on_closing=lambda: device.is_closing
+        )
         while True:
             try:
-                return await self._start_child(device, uvloop, silence, on_message, on_lost, on_exit)
+                await self._start(child, device, uvloop)
             except BackendUnavailableError as error:
                 if self._lost_at is None or error.library != "node":
                     raise
@@ -214,83 +217,39 @@ class NodeSession:
                     raise DeviceLostError(
                         f"node {self.address} was lost, and is not back after {self._keep:g} s: {error.message}"
                     ) from error
+            else:
+                self._lost_at = None
+                logger.info("node_child_started", node=self.address, pid=child.pid)
+                return child
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSES[1])
 
-    async def _start_child(
-        self,
-        device: _Kept,
-        uvloop: bool,
-        silence: float,
-        on_message: Callable[[int, bytes, list[int]], None],
-        on_lost: Callable[[AccelError | None], None],
-        on_exit: Callable[[ExitStatus], None],
-    ) -> NodeChild:
-        """Start a child, in one attempt."""
+    async def _start(self, child: NodeChild, device: DeviceCore, uvloop: bool) -> None:
+        """Have the agent start a child, beside those that are known, and connect to it; one attempt."""
         number = secrets.token_hex(16)
-        known = [other for other, child in self._children.items() if child is None or not child.is_killed]
-        self._children[number] = None
-        try:
-            child = await self._request_child(number, known, device, uvloop, silence, on_message, on_lost, on_exit)
-        except BaseException:
-            del self._children[number]
-            raise
-        self._children[number] = child
-        self._lost_at = None
-        logger.info("node_child_started", node=self.address, pid=child.pid)
-        return child
-
-    async def _request_child(
-        self,
-        number: str,
-        known: list[str],
-        device: _Kept,
-        uvloop: bool,
-        silence: float,
-        on_message: Callable[[int, bytes, list[int]], None],
-        on_lost: Callable[[AccelError | None], None],
-        on_exit: Callable[[ExitStatus], None],
-    ) -> NodeChild:
-        """Have the agent start a child, beside those that are ``known``, and connect to it."""
         # The agent ends children that this end has given up, and forgets slabs that it has dropped.
         request = {
             "what": "child",
             "session": self._number,
             "child": number,
-            "others": known,
+            "others": [other for started, other in self._children.items() if not started.is_killed],
             "slabs": list({buffer.slab for buffer in device.durable.buffers.values()} - {None}),
             "uvloop": uvloop,
-            "silence": silence,
+            "silence": child.silence,
         }
-        messages, answer = await self._node.request(self._run_blocking, request)
-        try:
+        self._children[child] = number
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._children.pop, child)
+            messages, answer = await self._node.request(self._run_blocking, request)
+            undo.callback(messages.writer.transport.abort)
             arrays, _ = await self._node.request(self._run_blocking, {"what": "arrays", "session": self._number, "child": number})
-        except BaseException:
-            messages.writer.transport.abort()
-            raise
-
-        def on_ended(status: ExitStatus) -> None:
-            del self._children[number]
-            if child.is_cut:
-                self._lost_at = asyncio.get_running_loop().time()
-            on_exit(status)
-
-        pid, self._keep = int(_number(answer, "pid")), float(_number(answer, "keep"))
-        child = NodeChild(
-            self.address,
-            pid,
-            on_message=on_message,
-            on_lost=on_lost,
-            on_exit=on_ended,
-            on_closing=lambda: device.is_closing,
-        )
-        try:
-            await child.connect(messages, arrays, silence)
-        except OSError as error:
-            messages.writer.transport.abort()
-            arrays.writer.transport.abort()
-            raise _unreachable(self.address, error) from error
-        return child
+            undo.callback(arrays.writer.transport.abort)
+            pid, self._keep = int(_number(answer, "pid")), float(_number(answer, "keep"))
+            try:
+                await child.connect(pid, messages, arrays)
+            except OSError as error:
+                raise _unreachable(self.address, error) from error
+            undo.pop_all()
 
     def renewed(self) -> NodeSession:
         """Return a session of its own on the same node, for another device."""
