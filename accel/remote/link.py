@@ -145,8 +145,6 @@ class Link:
         Called with the exit status of the child, once it has ended; by default the listener's.
     is_warm : bool
         Whether the child has made ready all that it can before a generation begins.
-    is_busy : bool
-        Whether the child opens, loads or compiles something, as its messages say.
     numbers : iterator of int
         Numbers of requests.
     questions : dict of int to Future
@@ -169,8 +167,9 @@ class Link:
         self.on_exit: Callable[[ExitStatus], object] = lambda status: self.listener.on_exit(status)
         self.node: NodeMessages | None = None
         self.is_warm = False
-        self.is_busy = False
-        self._busy_since = self._busy_before = 0.0
+        # Seconds of the busy times that have ended, and when the present one began. In one object,
+        # which is replaced: Device.health() reads it on any thread.
+        self._busy: tuple[float, float | None] = (0.0, None)
         self.sent_blocks: set[int] = set()
         self.numbers = itertools.count(1)
         self.questions: dict[int, asyncio.Future[Any]] = {}
@@ -268,13 +267,19 @@ class Link:
         """Whether a signal has stopped the child, as far as this machine can tell."""
         return self.child.is_stopped
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the child opens, loads or compiles something, as its messages say."""
+        return self._busy[1] is not None
+
     def busy_seconds(self) -> float:
-        """Return for how many seconds in all the child has opened, loaded or compiled something."""
-        return self._busy_before + (self._core.loop.time() - self._busy_since if self.is_busy else 0.0)
+        """Return for how many seconds in all the child has opened, loaded or compiled something. Thread-safe."""
+        seconds, since = self._busy
+        return seconds if since is None else seconds + self._core.loop.time() - since
 
     def end_busy(self) -> None:
         """End the busy time, if the child is busy: it has said so, or nothing is in flight now."""
-        self._busy_before, self.is_busy = self.busy_seconds(), False
+        self._busy = self.busy_seconds(), None
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
         """Send a message, at the end of this loop iteration or ``now``.
@@ -372,7 +377,7 @@ class Link:
         if kind == Kind.BUSY:
             self.end_busy()
             if data != b"\0":
-                self.is_busy, self._busy_since = True, self._core.loop.time()
+                self._busy = self._busy[0], self._core.loop.time()
         self.listener.on_message(kind, data, fds)
 
     def _log(self, data: bytes) -> None:
