@@ -9,6 +9,7 @@ they are read: a caller may keep many errors.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import operator
@@ -32,6 +33,8 @@ _MAX_CAUSES = 3
 """Causes of an error that are sent."""
 _MAX_NAME, _MAX_NAMES = 1 << 8, 1 << 7
 """Characters of a name, such as that of an op, and the number of suspects that are sent."""
+_MAX_LEVELS = 1 << 5
+"""Lists and objects within each other in an item: to print or to copy more, a reader would need a deep stack."""
 _MAX_INFO = 1 << 12
 """Values of a LinAlgError's ``info``: of a larger stack of matrices the first are sent."""
 _CLASSES: dict[str, type[AccelError]] = {
@@ -161,9 +164,19 @@ def _check_code(value: object) -> int | str:
 
 
 def _check_json(value: object) -> object:
-    """Return what JSON can hold; ``None`` if its text is too long."""
-    # In lists, since the message nests it too: what is nested as deep as JSON allows must fail here.
-    return value if len(json.dumps([[[value]]])) - len("[[[]]]") <= MAX_TEXT else None
+    """Return what JSON can hold; ``None`` if its text is too long, or lists and objects are nested too deeply."""
+    return value if _is_shallow(value) and len(json.dumps(value)) <= MAX_TEXT else None
+
+
+def _is_shallow(value: object) -> bool:
+    """Return whether few lists and objects are within each other, looking at no more of them than a text has room for."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_LEVELS):
+        containers = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list, tuple)))
+        level = list(itertools.islice(itertools.chain.from_iterable(containers), MAX_TEXT + 1))
+        if not 0 < len(level) <= MAX_TEXT:
+            return not level
+    return False
 
 
 def _check_names(value: object) -> tuple[str, ...]:

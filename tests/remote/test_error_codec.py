@@ -140,6 +140,38 @@ def test_an_item_nested_as_deep_as_can_be_written_does_not_keep_an_error_from_tr
         assert encode_error(PoisonedInputError("bad", item=item))
 
 
+def nested(levels: int) -> Any:
+    """Return lists and objects within each other."""
+    item: Any = 1
+    for level in range(levels):
+        item = [item] if level % 2 else {"inner": item}
+    return item
+
+
+@pytest.mark.parametrize(("levels", "travels"), [(20, True), (100, False), (400, False)])
+def test_an_item_that_is_deeply_nested_is_dropped_at_both_ends(levels: int, travels: bool) -> None:
+    item = nested(levels)
+    sent = json.dumps({"class": "PoisonedInputError", "fields": {"message": "bad", "item": item}, "causes": []}).encode()
+    for back in (decode_error(sent), there_and_back(PoisonedInputError("bad", item=item))):
+        assert isinstance(back, PoisonedInputError)
+        assert back.item == (item if travels else None)
+
+
+def test_an_item_whose_parts_are_the_same_many_times_is_left_out_soon() -> None:
+    item: list[Any] = []
+    for _ in range(30):
+        item = [item, item]
+    back = there_and_back(PoisonedInputError("bad", item=item))
+    assert isinstance(back, PoisonedInputError)
+    assert back.item is None
+
+
+@pytest.mark.parametrize("causes", ["[" * 100_000, '["x", ["y", ["z"]]]', '["1", "2", "3", "4"]', '{"cause": {"cause": null}}'])
+def test_causes_are_few_texts(causes: str) -> None:
+    with pytest.raises(ProtocolError):
+        decode_error(b'{"class": "LibraryError", "fields": {}, "causes": ' + causes.encode() + b"}")
+
+
 def test_a_strange_value_is_left_out_and_the_error_still_travels() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
