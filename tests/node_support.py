@@ -1,4 +1,4 @@
-"""What the tests of nodes share: an agent in a process of its own, and a proxy on the way to it."""
+"""What the tests of nodes share: an agent in a process of its own, a proxy on the way to it, and an agent that lies."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import accel
+from accel.node import handshake
 from tests.child_support import children_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
 
 TOKEN = secrets.token_hex(16)
 PATIENCE = 30.0
@@ -169,3 +175,47 @@ async def proxy_to(target: str) -> AsyncIterator[Proxy]:
             task.cancel()
         await asyncio.gather(*proxy._tasks, return_exceptions=True)
         await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def lying_agent(lie: Callable[[handshake.Streams, dict[str, Any]], Awaitable[None]], token: str = TOKEN) -> AsyncIterator[accel.Node]:
+    """Run an agent in this process that answers requests as ``lie`` does."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
+        try:
+            await lie(streams, await handshake.verify(streams, token.encode()))
+        except (OSError, EOFError, accel.AccelError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield accel.Node("{}:{}".format(*server.sockets[0].getsockname()[:2]), TOKEN)
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+def tls_files(folder: Path, host: str = "127.0.0.1") -> tuple[str, str, ssl.SSLContext]:
+    """Return files of a certificate for an address, in which its key is too, and of the key alone, and what trusts it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    names = ["-subj", "/CN=node", "-addext", f"subjectAltName=IP:{host}"]
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate), *names],
+        check=True,
+        capture_output=True,
+    )
+    certificate.write_text(certificate.read_text() + key.read_text())
+    return str(certificate), str(key), ssl.create_default_context(cafile=str(certificate))

@@ -22,7 +22,6 @@ from accel.device.peers import Peers
 from accel.device.quarantine import quarantined
 from accel.device.rank import DeviceRank
 from accel.device.telemetry_methods import TelemetryMethods, monitor_of
-from accel.device.tokens import PublishedRefs
 from accel.engine.attribution import Attribution
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -32,6 +31,7 @@ from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
 from accel.libraries.kernel_library import KernelLibrary, kernels_of
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
+from accel.remote.tokens import PublishedRefs
 from accel.residents import Residents
 from accel.solvers import DeviceSparse
 

@@ -7,13 +7,13 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accel import ops
-from accel.device.tokens import PublishedRefs, fetch
 from accel.dtype import DType, DTypeLike
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.memory import memfd_identity
 from accel.ops.base import as_shape, operand
 from accel.ops.memory import Lend
 from accel.ref import AccelToken, SharedRef
+from accel.remote.tokens import PublishedRefs, fetch
 
 if TYPE_CHECKING:
     from accel.device.peers import Peers
@@ -157,8 +157,9 @@ class MemoryExchange:
         """Return a token by which other processes of this machine, and of the same user, find a ref.
 
         It may travel in any way. There ``await device.attach(token)`` gives a ref to the same
-        memory, if that is shareable, and ``await device.put(token)`` copies what is in it. The
-        token owns nothing: keep the ref until they have done so.
+        memory, if that is shareable, and ``await device.put(token)`` copies what is in it; so does
+        ``put(token, node=...)`` on other machines, if an agent runs on this one. The token owns
+        nothing: keep the ref until they have done so.
 
         Parameters
         ----------
@@ -229,7 +230,7 @@ class MemoryExchange:
             return core.refs.resolve(token)
         self._check_here()
         deadline = self._sender.deadline_after(timeout)
-        async with fetch(core, token, timeout) as memory:
+        async with fetch(token, timeout, core.disposal, core.name) as memory:
             return token.of(await self.attach(SharedMemory(*memory), timeout=self._sender.seconds_left(deadline)))
 
     async def _attach(self, fd: int | None, nbytes: int, spec: ops.Spec, timeout: float | None) -> AccelRef:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import contextlib
 from typing import Any
 
 import numpy as np
 
 from accel import ops
-from accel.actors.acquire import acquire
 from accel.device.memory_exchange import MemoryExchange
-from accel.device.tokens import array_in, fetch
 from accel.dtype import DType, DTypeLike, native
 from accel.engine.launches import OpSubmission
 from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
-from accel.memory import MemfdSlab
+from accel.node.client import Node
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
+from accel.remote.tokens import fetch_copy
 from accel.values import check_flag
 
 __all__ = ["MemoryMethods"]
@@ -32,7 +31,14 @@ class MemoryMethods(MemoryExchange):
     """The methods of :class:`~accel.Device` for buffers; a base class of it."""
 
     async def put(
-        self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
+        self,
+        array: Any,
+        *,
+        out: AccelRef | None = None,
+        durable: bool = False,
+        checksum: bool = False,
+        timeout: float | None = None,
+        node: Node | str | None = None,
     ) -> AccelRef:
         """Copy a host array, or a buffer of another device or process, to the device.
 
@@ -52,6 +58,9 @@ class MemoryMethods(MemoryExchange):
             Seal the durable buffer once it is written, as :meth:`keep_checksum` does.
         timeout
             As in :meth:`run`.
+        node
+            With a token of another machine: an agent there, ``"host:port"`` or an
+            :class:`accel.Node`, which asks the process that has published it and sends the copy.
 
         Notes
         -----
@@ -68,7 +77,9 @@ class MemoryMethods(MemoryExchange):
         # The timeout is for the copy and the checksum together.
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
         if isinstance(array, AccelToken):
-            result = await self._put_token(array, out, durable, timeout)
+            result = await self._put_token(array, out, durable, timeout, None if node is None else Node.of(node))
+        elif node is not None:
+            raise InvalidArgumentError("node= is for tokens of another machine", remedy="Open a device there: open_device(..., node=...).")
         elif isinstance(array, AccelRef):
             result = await self._peers.copy(array, out, durable, timeout)
         else:
@@ -79,21 +90,20 @@ class MemoryMethods(MemoryExchange):
             await self._sender.keep_checksum(result, deadline)
         return result
 
-    async def _put_token(self, token: AccelToken, out: AccelRef | None, durable: bool, timeout: float | None) -> AccelRef:
-        """Copy what a token names, through memory that its process has copied it to."""
+    async def _put_token(
+        self, token: AccelToken, out: AccelRef | None, durable: bool, timeout: float | None, node: Node | None
+    ) -> AccelRef:
+        """Copy what a token names, through memory that its process, or this one, has for the copy."""
         core, deadline = self._core, self._sender.deadline_after(timeout)
         core.guard()
-        async with fetch(core, token, timeout, copy=True) as (fd, nbytes, shape, dtype, _):
-            spec = ops.Spec(as_shape(shape), DType.of(dtype))
-            if isinstance(nbytes, bool) or not isinstance(nbytes, int) or spec.nbytes > nbytes:
-                raise InvalidArgumentError(f"{token!r} was answered with {nbytes!r} bytes for {spec.nbytes}")
-            slab = await acquire(core.system, partial(MemfdSlab, nbytes, fd=fd), MemfdSlab.close)
-            try:
-                copy = ops.Put(array_in(slab, spec.shape, spec.dtype), out, durable)
-                result: AccelRef = await self._sender.run(copy, self._sender.seconds_left(deadline))
-                return result
-            finally:
-                await core.system.run_blocking(slab.close)
+        copy: contextlib.AbstractAsyncContextManager[np.ndarray[Any, Any]]
+        if node is None:
+            copy = fetch_copy(token, timeout, core.system, core.disposal, core.name)
+        else:
+            copy = contextlib.nullcontext(await node.fetch_copy(core.system.run_blocking, token, timeout))
+        async with copy as array:
+            result: AccelRef = await self._sender.run(ops.Put(array, out, durable), self._sender.seconds_left(deadline))
+            return result
 
     async def _to_contiguous(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
         """Return a host array in C order and native byte order, and what is left of the timeout.

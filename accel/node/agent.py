@@ -16,12 +16,16 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from accel._log import get_logger
+from accel.dtype import DType
 from accel.errors import AccelError, BackendUnavailableError, HostDiedError, InvalidArgumentError
 from accel.node.handshake import RefusedError, Streams, verify
 from accel.node.relay import KeptSlabs, Relay
 from accel.process.protocol import ProtocolError
 from accel.registry import find_device, find_specs
+from accel.remote.tokens import decode_request, fetch_copy
 from accel.storage.disposal import Disposal
 
 if TYPE_CHECKING:
@@ -41,6 +45,10 @@ _MAX_UNPROVED = 64
 """Connections that may be about to prove it at once; others are closed."""
 _SHORTAGE_PAUSE = 1.0
 """Seconds without accepting after the process had no descriptor for a connection."""
+_PIECE_BYTES = 1 << 20
+"""The most of a copy that is written at once."""
+_PIECE_TIMEOUT = 30.0
+"""Seconds within which a controller must take one of these pieces."""
 _QUIET = 60.0
 """Seconds between two lines of the log about refused connections."""
 
@@ -143,7 +151,7 @@ class Agent:
             self._unproved -= is_unproved
 
     async def _answer(self, streams: Streams, request: dict[str, Any]) -> None:
-        """Answer a request: devices, a child, or a connection for the arrays of a child."""
+        """Answer a request: devices, a child, a connection for its arrays, or a copy of what a token names."""
         try:
             what = request.get("what")
             if what == "devices":
@@ -157,6 +165,8 @@ class Agent:
                 if session is None:
                     raise _child_ended()
                 await session.add_arrays(streams, str(request["child"]))
+            elif what == "token":
+                await self._send_copy(streams, str(request["request"]))
             else:
                 raise RefusedError(f"the node knows no request {what!r:.80}")
         except AccelError as error:
@@ -180,6 +190,21 @@ class Agent:
         except BaseException:
             session.on_relay_end(number)
             raise
+
+    async def _send_copy(self, streams: Streams, request: str) -> None:
+        """Ask the process of this machine that has published a buffer for a copy, and send that.
+
+        To that process the agent is one of its own user's as any other.
+        """
+        token, _, seconds = decode_request(request.encode())
+        async with fetch_copy(token, seconds, self.system, self.disposal, None) as array:
+            streams.answer({"shape": array.shape, "dtype": DType.of(array.dtype).value})
+            content = array.reshape(-1).view(np.uint8)
+            for start in range(0, content.size, _PIECE_BYTES):
+                streams.writer.write(content[start : start + _PIECE_BYTES].tobytes())
+                async with asyncio.timeout(_PIECE_TIMEOUT):
+                    await streams.writer.drain()
+        streams.writer.close()
 
 
 class _Session:

@@ -10,12 +10,17 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
+
 from accel._log import get_logger
 from accel.backend import DeviceDescription
-from accel.errors import AccelError, BackendUnavailableError, DeviceLostError, InvalidArgumentError
+from accel.dtype import DType
+from accel.errors import AccelError, BackendUnavailableError, DeadlineExceededError, DeviceLostError, InvalidArgumentError
 from accel.node.child import NodeChild
 from accel.node.handshake import ask, check_token, find_token, open_streams, prove
+from accel.ops.base import as_shape
 from accel.process.protocol import ProtocolError
+from accel.remote.tokens import encode_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.node.handshake import Streams
     from accel.process.exit_status import ExitStatus
+    from accel.ref import AccelToken
 
 __all__ = ["Node", "NodeSession", "is_loopback", "split_address"]
 
@@ -32,6 +38,10 @@ _CONNECT_TIMEOUT: Final = 10.0
 """Seconds within which an agent must accept a connection."""
 _ANSWER_TIMEOUT: Final = 60.0
 """Seconds within which it must answer a request, for which it imports a backend or starts a child."""
+_TOKEN_TIMEOUT: Final = 30.0
+"""Seconds within which it must answer for a token, and within which more of the copy must come."""
+_PIECE_BYTES: Final = 1 << 20
+"""The most that is read at once."""
 _PAUSES: Final = (0.05, 1.0)
 """The first and the longest pause between attempts to reach an agent again."""
 
@@ -104,6 +114,40 @@ class Node:
         except (ValueError, TypeError, KeyError) as error:
             raise BackendUnavailableError(f"node {self.address} has listed no devices: {error!r:.200}") from error
 
+    async def fetch_copy(
+        self, run_blocking: Callable[..., Awaitable[Any]], token: AccelToken, seconds: float | None
+    ) -> np.ndarray[Any, Any]:
+        """Return a copy of what a token names that a process of the node's machine has published.
+
+        Parameters
+        ----------
+        run_blocking
+            :meth:`accel.System.run_blocking`.
+        token
+            Of a published ref.
+        seconds
+            For all of it; ``None``: 30 for the answer, and as long as bytes come.
+
+        Raises
+        ------
+        AccelError
+            What the node answers, as :func:`accel.remote.tokens.fetch`, or if it cannot be reached.
+        DeadlineExceededError
+            If the copy is not here in time.
+        """
+        wanted = encode_request(token, _TOKEN_TIMEOUT if seconds is None else seconds, copy=True).decode()
+        try:
+            async with asyncio.timeout(seconds):
+                streams, answer = await self.request(run_blocking, {"what": "token", "request": wanted})
+                try:
+                    return await _receive_array(streams, answer)
+                finally:
+                    streams.writer.transport.abort()
+        except TimeoutError:
+            raise DeadlineExceededError(f"{token!r} was not copied from node {self.address} within {seconds:g} s", op="put") from None
+        except (OSError, EOFError) as error:
+            raise _unreachable(self.address, error) from error
+
     async def request(self, run_blocking: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> tuple[Streams, dict[str, Any]]:
         """Connect, and send a request; return the connection and the answer.
 
@@ -133,6 +177,36 @@ class Node:
             if not isinstance(error, (OSError, EOFError)) or isinstance(error, AccelError):
                 raise
             raise _unreachable(self.address, error) from error
+
+
+async def _receive_array(streams: Streams, answer: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Return the array that an answer announces, and that follows it.
+
+    Raises
+    ------
+    ProtocolError
+        If it announces none, or more follows.
+    OSError, EOFError
+        If nothing more comes.
+    """
+    try:
+        array = np.empty(as_shape(answer["shape"]), DType.of(answer["dtype"]).numpy)
+    except (AccelError, KeyError, TypeError, ValueError, MemoryError) as error:
+        raise ProtocolError(f"a node announces an array that is none: {error!r:.200}") from None
+    memory, filled = array.reshape(-1).view(np.uint8), 0
+    while filled < memory.size:
+        try:
+            async with asyncio.timeout(_TOKEN_TIMEOUT):
+                data = await streams.reader.read(_PIECE_BYTES)
+        except TimeoutError:
+            raise EOFError(f"it has sent nothing for {_TOKEN_TIMEOUT:g} s") from None
+        if not data:
+            raise EOFError("it has closed the connection")
+        if len(data) > memory.size - filled:
+            raise ProtocolError("a node sends more than the array that it has announced")
+        memory[filled : filled + len(data)] = np.frombuffer(data, np.uint8)
+        filled += len(data)
+    return array
 
 
 class NodeSession:

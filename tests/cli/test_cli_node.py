@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 import accel
 from accel.cli.main import main
-from tests.node_support import TOKEN, AgentProcess, running_agent
+from tests.node_support import TOKEN, AgentProcess, running_agent, tls_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,27 +52,10 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "cannot be listened at" in capsys.readouterr().err
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A file with a key and a certificate of its own for 127.0.0.2."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    names = ["-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.2"]
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key), "-out", str(made), *names],
-        check=True,
-        capture_output=True,
-    )
-    made.write_text(made.read_text() + key.read_text())
-    return made
-
-
-async def test_tls_carries_ops_and_arrays(certificate: Path) -> None:
-    with running_agent("127.0.0.2", "--tls-cert", str(certificate)) as agent:
+async def test_tls_carries_ops_and_arrays(tmp_path: Path) -> None:
+    certificate, _, trusted = tls_files(tmp_path, "127.0.0.2")
+    with running_agent("127.0.0.2", "--tls-cert", certificate) as agent:
         async with accel.System() as system:
-            trusted = ssl.create_default_context(cafile=str(certificate))
             device = await system.open_device("cpu", node=accel.Node(agent.address, TOKEN, trusted))
             array = np.arange(1 << 20, dtype=np.float64)
             np.testing.assert_array_equal(await device.get(await device.put(array)), array)
@@ -84,7 +65,8 @@ async def test_tls_carries_ops_and_arrays(certificate: Path) -> None:
                 await system.open_device("cpu", node=agent.node)
 
 
-def test_the_line_says_where_and_how(certificate: Path) -> None:
-    agent = AgentProcess("127.0.0.2", "--tls-cert", str(certificate))
+def test_the_line_says_where_and_how(tmp_path: Path) -> None:
+    certificate, key, _ = tls_files(tmp_path)
+    agent = AgentProcess("127.0.0.2", "--tls-cert", certificate, "--tls-key", key)
     assert agent.port > 0
     agent.close()

@@ -24,10 +24,10 @@ from accel.node.client import Node
 from accel.process.protocol import MAX_MESSAGE, encode_header, greeting
 from accel.remote.messages import Kind
 from tests.device_support import generation
-from tests.node_support import TOKEN, AgentProcess, proxy_to, running_agent
+from tests.node_support import TOKEN, AgentProcess, lying_agent, proxy_to, running_agent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -304,34 +304,6 @@ async def test_random_frames_harm_no_other_device(agent: AgentProcess, seed: int
 
 
 # -- agents that lie
-
-
-@contextlib.asynccontextmanager
-async def lying_agent(lie: Callable[[handshake.Streams, dict[str, Any]], Any], token: str = TOKEN) -> AsyncIterator[Node]:
-    """Run an agent in this process that answers requests as ``lie`` does."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
-        try:
-            await lie(streams, await handshake.verify(streams, token.encode()))
-        except (OSError, EOFError, AccelError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield Node("{}:{}".format(*server.sockets[0].getsockname()[:2]), TOKEN)
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)
 
 
 DEVICE = {"backend": "cpu", "index": 0, "name": "x", "uuid": "x", "memory": 1}

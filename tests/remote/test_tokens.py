@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device import tokens
 from accel.process.channel import Channel
 from accel.process.protocol import ProtocolError
+from accel.remote import tokens
 from accel.remote.error_codec import decode_error
 from tests.child_support import no_child_left
 from tests.device_support import PATIENCE, bounded, failure, generation, turns, until
@@ -413,7 +413,7 @@ async def test_garbage_is_answered_by_an_error_or_the_end(pair: tuple[accel.Devi
     one, other = pair
     ref = await one.zeros((4, 4), shareable=True)
     token = one.publish(ref)
-    good = json.loads(tokens._encode_request(one.publish(ref[1:]), 1.0, copy=True))
+    good = json.loads(tokens.encode_request(one.publish(ref[1:]), 1.0, copy=True))
     wrong: list[Any] = [
         None,
         [],

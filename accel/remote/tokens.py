@@ -1,5 +1,7 @@
 """Buffers by their tokens, for other processes of this machine and of the same user.
 
+An agent is such a process, and asks for those on other machines: see :mod:`accel.node.agent`.
+
 A device listens on an abstract Unix socket from the first token on that it has published. A
 connection is for one request: for the memory of a buffer, or for a copy. The answer is a descriptor
 and what is in its memory. The kernel tells each end the user of the other one.
@@ -23,6 +25,7 @@ import numpy as np
 
 from accel._log import get_logger
 from accel.actors.acquire import acquire
+from accel.dtype import DType
 from accel.errors import (
     AccelError,
     BackendUnavailableError,
@@ -35,6 +38,7 @@ from accel.errors import (
 )
 from accel.fork import close_after_fork
 from accel.memory import MemfdSlab
+from accel.ops.base import Spec, as_shape
 from accel.process.channel import Channel
 from accel.process.protocol import ProtocolError
 from accel.ref import AccelRef, AccelToken, RefView, ViewToken
@@ -44,10 +48,11 @@ from accel.shortage import raise_shortage
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from accel.dtype import DType
+    from accel.actors import ActorSystem
     from accel.engine.core import DeviceCore
+    from accel.storage.disposal import Disposal
 
-__all__ = ["PublishedRefs", "array_in", "fetch"]
+__all__ = ["PublishedRefs", "decode_request", "encode_request", "fetch", "fetch_copy"]
 
 logger = get_logger()
 
@@ -63,6 +68,7 @@ _MAX_REQUEST: Final = 1 << 13
 _MAX_ANSWER: Final = 1 << 17
 """Bytes: the texts of an error are bounded to less."""
 _OWN_TOKENS: Final = "Give what device.publish() returned."
+_ONE_ACCEL: Final = "Use the same accel in both processes."
 
 
 class _Kind(enum.IntEnum):
@@ -193,7 +199,9 @@ class PublishedRefs:
     @contextlib.asynccontextmanager
     async def _answer(self, kind: int, payload: bytes) -> AsyncIterator[tuple[Any, ...]]:
         """Yield what a request asks for, as a :class:`~accel.SharedMemory`."""
-        token, is_copy, seconds = _decode_request(kind, payload)
+        if kind != _Kind.REQUEST:
+            raise ProtocolError(f"a message of kind {kind} is no request for a token", remedy=_ONE_ACCEL)
+        token, is_copy, seconds = decode_request(payload)
         base = self._core.refs.resolve(AccelToken(token.device, token.buffer, token.generation))
         if token.buffer not in self._refs:
             raise InvalidArgumentError(f"{token!r} was not published", remedy="Publish it there: token = device.publish(ref).")
@@ -209,26 +217,30 @@ class PublishedRefs:
             raise InvalidArgumentError(f"{token!r} names no view of {base!r}", remedy=_OWN_TOKENS)
         slab = await acquire(self._core.system, partial(MemfdSlab, max(1, ref.nbytes), name="accel-copy"), MemfdSlab.close)
         try:
-            await self._source.get(ref, out=array_in(slab, ref.shape, ref.dtype), timeout=seconds)
+            await self._source.get(ref, out=_array_in(slab, ref.shape, ref.dtype), timeout=seconds)
             yield slab.fd, slab.nbytes, ref.shape, ref.dtype.value, self._core.description.uuid
         finally:
             await self._core.system.run_blocking(slab.close)
 
 
 @contextlib.asynccontextmanager
-async def fetch(core: DeviceCore, token: AccelToken, seconds: float | None, *, copy: bool = False) -> AsyncIterator[Any]:
+async def fetch(
+    token: AccelToken, seconds: float | None, disposal: Disposal, device: str | None, *, copy: bool = False
+) -> AsyncIterator[Any]:
     """Yield what the device of a token answers: a :class:`~accel.SharedMemory`, not checked yet.
 
     The descriptor is closed at the end of the block.
 
     Parameters
     ----------
-    core
-        The device that asks.
     token
         Of a published ref.
     seconds
         To wait for the answer; ``None``: 30.
+    disposal
+        Closes descriptors.
+    device
+        Name of the device that asks, for errors.
     copy
         Ask for a copy in memory of its own, and not for the buffer's.
 
@@ -248,15 +260,15 @@ async def fetch(core: DeviceCore, token: AccelToken, seconds: float | None, *, c
         If the answer is none.
     """
     seconds = _ANSWER_SECONDS if seconds is None else seconds
-    request = _encode_request(token, seconds, copy)
-    end = _End(_connect(token), _MAX_ANSWER, core.disposal.close_fds)
+    request = encode_request(token, seconds, copy)
+    end = _End(_connect(token), _MAX_ANSWER, disposal.close_fds)
     try:
         end.channel.send(_Kind.REQUEST, request)
         try:
             async with asyncio.timeout(seconds):
                 kind, payload = await end.message
         except TimeoutError:
-            raise DeadlineExceededError(f"{token!r} was not answered within {seconds:g} s", op="attach", device=core.name) from None
+            raise DeadlineExceededError(f"{token!r} was not answered within {seconds:g} s", op="attach", device=device) from None
         except ProtocolError:
             raise
         except HostDiedError as error:
@@ -269,7 +281,26 @@ async def fetch(core: DeviceCore, token: AccelToken, seconds: float | None, *, c
         end.close()
 
 
-def array_in(slab: MemfdSlab, shape: tuple[int, ...], dtype: DType) -> np.ndarray[Any, Any]:
+@contextlib.asynccontextmanager
+async def fetch_copy(
+    token: AccelToken, seconds: float | None, system: ActorSystem, disposal: Disposal, device: str | None
+) -> AsyncIterator[np.ndarray[Any, Any]]:
+    """Yield a copy of what a token names, in memory that its process has made for it.
+
+    Parameters and errors are those of :func:`fetch`; ``system`` has the threads for what blocks.
+    """
+    async with fetch(token, seconds, disposal, device, copy=True) as (fd, nbytes, shape, dtype, _):
+        spec = Spec(as_shape(shape), DType.of(dtype))
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or spec.nbytes > nbytes:
+            raise InvalidArgumentError(f"{token!r} was answered with {nbytes!r} bytes for {spec.nbytes}")
+        slab = await acquire(system, partial(MemfdSlab, nbytes, fd=fd), MemfdSlab.close)
+        try:
+            yield _array_in(slab, spec.shape, spec.dtype)
+        finally:
+            await system.run_blocking(slab.close)
+
+
+def _array_in(slab: MemfdSlab, shape: tuple[int, ...], dtype: DType) -> np.ndarray[Any, Any]:
     """Return the array at the beginning of a slab, which lives as long as that.
 
     Raises
@@ -376,14 +407,14 @@ def _gone(token: AccelToken) -> StaleRefError:
     where = "" if token.node in ("", socket.gethostname()) else f" It is of machine {token.node}, and this is {socket.gethostname()}."
     return StaleRefError(
         f"no process of this machine has {token!r}: its device is closed, or has published nothing.{where}",
-        remedy="Keep the device open, and send the data itself to other machines: await device.get(ref).",
+        remedy="Keep the device open. On another machine: await device.put(token, node=...), with the address of an agent of the buffer's machine.",
     )
 
 
 # -- messages
 
 
-def _encode_request(token: AccelToken, seconds: float, copy: bool) -> bytes:
+def encode_request(token: AccelToken, seconds: float, copy: bool) -> bytes:
     """Return a request as bytes; raise if the token is none that was published."""
     number = token.device.rpartition("/")[2] if isinstance(token.device, str) else ""
     try:
@@ -397,7 +428,7 @@ def _encode_request(token: AccelToken, seconds: float, copy: bool) -> bytes:
     return data
 
 
-def _decode_request(kind: int, payload: bytes) -> tuple[AccelToken, bool, float]:
+def decode_request(payload: bytes) -> tuple[AccelToken, bool, float]:
     """Return token, whether it is to be copied, and seconds. What the token names is checked later."""
     try:
         request = json.loads(payload)
@@ -406,10 +437,10 @@ def _decode_request(kind: int, payload: bytes) -> tuple[AccelToken, bool, float]
             if isinstance(fields.get(name), list):
                 fields[name] = tuple(fields[name])
         token = (ViewToken if "offset" in fields else AccelToken)(**fields)
-        if kind != _Kind.REQUEST or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+        if not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
             raise ValueError(seconds)  # noqa: TRY301
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"a request for a token is none: {error!r:.200}", remedy="Use the same accel in both processes.") from None
+        raise ProtocolError(f"a request for a token is none: {error!r:.200}", remedy=_ONE_ACCEL) from None
     return token, request.get("copy") is True, seconds
 
 
@@ -421,4 +452,4 @@ def _decode_answer(kind: int, payload: bytes, descriptors: int) -> tuple[int, tu
             raise ValueError(kind, descriptors)  # noqa: TRY301
         return nbytes, tuple(shape), dtype, uuid
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"the answer for a token is none: {error!r:.200}", remedy="Use the same accel in both processes.") from None
+        raise ProtocolError(f"the answer for a token is none: {error!r:.200}", remedy=_ONE_ACCEL) from None
