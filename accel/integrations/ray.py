@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -91,7 +91,8 @@ async def nodes(
         How the agents' certificates are verified, as that of an :class:`accel.Node`. ``None``:
         connections are not encrypted, as Ray's own are not unless it is told to.
     tls_cert, tls_key
-        The files of certificate and key, on each machine; see ``python -m accel node``.
+        The files of certificate and key, on each machine, each with its own; see ``python -m accel
+        node``.
 
     Raises
     ------
@@ -110,6 +111,7 @@ async def nodes(
     arguments = ["--keep", str(keep), *(["--no-tls"] if tls_cert is None else ["--tls-cert", tls_cert])]
     arguments += [] if tls_key is None else ["--tls-key", tls_key]
     token = secrets.token_hex(32)
+    unplaced = Node("127.0.0.1:0", token, tls)
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "accel-ray")
     cluster = _Cluster(thread)
     watching: list[asyncio.Task[None]] = []
@@ -126,7 +128,7 @@ async def nodes(
                 retryable=True,
                 remedy="`ray status` says what the cluster has, and what is in use.",
             ) from error
-        machines = RayNodes(cluster, [Node(address, token, tls) for address in addresses], keep)
+        machines = RayNodes(cluster, [replace(unplaced, address=found) for found in addresses], keep)
         watching = [asyncio.create_task(machines.watch(number)) for number in range(count)]
         yield machines
     finally:
@@ -212,7 +214,7 @@ class RayNodes(Sequence[Node]):
             finally:
                 starting.cancel()
             if address != node.address:  # else it was Ray that was not reached
-                self._nodes[number] = Node(address, node.token, node.tls)
+                self._nodes[number] = replace(node, address=address)
                 logger.info("ray_node_started", node=address, instead_of=node.address)
                 await self._add(number)
                 await self._remove(node)

@@ -8,18 +8,21 @@ import os
 import signal
 import ssl
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
+from accel.integrations import ray as integration
 from accel.integrations.ray import nodes
 from tests.model_support import Moody, X, expected, moody
-from tests.node_support import running_agent
+from tests.node_support import AgentProcess, running_agent, tls_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from accel.integrations.ray import RayNodes
 
@@ -54,7 +57,9 @@ async def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.Monkey
         ({"count": 1, "resources": {"tpu": float("inf")}}, "inf is no amount of tpu"),
         ({"count": 1, "cpus": 0}, "nothing is reserved"),
         ({"count": 1, "tls_cert": "node.pem"}, "one end alone"),
+        ({"count": 1, "tls_key": "node.key"}, "one end alone"),
         ({"count": 1, "tls": ssl.create_default_context()}, "one end alone"),
+        ({"count": 1, "tls": "node.pem", "tls_cert": "node.pem"}, "tls is 'node.pem'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -78,7 +83,66 @@ async def test_a_device_on_a_node_is_added_to_a_pool() -> None:
                 await pool.add(await system.open_device("cpu"), node=agent.node)
 
 
+class AgentsHere:
+    """Starts agents on this machine, as Ray does on others."""
+
+    def __init__(self, thread: object) -> None:
+        self.agents: list[AgentProcess] = []
+
+    def reserve(self, address: str | None, bundles: list[Any], strategy: str, token: str, arguments: list[str]) -> None:
+        self.agents = [AgentProcess("127.0.0.2", *arguments, token=token) for _ in bundles]
+
+    async def address(self, number: int) -> str:
+        return self.agents[number].address
+
+    async def end(self, number: int) -> None:
+        await asyncio.Event().wait()
+
+    def release(self) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+async def is_encrypted(machines: RayNodes) -> None:
+    """Check that devices on nodes work, and that the agents talk to nothing that does not verify their certificate."""
+    node = machines[0]
+    async with accel.System() as system:
+        pool = await system.open_pool("cpu", nodes=machines)
+        array = np.arange(1 << 18, dtype=np.float64)
+        np.testing.assert_array_equal(await pool[-1].get(await pool[-1].put(array)), array)
+        with pytest.raises(accel.BackendUnavailableError, match="certificate"):
+            await system.open_device("cpu", node=replace(node, tls=ssl.create_default_context()))
+        with pytest.raises(accel.BackendUnavailableError):
+            await system.open_device("cpu", node=replace(node, tls=None))
+
+
+async def test_agents_and_pools_are_given_what_tls_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "_Cluster", AgentsHere)
+    certificate, key, trusted = tls_files(tmp_path, "127.0.0.2")
+    async with nodes(count=2, tls=trusted, tls_cert=certificate, tls_key=key) as machines:
+        await is_encrypted(machines)
+    async with nodes(count=1, tls=trusted, tls_cert=certificate) as machines:  # the key is in the same file
+        await is_encrypted(machines)
+
+
 # -- with it
+
+DRIVER = """
+import asyncio
+
+import numpy as np
+
+import accel
+from accel.integrations.ray import nodes
+
+async def main():
+    async with nodes(count=2, cpus=0, resources={"accel": 1}) as machines, accel.System() as system:
+        pool = await system.open_pool("cpu", nodes=machines)
+        for device in pool:
+            print((await device.get(await device.put(np.arange(3.0)))).tolist())
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="session")
@@ -194,6 +258,48 @@ async def test_without_room_nothing_is_left_reserved(cluster: Any) -> None:
         await until(lambda: ray.available_resources().get("accel") == 2.0)
     finally:
         ray.shutdown()
+
+
+async def test_another_driver_finds_the_cluster_by_its_address(cluster: Any, tmp_path: Path) -> None:
+    """Run a script as a job of the cluster is run: a process with the cluster's address in its environment."""
+    (tmp_path / "service.py").write_text(DRIVER)
+    pipe = asyncio.subprocess.PIPE
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(tmp_path / "service.py"), stdout=pipe, stderr=pipe, env=environment, cwd=tmp_path
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0, err.decode()
+    assert [line for line in out.decode().splitlines() if line.startswith("[")] == ["[0.0, 1.0, 2.0]"] * 2
+
+
+async def test_gpus_are_reserved_and_the_agent_is_told_which(cluster: Any) -> None:
+    import ray
+    from ray.util import placement_group_table
+
+    added = await asyncio.to_thread(lambda: cluster.add_node(**NODE, num_gpus=2))
+    try:
+        async with nodes(count=1, gpus=1, address=cluster.address) as machines:
+            (group,) = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+            assert list(group["bundles"].values()) == [{"CPU": 1.0, "GPU": 1.0}]
+            await until(lambda: ray.available_resources().get("GPU") == 1.0)
+            (pid,) = [pid for pid, line in processes_with(token_of(machines)).items() if "--listen" in line]
+            with open(f"/proc/{pid}/environ", "rb") as environment:
+                assert environment.read().split(b"\0").count(b"CUDA_VISIBLE_DEVICES=0") == 1
+        with pytest.raises(accel.BackendUnavailableError, match=r"3 agents, each with .*'GPU': 1"):
+            async with nodes(count=3, gpus=1, cpus=0, address=cluster.address, timeout=3.0):
+                pass
+    finally:
+        await asyncio.to_thread(cluster.remove_node, added)
+
+
+async def test_connections_to_agents_in_a_cluster_are_encrypted(cluster: Any, tmp_path: Path) -> None:
+    certificate, key, trusted = tls_files(tmp_path, cluster.head_node.node_ip_address)
+    async with nodes(count=2, address=cluster.address, tls=trusted, tls_cert=certificate, tls_key=key, **PART) as machines:
+        await is_encrypted(machines)
+    with pytest.raises(accel.BackendUnavailableError, match="Ray has started no agent"):
+        async with nodes(count=1, address=cluster.address, tls=trusted, tls_cert=str(tmp_path / "none.pem"), **PART):
+            pass
 
 
 async def test_a_service_goes_on_while_nodes_and_agents_come_and_go(cluster: Any, rng: np.random.Generator) -> None:
