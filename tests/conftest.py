@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import uvloop
 
 from tests.child_support import descriptors
@@ -149,6 +151,19 @@ def used_loops() -> None:
 @pytest.fixture
 async def nothing_left(used_loops: None) -> AsyncIterator[None]:
     """Fail a test that leaves threads of ours, tasks or descriptors behind."""
+    with _leaving_nothing():
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_leaves_nothing(used_loops: None) -> AsyncIterator[None]:
+    """Fail a module that leaves them behind, whose tests share devices; see :func:`nothing_left`."""
+    with _leaving_nothing():
+        yield
+
+
+@contextlib.contextmanager
+def _leaving_nothing() -> Iterator[None]:
     threads, before, tasks = _threads(), descriptors(), asyncio.all_tasks()
     yield
     left_tasks = {task.get_name() for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}}
