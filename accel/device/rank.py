@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device.batch import Batch
 from accel.device.graph import Graph
+from accel.device.recording import Recorder
 from accel.engine.program import CollectiveReplay
 from accel.errors import ContextPoisonedError, FaultScope, HostDiedError, InvalidArgumentError
 from accel.ops import collective
@@ -31,10 +32,19 @@ __all__ = ["DeviceRank", "RankBatch", "RankGraph"]
 _KINDS: tuple[Any, ...] = tuple(found for name in collective.__all__ if isinstance(found := getattr(collective, name), type))
 
 
-class RankBatch(Batch):
-    """A batch of one rank: it has collectives only."""
+class _RankRecorder(Recorder):
+    """Records the ops of one rank of a world; :meth:`run` refuses collectives."""
 
     to_host = _KINDS
+
+    def collective(self, op: Collective) -> Any:
+        """Record this rank's part of a collective, and return its result."""
+        return self._record(op)
+
+
+class RankBatch(_RankRecorder, Batch):
+    """A batch of one rank: it has collectives only."""
+
     writes: tuple[AccelRef, ...] = ()
     """The buffers that it was sent to write."""
 
@@ -45,10 +55,9 @@ class RankBatch(Batch):
         self.writes = tuple(ref for plan in self._ops.plans for ref in plan.writes if ref.durable)
 
 
-class RankGraph(Graph):
+class RankGraph(_RankRecorder, Graph):
     """The part of one rank in a graph of a world, which alone replays it."""
 
-    to_host = _KINDS
     replay_op = CollectiveReplay
 
     def check(self) -> None:

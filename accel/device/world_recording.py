@@ -63,7 +63,7 @@ class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
             if op is not None:
                 rank.check(op, recorder)
         self._place = dataclasses.replace(place, number=place.number + 1)
-        return picked([None if op is None else recorder.run(op) for (_, recorder), op in parts], result)
+        return picked([None if op is None else recorder.collective(op) for (_, recorder), op in parts], result)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Send what was recorded to all ranks, and wait for its end; send nothing if the body has raised."""

@@ -45,12 +45,12 @@ def plan_for_strided(op: KernelOp, plan: Plan) -> Plan:
     Raises
     ------
     InvalidArgumentError
-        If the op only copies to the host: there is no result that a copy could be made for.
+        If the op copies to the host, or lends the buffer: the device makes a copy of it before.
     """
     strided = {id(ref): ref for ref in plan.reads + plan.writes if ref.is_strided and not op.takes_strided(ref)}
     if not strided:
         return plan
-    if not plan.writes and not plan.creates:
+    if op.library == "memory" and not plan.writes and not plan.creates:
         raise InvalidArgumentError(
             f"{op.kind} takes no strided view: its elements are not one run", remedy="Copy it first: await device.arrays.part(view, ...)."
         )

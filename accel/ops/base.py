@@ -328,7 +328,7 @@ def with_refs(op: KernelOp[R_co], resolve: Callable[[AccelToken], AccelRef]) -> 
     Raises
     ------
     InvalidArgumentError
-        If it is no op, or one whose fields can change.
+        If it is no op, one whose fields can change, or a collective, which a world alone sends.
     """
     names = _fields_of(type(op))
     if names is None:
@@ -351,6 +351,12 @@ def _fields_of(kind: type) -> tuple[str, ...] | None:
     if not (isinstance(getattr(kind, "library", None), (str, MemberDescriptorType)) and isinstance(getattr(kind, "kind", None), str)):
         raise InvalidArgumentError(
             f"{kind.__name__} does not say its library and kind", remedy='Set `library = "mine"` and `kind = "name"` in the class.'
+        )
+    if kind.library == "collective":
+        raise InvalidArgumentError(
+            f"{kind.__name__} is run by all ranks of a world together, and was given to one device",
+            op=kind.kind,
+            remedy="Call the world's method: await world.barrier().",
         )
     check_frozen(kind)
     return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()

@@ -11,6 +11,7 @@ import pytest
 
 import accel
 from accel.cpu import group
+from accel.ops import collective
 from tests.device.test_world import check_works, ones
 from tests.device_support import bounded, failure, task, turns, until
 
@@ -82,6 +83,65 @@ async def test_the_options_of_a_world_are_checked(system: accel.System) -> None:
     await failure(system.open_world(devices[:1], ranks=2), accel.InvalidArgumentError)
     assert not system._worlds
     assert not any(device._core.worlds for device in devices)
+
+
+async def test_a_device_runs_no_collective_by_hand(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline")
+    barrier: Any = collective.Barrier(world.number, world.epoch, 1, 0, 2)
+    for device in (world.devices[0], await system.open_device("cpu")):
+        error = await failure(device.run(barrier), accel.InvalidArgumentError)
+        assert "world" in str(error.remedy)
+        async with device.batch() as batch, device.graph() as graph:
+            for recorder in (batch, graph):
+                with pytest.raises(accel.InvalidArgumentError, match="Barrier is run by all ranks"):
+                    recorder.run(barrier)
+        await graph.aclose()
+    async with world.graph() as of_ranks:
+        of_ranks.barrier()
+        with pytest.raises(accel.InvalidArgumentError, match="Barrier is run by all ranks"):
+            of_ranks[0].run(barrier)
+    await bounded(of_ranks.replay())
+    await of_ranks.aclose()
+    await check_works(world)
+    assert world.epoch == 1
+
+
+async def test_every_collective_takes_strided_views(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline")
+    host = [np.arange(24, dtype=np.float32).reshape(4, 6) + rank for rank in range(2)]
+    whole = await world.each(lambda device, rank: device.put(host[rank]))
+    x, (a, b) = [ref[:, ::3] for ref in whole], [array[:, ::3] for array in host]
+    assert all(ref.is_strided for ref in x)
+
+    def sent(to: Any) -> list[Any]:
+        return [
+            *(to.all_reduce(x), to.reduce(x, root=1), to.reduce_scatter(x), to.all_gather(x), to.gather(x, root=1)),
+            *(to.all_to_all(x), to.broadcast(x[1], root=1), to.scatter(x[1], root=1), to.send(x[0], source=0, target=1)),
+        ]
+
+    wanted: list[Any] = [
+        *((a + b, a + b), a + b, ((a + b)[:2], (a + b)[2:]), (np.concatenate([a, b]),) * 2, np.concatenate([a, b])),
+        *((np.concatenate([a[:2], b[:2]]), np.concatenate([a[2:], b[2:]])), (b, b), (b[:2], b[2:]), a),
+    ]
+
+    async def check(results: list[Any]) -> None:
+        for result, expected in zip(results, wanted, strict=True):
+            if isinstance(result, tuple):
+                for device, ref, array in zip(world.devices, result, expected, strict=True):
+                    np.testing.assert_array_equal(await device.get(ref), array)
+            else:
+                np.testing.assert_array_equal(await world.devices[1].get(result), expected)
+
+    await check([await bounded(each) for each in sent(world)])
+    async with world.batch() as batch:
+        results = sent(batch)
+    await check(results)
+    async with world.graph() as graph:
+        results = sent(graph)
+    await bounded(graph.replay())
+    await check(results)
+    await graph.aclose()
+    assert world.epoch == 1
 
 
 async def test_a_block_that_raises_in_a_world_that_is_lost_raises_its_own_error(system: accel.System) -> None:
