@@ -218,7 +218,8 @@ def check_awaited(name: str, value: object) -> None:
         raise InvalidArgumentError(f"{name} is the coroutine of {call}(...), not its result", remedy="Await it first.")
 
 
-_MOST_DIMENSIONS = 64  # of an array of numpy
+MOST_DIMENSIONS = 64
+"""Of an array of numpy."""
 
 
 def flattened(name: str, value: Any) -> tuple[list[Any], tuple[int, ...], set[type]]:
@@ -241,8 +242,8 @@ def flattened(name: str, value: Any) -> tuple[list[Any], tuple[int, ...], set[ty
             are_lists = [isinstance(each, (list, tuple)) for each in level]
         if not all(are_lists) or len(set(map(len, level))) != 1:
             _refuse_ragged(name, level, shape)
-        if len(shape) == _MOST_DIMENSIONS:
-            raise InvalidArgumentError(f"{name} is nested more than {_MOST_DIMENSIONS} deep", remedy="Give lists of numbers.")
+        if len(shape) == MOST_DIMENSIONS:
+            raise InvalidArgumentError(f"{name} is nested more than {MOST_DIMENSIONS} deep", remedy="Give lists of numbers.")
         shape = (*shape, len(level[0]))
         level = list(chain.from_iterable(level))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.dtype import MOST_DIMENSIONS
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -156,17 +157,22 @@ def reshaped(shape: Shape, wanted: Any) -> Shape:
             f"{size} element(s) of shape {shape} do not make {wanted!r}",
             remedy="Give a shape of as many elements; one dimension may be -1.",
         )
-    return tuple(result) if size else counted(tuple(result))
+    return tuple(result) if size and len(result) <= MOST_DIMENSIONS else counted(tuple(result))
 
 
 def counted(shape: Shape) -> Shape:
-    """Return the shape of an empty array, if numpy has arrays of it.
+    """Return the shape of an empty array, or of one of many dimensions, if numpy has arrays of it.
 
     Raises
     ------
     InvalidArgumentError
-        If it has not: its other lengths are those of an array that no memory holds.
+        If it has not: there are too many dimensions, or the array is empty, and its other lengths
+        are those of an array that no memory holds.
     """
+    if len(shape) > MOST_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"a shape of {len(shape)} dimensions was given", remedy=f"Give at most {MOST_DIMENSIONS}, as many as an array of numpy has."
+        )
     if math.prod(filter(None, shape)) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
             f"an array of shape {shape} cannot be had, though it is empty", remedy="Give smaller lengths along the other axes."

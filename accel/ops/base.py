@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast, data
 
 import numpy as np
 
-from accel.dtype import DType, check_awaited
+from accel.dtype import MOST_DIMENSIONS, DType, check_awaited
 from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
 from accel.ops.fields import Conversion, Convert, convert_fields, converting, flag
@@ -575,7 +575,7 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
         raise InvalidArgumentError(
             f"shape {dimensions} has a negative dimension", remedy="Give dimensions of 0 or more; only ref.reshape takes -1."
         )
-    return dimensions if least else counted(dimensions)
+    return dimensions if least and len(dimensions) <= MOST_DIMENSIONS else counted(dimensions)
 
 
 to_shape = Conversion(lambda name, value: as_shape(value))

@@ -134,6 +134,7 @@ async def test_what_others_give_is_checked_by_its_value(device: accel.Device) ->
             {"shape": (2000,)},
             {"shape": (-1,)},
             {"shape": "x"},
+            {"shape": (1,) * 65},
             {"dtype": "float99"},
             {"uuid": "CPU-0"},
         ):

@@ -60,6 +60,17 @@ async def test_what_is_no_view_is_refused_with_a_remedy(device: accel.Device, in
     assert caught.value.remedy
 
 
+async def test_a_shape_has_as_many_dimensions_as_an_array_of_numpy_at_most(device: accel.Device) -> None:
+    ref = await device.zeros((1,) * 64)
+    assert ref.reshape(1).reshape((1,) * 64).shape == (await device.get(ref)).shape
+    for call in (device.zeros((1,) * 65), device.zeros((0,) * 65), device.empty((1,) * 65), device.pinned((1,) * 65, "int8")):
+        error = await failure(call, accel.InvalidArgumentError)
+        assert "65 dimensions" in error.message
+    for wanted in ((1,) * 65, (1,) * 64 + (-1,)):
+        with pytest.raises(accel.InvalidArgumentError, match="65 dimensions"):
+            ref.reshape(wanted)
+
+
 async def test_shapes_that_do_not_fit_are_refused(device: accel.Device) -> None:
     ref = await device.zeros((4, 6))
     uses: list[Callable[[], object]] = [
