@@ -585,8 +585,8 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
-        self.members.close()
-        self.offloaded.close(lambda: self._release_all(abandon), wait=not abandon)
+        release_all = partial(self.offloaded.close, lambda: self._release_all(abandon), wait=not abandon)
+        self.members.close(release_all, wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""

@@ -5,6 +5,7 @@ This is in the process of the context. The controller, which tells it to, is in 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -164,13 +165,26 @@ class Members:
 
     async def revoke(self, world: int, epoch: int) -> int:
         """End an epoch here, also while it is being joined; see :meth:`Member.revoke`."""
-        member = self._members.pop((world, epoch), None)
-        return 0 if member is None else await self._run_blocking(member.revoke)
+        member = self._members.get((world, epoch))
+        if member is None:
+            return 0
+        reached = await self._run_blocking(member.revoke)
+        self._members.pop((world, epoch), None)
+        return reached
 
-    def close(self) -> None:
-        """End all epochs. Blocks: the context is being closed."""
+    def close(self, release_all: Callable[[], None], *, wait: bool) -> None:
+        """End all epochs, which blocks, and then call ``release_all``: the context is being closed.
+
+        Without ``wait`` a thread does it, if there is an epoch to end.
+        """
+        if self._members and not wait:
+            thread = threading.Thread(target=self.close, args=(release_all,), kwargs={"wait": True}, name="accel-abandoned", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be had
+                thread.start()
+                return
         while self._members:
             self._members.popitem()[1].revoke()
+        release_all()
 
     def _forms_groups(self) -> FormsGroups:
         if not isinstance(self._device, FormsGroups):
