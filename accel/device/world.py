@@ -294,6 +294,8 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
         Its devices are those of :meth:`accel.Device.quarantine`, one for each of this world's.
         """
+        if self._epochs.lifecycle.is_final:
+            raise self._epochs.lifecycle.final_error()
         async with contextlib.AsyncExitStack() as stack:
             world = await self._form([await stack.enter_async_context(device.quarantine()) for device in self.devices])
             try:
