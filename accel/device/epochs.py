@@ -3,7 +3,8 @@
 It runs on the loop of the service. An *epoch* is the life of one communicator. It ends when a rank is
 lost, when one fails what others may have begun, when the ranks hang, or when the world closes. Then,
 in this order: the world is REBUILDING, and what was sent fails; each rank that is left revokes the
-communicator; lost devices come back by their own supervision; all join a new communicator.
+communicator, while lost devices come back by their own supervision, or an extra one takes the rank of
+one that does not; all join a new communicator, also before the last one is quite left.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ class Epochs:
         self._flights: list[Flight] = []  # that have not ended, in the order of sending
         self._settled_at = 0.0  # when the last one ended
         self._disturbed = asyncio.Event()  # while ranks join: one of them was lost
+        self._leaving: asyncio.Future[Any] = self._loop.create_future()  # the ranks' end of the last communicator
+        self._leaving.set_result(None)
         self._reforming: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._hang_timer: asyncio.TimerHandle | None = None
@@ -431,18 +434,20 @@ class Epochs:
     async def _reform(self, hung: Flight | None) -> None:
         """Form the next communicator, or declare the world LOST: the body of a task.
 
-        Ranks first leave the last one, in which a collective may wait for a rank that is gone.
+        Meanwhile ranks leave the last one, in which a collective may wait for a rank that is gone.
         """
+        self._leaving = self._loop.create_task(self._revoke(self._communicator))
         try:
-            reached = await self._revoke()
             if hung is not None:
-                self._report_hang(hung, reached)
+                self._report_hang(hung, await asyncio.shield(self._leaving))
             await self._form()
         except Exception as error:
             if self.lifecycle.state is not DeviceState.CLOSED:
                 logger.error("world_lost", world=self.number, epoch=self.lifecycle.generation, error=error)  # noqa: TRY400
                 self.lifecycle.enter_lost(error if isinstance(error, AccelError) else DeviceLostError(str(error)))
                 self._fail_flights(self.lifecycle.final_error())
+        finally:
+            await asyncio.wait((self._leaving,))
 
     async def _form(self) -> None:
         """Have all ranks join a communicator, as often as one is lost meanwhile; then be READY."""
@@ -458,7 +463,7 @@ class Epochs:
             except AccelError as error:
                 failures += not self._disturbed.is_set()
                 logger.warning("world_not_joined", world=self.number, communicator=self._communicator, error=error)
-                await self._revoke()
+                await self._revoke(self._communicator)
                 if failures == _MOST_FAILURES:
                     raise
         self.lifecycle.enter_ready()
@@ -478,7 +483,9 @@ class Epochs:
     async def _join(self) -> None:
         """Have all ranks join the next communicator; raises if one does not.
 
-        Joining waits for every rank. So the loss of one ends the wait at once, not its timeout.
+        Joining waits for every rank. So the loss of one ends the wait at once, not its timeout. It
+        returns when they have left the last communicator too: a stream goes on then, and there is
+        more memory for a further attempt.
         """
         self._communicator += 1
         ranks, place = self.ranks, (self.number, self._communicator)
@@ -493,7 +500,7 @@ class Epochs:
         finally:
             for task in (disturbed, joining):
                 task.cancel()
-            await asyncio.wait((disturbed, joining))
+            await asyncio.wait((disturbed, joining, self._leaving))
 
     async def _join_all(self, members: Sequence[Membership], place: tuple[int, int]) -> None:
         """Have members join, all at the same time; raises the first error, without waiting for others."""
@@ -505,15 +512,15 @@ class Epochs:
         except TimeoutError as error:
             raise DeadlineExceededError(f"not all ranks of world {self.number} have joined in {seconds:g} s") from error
 
-    async def _revoke(self) -> dict[int, int]:
-        """Have each rank that is left revoke the newest communicator; return how far each has come.
+    async def _revoke(self, communicator: int) -> dict[int, int]:
+        """Have each rank that is left revoke a communicator; return how far each has come.
 
         A rank that does not answer is killed, and not among them.
         """
-        answers = await asyncio.gather(*(self._revoke_at(rank) for rank in self.ranks))
+        answers = await asyncio.gather(*(self._revoke_at(rank, communicator) for rank in self.ranks))
         return {place: reached for place, reached in enumerate(answers) if reached is not None}
 
-    async def _revoke_at(self, rank: Rank) -> int | None:
+    async def _revoke_at(self, rank: Rank, communicator: int) -> int | None:
         if rank.state is not DeviceState.READY:
             return None
         try:
@@ -546,4 +553,4 @@ class Epochs:
         """Have the ranks leave the communicator: the body of a task."""
         if self._reforming is not None:
             await asyncio.wait((self._reforming,))
-        await self._revoke()
+        await self._revoke(self._communicator)
