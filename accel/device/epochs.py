@@ -10,7 +10,7 @@ one that does not; all join a new communicator, also before the last one is quit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -166,14 +166,19 @@ class Epochs:
         How many collectives may be in flight.
     waits
         Whether further ones wait for room, or are refused.
+    extras
+        Devices that stand by: the first takes the rank of one that is LOST, and so on.
 
     Attributes
     ----------
     lifecycle : Lifecycle
         The state; its generation is the number of the epoch.
-    ranks : list of Rank
+    ranks, extras : list of Rank
     shrinks : bool
         Whether the world goes on without ranks that are lost.
+    takeovers : list of callable
+        Called with the number of a rank, before the first of ``extras`` takes it: they make ready
+        there what the rank needs.
     """
 
     def __init__(
@@ -187,10 +192,12 @@ class Epochs:
         join_timeout: float = 10.0,
         limit: int = 256,
         waits: bool = True,
+        extras: Sequence[Rank] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.number = number
-        self.ranks = list(ranks)
+        self.ranks, self.extras = list(ranks), list(extras)
+        self.takeovers: list[Callable[[int], Awaitable[object]]] = []
         self.lifecycle = Lifecycle(f"{number}", self._loop, probes, kind="world")
         self.shrinks = on_loss == "shrink"
         self._hang_timeout, self._join_timeout = hang_timeout, join_timeout
@@ -206,8 +213,8 @@ class Epochs:
         self._closing: asyncio.Task[None] | None = None
         self._hang_timer: asyncio.TimerHandle | None = None
         self._lost: set[str] = set()  # names of devices that were, while the world was READY
-        self._all = tuple(ranks)
-        for rank in ranks:
+        self._all = (*ranks, *extras)
+        for rank in self._all:
             rank.listeners.append(self._on_device_changed)
 
     @property
@@ -470,15 +477,31 @@ class Epochs:
         logger.info("world_ready", world=self.number, epoch=self.lifecycle.generation, ranks=self.size)
 
     async def _wait_for_ranks(self) -> None:
-        """Wait until all devices are READY; or, in a world that shrinks, leave out those that are not."""
+        """Wait until all devices are READY, and replace those that are LOST; or, in a world that shrinks, leave out those that are not."""
         if self.shrinks and self.lifecycle.generation:
             self.ranks = [rank for rank in self.ranks if rank.name not in self._lost]
             if not self.ranks:
                 raise DeviceLostError(f"world {self.number} has lost all ranks")
         while waiting := [rank for rank in self.ranks if rank.state is not DeviceState.READY]:
             # Those that never will be READY come first.
-            await min(waiting, key=lambda rank: rank.state is DeviceState.REBUILDING).wait_ready()
+            rank = min(waiting, key=lambda rank: rank.state is DeviceState.REBUILDING)
+            try:
+                await rank.wait_ready()
+            except DeviceLostError:
+                if not self.extras:
+                    raise
+                await self._replace(rank, self.extras[0])
         self._lost.clear()
+
+    async def _replace(self, lost: Rank, extra: Rank) -> None:
+        """Give the rank of a device that is LOST to one that stands by."""
+        number = self.ranks.index(lost)
+        await extra.wait_ready()
+        for take_over in tuple(self.takeovers):
+            await take_over(number)
+        self.ranks[number] = extra
+        self.extras.remove(extra)
+        logger.warning("rank_replaced", world=self.number, rank=number, lost=lost.name, device=extra.name)
 
     async def _join(self) -> None:
         """Have all ranks join the next communicator; raises if one does not.
@@ -525,7 +548,7 @@ class Epochs:
             return None
         try:
             async with asyncio.timeout(_REVOKE_TIMEOUT):
-                return await rank.members.revoke(self.number, self._communicator)
+                return await rank.members.revoke(self.number, communicator)
         except TimeoutError:
             rank.kill(f"is a rank of world {self.number}, and has not left epoch {self.lifecycle.generation} in {_REVOKE_TIMEOUT:g} s")
         except AccelError as error:  # its context has faulted

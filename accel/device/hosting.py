@@ -1,4 +1,4 @@
-"""The options of ``open_device`` that say where contexts live, checked together."""
+"""Where contexts live, and which devices are ranks of one world: options that are checked together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.values import check_choice, check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from accel.backend import AccelBackend
     from accel.device.device import Device
     from accel.engine.hosts import HostOption
 
-__all__ = ["check_hosting", "check_not_importing", "check_shareable", "check_spanning"]
+__all__ = ["check_hosting", "check_not_importing", "check_ranks", "check_shareable"]
 
 _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
     "auto": ProcessHost(after_fault=True),
@@ -118,14 +118,20 @@ def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", 
         check(index)
 
 
-def check_spanning(devices: Iterable[Device]) -> None:
-    """Raise unless devices of different machines can be ranks of one world.
+def check_ranks(devices: Sequence[Device]) -> None:
+    """Raise unless devices can be ranks of one world.
 
     Raises
     ------
+    InvalidArgumentError
+        If they are of several backends.
     UnsupportedError
-        If their backend's groups are within one machine.
+        If they are on several machines, and their backend's groups are within one.
     """
+    if len({device.info().backend for device in devices}) > 1:
+        raise InvalidArgumentError("the devices of a world are of several backends", remedy="Give devices of one backend, extra ones too.")
+    if len({device.info().node for device in devices}) == 1:
+        return
     for device in devices:
         core = peers_of(device).core
         if not getattr(core.backend, "groups_span_machines", False):

@@ -15,11 +15,11 @@ from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.epochs import Epochs
 from accel.device.hints import SYSTEM_HINTS
-from accel.device.hosting import check_hosting, check_not_importing, check_shareable, check_spanning
+from accel.device.hosting import check_hosting, check_not_importing, check_ranks, check_shareable
 from accel.device.info import info_as_json
 from accel.device.pool import Link, Pool, all_or_nothing, links_between
 from accel.device.quarantine import set_quarantine_options
-from accel.device.world import World
+from accel.device.world import World, check_world
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.device_actor import DeviceActor
@@ -41,7 +41,7 @@ from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
 from accel.telemetry import Probes
-from accel.values import check_choice, check_count, check_seconds
+from accel.values import check_count
 
 if TYPE_CHECKING:
     import random
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from accel.engine.options import Library
 
 __all__ = ["System", "open_device"]
-
-_MOST_RANKS = 1024
 
 P = ParamSpec("P")
 
@@ -353,6 +351,7 @@ class System(ActorSystem):
         join_timeout: float = 10.0,
         pending_limit: int = 256,
         overload: Literal["wait", "reject"] = "wait",
+        extra: str | Device | Iterable[str | Device] | None = None,
         **options: Any,
     ) -> World:
         """Open several devices as the ranks of one world, and return it once they have joined.
@@ -377,6 +376,9 @@ class System(ActorSystem):
             Collectives, and batches of them, that may be in flight.
         overload
             What happens to further ones: as for :meth:`open_device`.
+        extra
+            A device that stands by, or several, as ``spec`` has them: a spec, or an open device. The
+            first takes the rank of a device that is LOST, and loads its parts of models.
         **options
             Of :meth:`open_device`, for all devices. ``host`` is ``"process"`` where it is left out:
             each rank then dies alone. A ``standby=`` makes replacing a rank fast.
@@ -391,49 +393,52 @@ class System(ActorSystem):
             As :meth:`open_pool`; or the ranks do not come together. Then none is open.
         """
         self._check_open("opens no more worlds")
-        check_choice("on_loss", on_loss, "replace", "shrink")
-        check_choice("overload", overload, "wait", "reject")
-        check_count("pending_limit", pending_limit)
-        check_seconds(join_timeout=join_timeout, hang_timeout=1.0 if hang_timeout is None else hang_timeout)
-        if not join_timeout or hang_timeout == 0:
-            raise InvalidArgumentError(
-                "a timeout of a world is 0", remedy="Give seconds above 0; hang_timeout=None waits as long as it takes."
-            )
-        if ranks is not None and check_count("ranks", ranks) > _MOST_RANKS:
-            raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
+        several = isinstance(extra, Iterable) and not isinstance(extra, str)
+        extras: Sequence[Any] = tuple(cast("Any", extra)) if several else () if extra is None else (extra,)
+        epochs_options = check_world(ranks, len(extras), on_loss, hang_timeout, join_timeout, pending_limit, overload)
         given = () if isinstance(spec, str) or not isinstance(spec, Iterable) else tuple(spec)
         owns_devices = not (given and all(isinstance(device, Device) for device in given))
         if owns_devices:
             # What ranks join by is loaded now, and in each spare.
             options = {"host": "process", **options, "libraries": (*check_libraries(options.get("libraries", ())), "collective")}
             devices: Sequence[Any] = await self.open_pool(cast("Any", given or spec), count=ranks, **options)
+            specs, extras = extras, ()
         else:
             if options or ranks not in (None, len(given)):
                 raise InvalidArgumentError(
                     f"{len(given)} open devices were given, and options to open devices with", remedy="Leave these out, and ranks= too."
                 )
-            if len(set(given)) < len(given) or not set(given) <= set(self.devices):
+            named = (*given, *extras)
+            if (
+                not all(isinstance(device, Device) for device in extras)
+                or len(set(named)) < len(named)
+                or not set(named) <= set(self.devices)
+            ):
                 raise InvalidArgumentError(
                     "a device was given twice, is closed, or is of another system", remedy="Give each open device of this system once."
                 )
             devices = given
-        given_options = {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit}
         try:
-            return await self._form_world(given_options | {"waits": overload == "wait"}, devices, owns_devices=owns_devices)
+            if owns_devices and specs:
+                extras = await self.open_pool(specs, **options)
+            return await self._form_world(epochs_options, devices, extras, owns_devices=owns_devices)
         except BaseException:
             if owns_devices:
-                await asyncio.gather(*(device.aclose(timeout=0.0) for device in devices))
+                await asyncio.gather(*(device.aclose(timeout=0.0) for device in (*devices, *extras)))
             raise
 
-    async def _form_world(self, options: dict[str, Any], devices: Sequence[Device], *, owns_devices: bool) -> World:
+    async def _form_world(
+        self, options: dict[str, Any], devices: Sequence[Device], extras: Sequence[Device] = (), *, owns_devices: bool
+    ) -> World:
         """Have devices join a world, with the options of :class:`Epochs`."""
-        if len({device.info().node for device in devices}) > 1:
-            check_spanning(devices)
-        ranks = [device.as_rank() for device in devices]
+        known = (*devices, *extras)
+        check_ranks(known)
+        by_rank = {device.as_rank(): device for device in known}
+        ranks, size = tuple(by_rank), len(devices)
         self._opened_worlds += 1
-        epochs = Epochs(self._opened_worlds, ranks, self.probes, **options)
+        epochs = Epochs(self._opened_worlds, ranks[:size], self.probes, extras=ranks[size:], **options)
         form = partial(self._form_world, options | {"on_loss": "replace"}, owns_devices=True)
-        world = World(epochs, devices, ranks, form, owns_devices=owns_devices)
+        world = World(epochs, by_rank, form, owns_devices=owns_devices)
         self._worlds = [*(other for other in self._worlds if other.state is not DeviceState.CLOSED), world]
         try:
             await epochs.open()

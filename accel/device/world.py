@@ -22,6 +22,7 @@ from accel.errors import (
 from accel.hints import NotEntered
 from accel.models import Model
 from accel.ref import AccelRef
+from accel.values import check_choice, check_count, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -33,10 +34,37 @@ if TYPE_CHECKING:
     from accel.engine.lifecycle import DeviceState
     from accel.ops.collective import Collective
 
-__all__ = ["World"]
+__all__ = ["World", "check_world"]
 
 T = TypeVar("T")
 Later: TypeAlias = Coroutine[Any, Any, T]
+
+
+_MOST_RANKS = 1024
+
+
+def check_world(
+    ranks: int | None,
+    extras: int,
+    on_loss: str,
+    hang_timeout: float | None,
+    join_timeout: float,
+    pending_limit: int,
+    overload: str,
+) -> dict[str, Any]:
+    """Return the options of :class:`Epochs` for those of :meth:`accel.System.open_world`; raise if one is wrong."""
+    check_choice("on_loss", on_loss, "replace", "shrink")
+    check_choice("overload", overload, "wait", "reject")
+    check_count("pending_limit", pending_limit)
+    check_seconds(join_timeout=join_timeout, hang_timeout=1.0 if hang_timeout is None else hang_timeout)
+    if not join_timeout or hang_timeout == 0:
+        raise InvalidArgumentError("a timeout of a world is 0", remedy="Give seconds above 0; hang_timeout=None waits as long as it takes.")
+    if ranks is not None and check_count("ranks", ranks) > _MOST_RANKS:
+        raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
+    if extras and on_loss == "shrink":
+        raise InvalidArgumentError("a world that shrinks has no use for extra devices", remedy='Leave extra= out, or on_loss="shrink".')
+    waits = overload == "wait"
+    return {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit, "waits": waits}
 
 
 class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
@@ -53,8 +81,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     def __init__(
         self,
         epochs: Epochs,
-        devices: Sequence[Device],
-        ranks: Sequence[DeviceRank],
+        devices: Mapping[DeviceRank, Device],
         form: Callable[[Sequence[Device]], Awaitable[World]],
         *,
         owns_devices: bool,
@@ -63,11 +90,11 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         # Makes another world of other devices, which it owns, with the options of this one but
         # on_loss="replace".
         self._form = form
-        self._devices = dict(zip(ranks, devices, strict=True))  # all since the start; epochs.ranks are those that are left
+        self._devices = devices  # all since the start, extras too; epochs.ranks are the present ones
         self._owns_devices = owns_devices  # they were opened for this world, and aclose() closes them
         # Until leave(): between two devices that are in worlds, a copy is lent, not the buffer
         # itself; see Peers.
-        for rank in ranks:
+        for rank in devices:
             rank.worlds.add(epochs.number)
 
     def __repr__(self) -> str:
@@ -77,6 +104,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     def devices(self) -> tuple[Device, ...]:
         """The devices, by their ranks."""
         return tuple(self._devices[rank] for rank in self._ranks)
+
+    @property
+    def extras(self) -> tuple[Device, ...]:
+        """The devices that stand by; the first one takes the next rank whose device is LOST."""
+        return tuple(self._devices[rank] for rank in cast("list[DeviceRank]", self._epochs.extras))
+
+    @property
+    def takeovers(self) -> list[Callable[[int], Awaitable[object]]]:
+        """Called with the number of a rank, before the first of :attr:`extras` takes it: models load its weights there."""
+        return self._epochs.takeovers
 
     @property
     def name(self) -> str:

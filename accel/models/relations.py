@@ -17,7 +17,7 @@ import numpy as np
 from accel.errors import InvalidArgumentError, LibraryError
 from accel.models.examples import example_rows, fill_of
 from accel.models.outputs import Follows, is_of_batch
-from accel.models.runner import deadline_of, filled, left
+from accel.models.runner import deadline_of, device_of, filled, left
 from accel.models.tensor_spec import BATCH
 from accel.ops import Spec
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from accel.actors.system import ActorSystem
     from accel.models.outputs import Dim, OutputSpecs
-    from accel.models.runner import ModelDevice, Runner
+    from accel.models.runner import ModelDevice, ModelHome, Runner
     from accel.models.tensor_spec import Buckets, Sizes
 
 __all__ = ["BatchAxis", "Known", "Relations", "check_batch_axis", "tried_lengths"]
@@ -56,7 +56,7 @@ class Relations:
 
     Parameters
     ----------
-    device, runner, buckets
+    home, runner, buckets
         The model that is run, and its inputs.
     system
         Makes inputs and compares outputs off the loop.
@@ -71,8 +71,8 @@ class Relations:
 
     outputs: OutputSpecs
 
-    def __init__(self, device: ModelDevice, runner: Runner, buckets: Buckets, system: ActorSystem, batch_axis: BatchAxis) -> None:
-        self._device = device
+    def __init__(self, home: ModelHome, runner: Runner, buckets: Buckets, system: ActorSystem, batch_axis: BatchAxis) -> None:
+        self._home = home
         self._system = system
         self._runner = runner
         self._buckets = buckets
@@ -81,6 +81,11 @@ class Relations:
         self._common: Mapping[int, Array] = {}
         self._is_told = True  # what a run must return is told by the sizes of its inputs
         self._known: OrderedDict[tuple[int, ...], Known] = OrderedDict()
+
+    @property
+    def _device(self) -> ModelDevice:
+        """Where inputs are made; another one may take the rank of the first in a world."""
+        return device_of(self._home)
 
     async def establish(self) -> None:
         """Run the model as often as needed, and have :attr:`outputs`.

@@ -20,7 +20,7 @@ from accel.ops import Spec
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from typing_extensions import TypeIs
 
@@ -106,6 +106,14 @@ class Place(Protocol):
 
 class ModelWorld(Protocol):
     """What a model needs of :class:`accel.World`, if several devices run it."""
+
+    @property
+    def extras(self) -> Sequence[ModelDevice]:
+        """Devices that stand by."""
+
+    @property
+    def takeovers(self) -> list[Callable[[int], Awaitable[object]]]:
+        """See :attr:`accel.World.takeovers`."""
 
     @property
     def name(self) -> str:
@@ -214,6 +222,8 @@ class DeviceRunner:
     ----------
     weights : dict of str to AccelRef
         What is on the device.
+    outputs : tuple of str
+        Their names, in their order, once the model was described.
     """
 
     def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, system: ActorSystem) -> None:
@@ -222,6 +232,7 @@ class DeviceRunner:
         self._buckets = buckets
         self._system = system
         self.weights: dict[str, AccelRef] = {}
+        self.outputs: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -293,7 +304,6 @@ class LibraryRunner(DeviceRunner):
         self._world = world
         self._library = f"model-{next(_numbers)}"
         self._registered: list[str] = []  # libraries that the device may have
-        self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`DeviceRunner`."""
@@ -352,7 +362,7 @@ class LibraryRunner(DeviceRunner):
     def described(self, told: Array) -> OutputSpecs:
         """Return what the model returns, given the description."""
         found = OutputSpecs.decoded(told)
-        self._outputs = found.names
+        self.outputs = found.names
         return found
 
     def record(
@@ -360,7 +370,7 @@ class LibraryRunner(DeviceRunner):
     ) -> tuple[AccelRef, ...]:
         """Record a forward, and return its outputs. The place is its epoch and number among the collectives of a world."""
         refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
-        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs, place))
+        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self.outputs, place))
         return made
 
     async def close(self) -> None:
@@ -383,7 +393,6 @@ class FunctionRunner(DeviceRunner):
         self._function = source.target
         self._name = source.name
         self._given: Mapping[str, AccelRef] | None = None  # weights that the function gets
-        self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`DeviceRunner`: a function has the weights that it is given."""
@@ -436,7 +445,7 @@ class FunctionRunner(DeviceRunner):
                 raise InvalidArgumentError(
                     f"output {name!r} of {self._name} is a {type(ref).__name__}", remedy="Return refs; await what makes them."
                 )
-        self._outputs = names
+        self.outputs = names
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
     async def run(
@@ -447,7 +456,7 @@ class FunctionRunner(DeviceRunner):
         put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
         _, names, refs = flattened(await self._called(tuple(put), left(deadline), place), self._source.outputs)
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
-        wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
+        wanted = [(name, each.shape, each.dtype) for name, each in zip(self.outputs, outputs, strict=True)]
         if given != wanted:
             raise LibraryError(
                 f"{self._name} returned {given} for inputs of {[ref.shape for ref in operands]}, and {wanted} before",

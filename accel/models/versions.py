@@ -202,7 +202,7 @@ class VersionLoader:
             runner = (WorldRunner if self._source.function is None else WorldFunctionRunner)(home, *given, self._split)
         else:
             runner = (LibraryRunner if self._source.function is None else FunctionRunner)(home, *given)
-        return Version(home, number, runner, Relations(device_of(home), runner, self._buckets, self._system, self._batch_axis))
+        return Version(home, number, runner, Relations(home, runner, self._buckets, self._system, self._batch_axis))
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights; reads no elements."""

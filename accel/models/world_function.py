@@ -136,7 +136,7 @@ class WorldFunctionRunner(RanksRunner[FunctionRunner]):
     """
 
     def __init__(self, world: ModelWorld, source: ModelSource, buckets: Buckets, system: ActorSystem, split: Split) -> None:
-        super().__init__(world, [FunctionRunner(device, source, buckets, system) for device in world.devices], split)
+        super().__init__(world, lambda device, _: FunctionRunner(device, source, buckets, system), split)
         self._buckets = buckets
 
     async def open(self, on_buckets: Told) -> None:
@@ -148,6 +148,10 @@ class WorldFunctionRunner(RanksRunner[FunctionRunner]):
         for done, inputs in enumerate(warm, 1):
             await self._run(lambda rank, group, _, inputs=inputs: rank.warm(inputs, group), ())  # type: ignore[misc]
             on_buckets(done, len(warm))
+
+    async def _open_rank(self, rank: FunctionRunner) -> None:
+        """See :class:`RanksRunner`: the others are not there to warm up with."""
+        rank.check()
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`~accel.models.runner.Runner`."""
@@ -183,5 +187,5 @@ class WorldFunctionRunner(RanksRunner[FunctionRunner]):
             finally:
                 meeting.leave(group.rank)
 
-        made = await together(called(*each) for each in zip(self._ranks, groups, operands_of, strict=True))
+        made = await together(called(*part) for part in zip(self._ranks, groups, operands_of, strict=True))
         return made[0]

@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from accel.errors import AccelError
+from accel.errors import AccelError, WorldChangedError
 from accel.models.adapters.group import ModelGroup
 from accel.models.library import Describe, Forward
 from accel.models.runner import DeviceRunner, LibraryRunner, deadline_of, left
@@ -44,16 +44,19 @@ class RanksRunner(Generic[R]):
     ----------
     world
         Where.
-    ranks
-        What runs the part of each, in their order.
+    make
+        Returns what runs the part of a rank, given its device and number.
     split
         Which weights each rank has.
     """
 
-    def __init__(self, world: ModelWorld, ranks: Sequence[R], split: Split) -> None:
+    def __init__(self, world: ModelWorld, make: Callable[[ModelDevice, int], R], split: Split) -> None:
         self._world = world
-        self._ranks = ranks
+        self._make = make
         self._split = split
+        self._devices = list(world.devices)
+        self._ranks = [make(device, number) for number, device in enumerate(self._devices)]
+        self._parts: Sequence[Collected] = ()  # the weights of each rank, where an extra device may take one
 
     @property
     def weights(self) -> dict[str, tuple[AccelRef, ...]]:
@@ -67,11 +70,28 @@ class RanksRunner(Generic[R]):
 
     async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
         """See :class:`~accel.models.runner.Runner`."""
-        told = _Sum(on_weights, len(self._ranks))
-        await together(
-            rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, self._split.parts(weights), strict=True))
-        )
+        told, parts = _Sum(on_weights, len(self._ranks)), self._split.parts(weights)
+        await together(rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, parts, strict=True)))
         await self.open(on_buckets)
+        if self._devices != list(self._world.devices):
+            raise WorldChangedError(f"a device of {self._world.name} was replaced while the model was loaded", remedy="Load it again.")
+        if self._world.extras:
+            self._parts = parts
+            self._world.takeovers.append(self._take_over)
+
+    async def _take_over(self, number: int) -> None:
+        """Load a rank's weights on the extra device that takes the rank; they are read from their source again."""
+        device = self._world.extras[0]
+        lost, rank = self._ranks[number], self._make(device, number)
+        self._devices[number], self._ranks[number], rank.outputs = device, rank, lost.outputs
+        await rank.put(self._parts[number], _nothing)
+        await self._open_rank(rank)
+        if self._take_over not in self._world.takeovers:  # it was closed meanwhile
+            await rank.close()
+
+    async def _open_rank(self, rank: R) -> None:
+        """Make one rank ready, which has its weights."""
+        await rank.open(_nothing)
 
     async def open(self, on_buckets: Told) -> None:
         """Make the model ready on all ranks, which have their weights."""
@@ -86,8 +106,11 @@ class RanksRunner(Generic[R]):
         return Collected(ranks=await together(rank.copied() for rank in self._ranks))
 
     async def close(self) -> None:
-        """See :class:`~accel.models.runner.Runner`."""
-        await together(rank.close() for rank in self._ranks)
+        """See :class:`~accel.models.runner.Runner`. What a device had that was replaced is gone with it."""
+        if self._take_over in self._world.takeovers:
+            self._world.takeovers.remove(self._take_over)
+        present = self._world.devices
+        await together(rank.close() for device, rank in zip(self._devices, self._ranks, strict=True) if device in present)
 
     async def on_all(self, operands: Sequence[Operand], timeout: float | None) -> list[list[Operand]]:
         """Return what each rank gets: an array of the host as it is, and of a ref of the first one a copy."""
@@ -97,8 +120,8 @@ class RanksRunner(Generic[R]):
             given: Sequence[Operand] = [operand] * len(of_ranks)
             if isinstance(operand, AccelRef):
                 given = await self._world.broadcast(operand, timeout=left(deadline))
-            for each, mine in zip(of_ranks, given, strict=True):
-                each.append(mine)
+            for of_rank, copy in zip(of_ranks, given, strict=True):
+                of_rank.append(copy)
         return of_ranks
 
 
@@ -122,11 +145,11 @@ class WorldRunner(RanksRunner[LibraryRunner]):
     def __init__(self, world: ModelWorld, source: ModelSource, buckets: Buckets, system: ActorSystem, split: Split) -> None:
         size = len(world.devices)
         self._epoch = 0  # the last one that was prepared
-        self._by_device = {
-            device: LibraryRunner(device, source, buckets, system, ModelGroup(rank, size), world.number)
-            for rank, device in enumerate(world.devices)
-        }
-        super().__init__(world, list(self._by_device.values()), split)
+
+        def make(device: ModelDevice, number: int) -> LibraryRunner:
+            return LibraryRunner(device, source, buckets, system, ModelGroup(number, size), world.number)
+
+        super().__init__(world, make, split)
 
     async def describe(self, operands: tuple[AccelRef, ...], timeout: float | None = None) -> OutputSpecs:
         """See :class:`~accel.models.runner.Runner`."""
@@ -172,20 +195,20 @@ class WorldRunner(RanksRunner[LibraryRunner]):
         The first ones of an epoch make the graphs before.
         """
         deadline, prepares = deadline_of(timeout), False
-        given = dict(zip(self._ranks, await self.on_all(operands, timeout), strict=True))
+        of_ranks = await self.on_all(operands, timeout)
 
         def work(device: ModelDevice, place: Place) -> Coroutine[Any, Any, T]:
             nonlocal prepares
-            rank = self._by_device[device]
-            if rank is self._ranks[0]:  # which is asked before the others
+            number = self._devices.index(device)
+            if not number:  # the first rank is asked before the others
                 prepares, self._epoch = place.epoch != self._epoch, place.epoch
-            return send(device, rank, (place.epoch, place.number))
+            return send(device, self._ranks[number], of_ranks[number], (place.epoch, place.number))
 
-        async def send(device: ModelDevice, rank: LibraryRunner, at: tuple[int, int]) -> T:
+        async def send(device: ModelDevice, rank: LibraryRunner, given: Sequence[Operand], at: tuple[int, int]) -> T:
             async with device.batch(name=what) as batch:
                 if prepares:
                     rank.record_prepare(batch, at)
-                return record(rank, batch, given[rank], at)
+                return record(rank, batch, given, at)
 
         try:
             made = await self._world.lockstep(what, work, timeout=left(deadline), grace=lambda: _PREPARING if prepares else 0.0)

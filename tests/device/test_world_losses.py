@@ -7,6 +7,7 @@ import contextlib
 import random
 import secrets
 import signal
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cpu.group import CpuGroup, Rendezvous
 from accel.testing import FaultPlan
 from tests.device.test_world import check_works, kill, ones
 from tests.device_support import bounded, failure, task, until
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 OFTEN = accel.RestartStrategy(max_restarts=1000, backoff=(0.0, 0.0))
+ONCE = accel.RestartStrategy(max_restarts=0)
 Outcome = tuple[accel.AccelRef, ...] | BaseException
 
 
@@ -118,13 +121,60 @@ async def test_two_ranks_lost_at_once_and_all_of_them(system: accel.System) -> N
 
 
 async def test_a_world_whose_device_is_lost_is_lost(system: accel.System) -> None:
-    world = await system.open_world("cpu", ranks=2, restart=accel.RestartStrategy(max_restarts=0))
+    world = await system.open_world("cpu", ranks=2, restart=ONCE)
     generations = world.generations()
     assert await anext(generations) == 1
     kill(world.devices[0])
     with pytest.raises(accel.DeviceLostError, match="world 1 is lost"):
         await bounded(anext(generations))
     await failure(world.barrier(), accel.DeviceLostError)
+
+
+async def test_an_extra_device_takes_the_rank_of_one_that_is_lost_once(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, extra="cpu", restart=ONCE)
+    (first, lost, last), (extra,) = world.devices, world.extras
+    kept = await first.put(np.ones(2))
+    waiting = task(world.all_reduce(await ones(world)))
+    kill(lost)
+    outcome: Any = (await asyncio.gather(waiting, return_exceptions=True))[0]
+    assert isinstance(outcome, (accel.WorldChangedError, tuple)), outcome
+    await until(lambda: world.epoch == 2)
+    assert (world.devices, world.extras, lost.state) == ((first, extra, last), (), accel.DeviceState.LOST)
+    await check_works(world)
+    assert (await first.get(kept)).tolist() == [1.0, 1.0]
+    kill(extra)
+    await failure(wait_lost(world), accel.DeviceLostError)
+    await world.aclose()
+    assert system.devices == ()
+
+
+async def test_extra_devices_that_were_open_take_ranks_one_after_the_other(system: accel.System) -> None:
+    devices = [await system.open_device("cpu", host="process", restart=ONCE) for _ in range(4)]
+    world = await system.open_world(devices[:2], extra=devices[2:])
+    for number in range(2):
+        kill(world.devices[0])
+        await until(lambda number=number: world.epoch == number + 2)  # type: ignore[misc]
+        await check_works(world)
+        assert (world.devices, list(world.extras)) == ((devices[number + 2], devices[1]), devices[number + 3 :])
+    await world.aclose()
+    assert devices[1].state is devices[3].state is accel.DeviceState.READY
+    assert not any(device._core.worlds for device in devices)
+
+
+async def test_a_world_whose_extra_device_is_lost_too_is_lost(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=2, extra="cpu", restart=ONCE)
+    (extra,) = world.extras
+    kill(extra)
+    await until(lambda: extra.state is accel.DeviceState.LOST)
+    await check_works(world)
+    assert world.epoch == 1
+    kill(world.devices[0])
+    await failure(wait_lost(world), accel.DeviceLostError)
+
+
+async def wait_lost(world: accel.World) -> None:
+    async for _ in world.generations():
+        pass
 
 
 async def test_cancelled_and_late_collectives_run_on_all_ranks_or_on_none(system: accel.System, rng: np.random.Generator) -> None:
@@ -149,6 +199,63 @@ async def test_a_full_world_rejects_where_it_shall(system: accel.System) -> None
     assert len(full) == 3
     assert full[0].retry_after is not None
     await check_works(world)
+
+
+async def test_ranks_join_the_next_epoch_while_they_leave_the_last_one(system: accel.System, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline", restart=OFTEN)
+    revoke, join = CpuGroup.revoke, Rendezvous.join
+    left = list[int]()
+
+    def slow_revoke(self: CpuGroup) -> None:
+        if self.rank == 0:  # the other one has died
+            time.sleep(0.5)
+            left.append(self.rank)
+        revoke(self)
+
+    def slow_join(*arguments: Any) -> CpuGroup:
+        time.sleep(0.5)
+        return join(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuGroup, "revoke", slow_revoke)
+        patch.setattr(Rendezvous, "join", slow_join)
+        began = time.monotonic()
+        fault(world.devices[1])
+        async for epoch in world.generations():
+            if epoch == 2:
+                break
+        seconds = time.monotonic() - began
+    assert left == [0], "the survivor has left the last epoch when the next one is READY"
+    assert 0.5 < seconds < 0.9
+    await check_works(world)
+
+
+async def test_a_context_that_is_closed_at_once_leaves_its_epoch_on_another_thread(
+    system: accel.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await system.open_world("cpu", ranks=2, host="inline")
+    revoke, threads = CpuGroup.revoke, list[threading.Thread]()
+
+    def slow_revoke(self: CpuGroup) -> None:
+        threads.append(threading.current_thread())
+        time.sleep(0.5)
+        revoke(self)
+
+    monkeypatch.setattr(CpuGroup, "revoke", slow_revoke)
+    for device in world.devices:
+        context = device._host.context
+        closing = task(context.close(abandon=False))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert time.monotonic() - began < 0.2, "the loop was blocked"
+    await until(lambda: len(threads) == 2)
+    assert threading.main_thread() not in threads
+
+
+def fault(device: accel.Device) -> None:
+    device._host.context.report_fault(accel.DriverError("broken", scope=accel.FaultScope.CONTEXT))
 
 
 async def test_two_worlds_on_the_same_devices(system: accel.System) -> None:

@@ -71,6 +71,7 @@ async def test_the_options_of_a_world_are_checked(system: accel.System) -> None:
         "hang_timeout": [0, False, [], "1"],
         "join_timeout": [0],
         "spec": [None, 5, [], [None]],
+        "extra": [5, [None], [[]], "no such device"],
     }
     for name, values in options.items():
         for value in values:
@@ -81,6 +82,12 @@ async def test_the_options_of_a_world_are_checked(system: accel.System) -> None:
         error = await failure(system.open_world(spec), accel.InvalidArgumentError)
         assert error.remedy
     await failure(system.open_world(devices[:1], ranks=2), accel.InvalidArgumentError)
+    wrong: list[Any] = [devices[0], "cpu", [devices[0], [None]]]
+    for extra in wrong:
+        await failure(system.open_world(devices[:1], extra=extra), accel.InvalidArgumentError)
+    await failure(system.open_world("cpu", extra=devices[0]), accel.InvalidArgumentError)
+    await failure(system.open_world("cpu", extra="cpu", on_loss="shrink"), accel.InvalidArgumentError)
+    assert len(system.devices) == 2
     assert not system._worlds
     assert not any(device._core.worlds for device in devices)
 
@@ -186,5 +193,8 @@ async def test_a_lost_world_loads_no_model_and_says_so_at_once(system: accel.Sys
     world = await system.open_world("cpu", ranks=2, host="inline", restart=accel.RestartStrategy(max_restarts=0))
     world.devices[0]._host.context.report_fault(accel.DriverError("broken", scope=accel.FaultScope.CONTEXT))
     await until(lambda: world.state is accel.DeviceState.LOST)
+    with pytest.raises(accel.DeviceLostError):
+        async with world.quarantine():
+            pass
     async with asyncio.timeout(30):
         await failure(world.load_model("json:loads", inputs={"x": accel.TensorSpec(("batch", 2))}), accel.DeviceLostError)

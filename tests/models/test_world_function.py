@@ -68,6 +68,18 @@ async def test_a_function_answers_on_all_ranks_through_a_loss(world: accel.World
     np.testing.assert_allclose((await twice.numpy(x))["y"], 2 * wanted(x), rtol=0, atol=1e-13)
 
 
+async def test_an_extra_device_takes_the_rank_of_a_function(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        world = await system.open_world("cpu", ranks=2, extra="cpu", restart=accel.RestartStrategy(max_restarts=0))
+        model, x = await loaded(world), rng.standard_normal((4, 5))
+        async with accel.serve(model) as service:
+            os.kill(world.devices[1].info().pid or 0, signal.SIGKILL)
+            await until(lambda: world.state is accel.DeviceState.REBUILDING)  # no item is suspected of it
+            for row, found in zip(x, await bounded(asyncio.gather(*map(service.submit, x))), strict=True):
+                np.testing.assert_allclose(found["y"], wanted(row), rtol=0, atol=1e-13)
+            assert (world.epoch, world.extras, service.statistics().failed) == (2, (), 0)
+
+
 async def test_each_collective_of_a_function(world: accel.World, rng: np.random.Generator) -> None:
     async def every(group: RefGroup, *, x: accel.AccelRef) -> dict[str, accel.AccelRef]:
         mine = await group.device.elementwise.binary("add", x, await group.device.put(np.full(x.shape, float(group.rank))))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -118,6 +119,32 @@ async def test_the_loss_of_a_rank_fails_no_request_and_changes_no_bit(victim: in
             assert service.statistics().failed == 0
             assert service.statistics().poisoned == 0
         assert [device.generation for device in world.devices] == [1 + (rank == victim) for rank in range(2)]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_an_extra_device_reads_the_weights_of_the_rank_that_it_takes(victim: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    files = [tmp_path / f"{version}.safetensors" for version in (1, 2)]
+    for version, file in enumerate(files, 1):
+        safetensors.numpy.save_file(sharded_models.weights(version), file)
+    async with world_of(extra="cpu", restart=accel.RestartStrategy(max_restarts=0)) as world:
+        model, items = await loaded(world, weights=files[0]), list(rng.standard_normal((8, 5)))
+        await model.swap(files[1])
+        closed = await loaded(world)
+        await closed.aclose()
+        async with accel.serve(model, max_items=1) as service:
+            before = [(await service.submit(item))["y"] for item in items]
+            kill(world.devices[victim])
+            await until(lambda: world.state is accel.DeviceState.REBUILDING)  # no item is suspected of it
+            for item, answer in zip(items, before, strict=True):
+                np.testing.assert_array_equal((await bounded(service.submit(item)))["y"], answer)
+            assert (world.epoch, world.extras, service.statistics().failed) == (2, (), 0)
+            assert await model.rollback() == 1
+            check(await service.submit(items[0]), items[0])
+            check(await model.numpy(np.stack(items[:3])), np.stack(items[:3]))
+            await service.swap(sharded_models.weights(3), canaries=items[:2])
+            check(await service.submit(items[0]), items[0], 3)
+        await model.aclose()
+        await until(lambda: [device.info().memory.durable for device in world.devices] == [0, 0])
 
 
 async def test_a_call_says_that_the_world_has_changed() -> None:
