@@ -93,7 +93,7 @@ class NotifiedWatcher(SignalledWatcher):
     that the marks' own streams call; it is Python code, so it is for such devices only.
     """
 
-    address = 0
+    address = 0  # no C function: such a device calls the object
     argument = 0
 
     __call__ = SignalledWatcher.signal

@@ -214,7 +214,7 @@ class Context(ContextBase):
             status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
             launch.is_offloaded = True if status.may_block(self.device, lane) else None
         lane.issued = seq = lane.issued + 1
-        # Only if an earlier write may still fail.
+        # Only if an earlier write may still fail; dropped ops have retired before their numbers end.
         if failures.is_tracking and (self.in_flight or failures.has_invalid or (plan.writes and lane.completed < seq - 1)):
             failures.track(lane, seq, plan)
         # Each usage appends the unfinished work of other lanes on its memory to the dependencies.

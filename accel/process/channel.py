@@ -256,7 +256,7 @@ class Channel:
             if not self._incoming.read(_READ_BYTES):
                 self._stop_reading(self._write_error)
         except BlockingIOError:
-            if self._write_error is not None:
+            if self._write_error is not None:  # what had come before the break is read
                 self._stop_reading(self._write_error)
         except OSError as error:
             self._stop_reading(self._write_error or _connection_error(error))

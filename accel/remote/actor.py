@@ -55,8 +55,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     """Owns the child of one generation, and through it one context.
 
     Its messages are copies of arrays from shared memory, each with the function to call after it:
-    it makes them on worker threads, one after the other. After a fault of the context, or the death
-    of the child, its supervisor restarts it.
+    the actor makes the copies on worker threads, one after the other. After a fault of the context,
+    or the death of the child, its supervisor restarts it.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         remote = self._context = RemoteContext(core, self._owner, copy_off_loop, link)
         if link.child.exit is not None:  # it ended before this was its listener
             self.on_exit(link.child.exit)
-        link.ping()
+        link.ping()  # a spare may have nothing else to send within `first_timeout`
         # The first generation has no predecessor whose memory comes back.
         oom_patience = _OOM_PATIENCE if core.lifecycle.generation else 0.0
         try:
@@ -244,7 +244,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
                 ready.set_exception(decode_error(data))
             elif kind in (Kind.DONE, Kind.FAILED) and remote is not None and self._link is not None and self._link.questions:
                 remote.on_message(kind, data, fds)  # answers to questions to the spare
-            elif kind not in (Kind.MEMORY, Kind.BUSY):
+            elif kind not in (Kind.MEMORY, Kind.BUSY):  # these come whenever the context is made
                 ready.set_exception(
                     HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
                 )

@@ -183,7 +183,7 @@ class Answers:
         self._sent_memory = (0, 0)
 
     def report_success(self, number: int, work: DeviceWork | None = None) -> None:
-        """Report a success: at once if nothing is in flight or many have ended, else soon.
+        """Report a success: at once if many have ended, or nothing is in flight or received; else soon.
 
         Soon is in the next loop iteration, in one message with the others of this one.
         """

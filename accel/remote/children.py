@@ -136,7 +136,7 @@ class Children:
                 await link.child.aclose(grace=0.0)
             except HostDiedError as error:
                 timed_out = error
-            if timed_out is not None and not self._ending.get(link, True):
+            if timed_out is not None and not self._ending.get(link, True):  # not there: it has ended after all
                 self._ending[link] = True
                 logger.error("child_not_ended", device=self._device, pid=link.pid, error=timed_out)
         return not self._ending

@@ -99,7 +99,7 @@ class RemoteContext(RequestContext):
         if any(host_array_of(op) is not None for op in ops):
             return False
         self.send_batch(submission, ops, {})
-        return submission.dispatched == len(submission.outputs)
+        return submission.dispatched == len(submission.outputs)  # its ops may be released by now
 
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission once the ops before it, and room for its arrays, allow it.

@@ -30,7 +30,7 @@ _PER_GENERATION = 1 << 32
 
 
 def encode_slab(slab: KeptSlab) -> bytes:
-    """Return the payload of a MAP_SLAB message, without the number of its answer."""
+    """Return the payload of a MAP_SLAB message; :meth:`Link.ask` puts the question's number before it."""
     return _HEAD.pack(slab.number, slab.nbytes) + b"".join(_BUFFER.pack(*block) for block in slab.blocks)
 
 
@@ -41,7 +41,7 @@ def decode_slab(data: bytes, fd: int) -> KeptSlab:
 
 
 class DurableReporter:
-    """The child's :class:`~accel.storage.durable.DurableKeeper`: tells the parent, which keeps it.
+    """The child's :class:`~accel.storage.durable.DurableKeeper`: has the parent keep the memory.
 
     Each message leaves before the answer to the op that it is about.
 
@@ -137,6 +137,6 @@ class DurableReports:
             if ref is not None:  # else it was dropped meanwhile
                 self._book.add_buffer(ref, number, offset, size)
                 return {buffer: size}
-        else:
+        else:  # FREED_SLAB; the caller handles TORN
             self._book.release_slab(*_NUMBER.unpack(data))
         return {}

@@ -108,7 +108,7 @@ class Kind(enum.IntEnum):
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
     WORLD_DONE = 126
-    """A rank has done that: the number, and what the method has returned, as JSON."""
+    """A rank has done what WORLD asked: the number, and what the method has returned, as JSON."""
     TIMES = 125
     """Numbers of requests that end with the next message, each with the nanoseconds of its device time."""
     TORN = 124

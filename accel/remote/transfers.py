@@ -69,7 +69,7 @@ class ArrayTransfers:
     async def send(self, submission: OpSubmission) -> None:
         """Send an op with an array once there is room; wait for its end if it moves in chunks.
 
-        If the caller has gone meanwhile, nothing is sent.
+        If the submission's future ends meanwhile, nothing is sent.
         """
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
@@ -84,8 +84,8 @@ class ArrayTransfers:
     async def send_batch(self, submission: BatchSubmission) -> None:
         """Send the ops of a batch that are not sent yet, one message after the other.
 
-        If the caller has gone, free the results of those that are left. An error that is raised has
-        the index of its op.
+        If its future ends, free the results of those that are left. An error that is raised has the
+        index of its op.
         """
         context, ops = self._context, submission.ops
         limit = context.core.options.max_in_flight
@@ -147,8 +147,8 @@ class ArrayTransfers:
     async def _place_array(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
         """Wait for shared memory for the array of op ``index``, and copy the array of a put there.
 
-        ``None`` if nothing is left to send: the caller has gone, or the array is larger than a
-        chunk, has moved in chunks here, and the op has ended.
+        ``None`` if nothing is left to send: the submission's future has ended, or the array is
+        larger than a chunk, has moved in chunks here, and the op has ended.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
@@ -184,14 +184,14 @@ class ArrayTransfers:
     async def _wait_piece(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
         """Wait in turn for a piece of shared memory for an array, or for a chunk of it.
 
-        The caller frees the piece, which may be smaller than ``nbytes``. ``None`` if its user has
-        gone before the transfer has begun; with ``is_begun`` the piece is waited for all the same.
-        Raises the fault of the context.
+        The caller frees the piece, which may be smaller than ``nbytes``. ``None`` if the submission's
+        future ends before the transfer has begun; with ``is_begun`` the piece is waited for all the
+        same. Raises the fault of the context.
         """
         context, core = self._context, self._context.core
         waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
         core.workload.in_hand += 0 if is_begun else 1  # a transfer counts as queued until it begins
-        # Wait for room, for the end of the context, or for the caller to give up.
+        # Wait for room, for the end of the context, or of the submission's future.
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._context_over]
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +200,7 @@ class ArrayTransfers:
             if waiting.done() and waiting.exception() is None:  # with a fault in the same iteration
                 self._pinned.arena.free(waiting.result())
             context.check_alive()
-            return None  # the caller has gone
+            return None  # the future has ended
         finally:
             core.workload.in_hand -= 0 if is_begun else 1
             if not waiting.done():
@@ -213,13 +213,13 @@ class ArrayTransfers:
 
         Each chunk is a put to a view of the whole buffer, or a get of one. Two are on their way at
         most, so the array takes the shared memory of two chunks. An error after the first chunk was
-        begun ends the op, and is not raised. If the caller has gone before that, only ``piece`` is
-        freed.
+        begun ends the op, and is not raised. If the submission's future ends before that, only
+        ``piece`` is freed.
         """
         context, array, is_put = self._context, host_array_of(op), type(op) is Put
         assert array is not None, "other ops have no chunks"
         flat: np.ndarray[Any, Any] = array.reshape(-1).view(np.uint8)
-        # Begin only when the messages before are answered, unless the caller has gone by then.
+        # Begin only when the messages before are answered, unless the future has ended by then.
         try:
             await context.wait_answered(submission)
             result_refs = () if submission.future.done() else context.make_results(submission, index, plan)

@@ -328,7 +328,8 @@ class Buffers:
     def close_idle_slabs(self) -> None:
         """Close, off the loop, all slabs that are wholly free and idle. Returns at once.
 
-        Called when a library of the vendor has run out of device memory: it can have theirs.
+        Called when an op has run out of device memory, as in a library of the vendor: what is idle
+        here is then free for it.
         """
         self.apply_frees()
         self._closing_slabs.add(self.allocator.trim(everything=True))

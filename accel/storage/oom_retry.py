@@ -27,7 +27,8 @@ class OomRetry:
     Attributes
     ----------
     deadline : float
-        ``time.monotonic()`` after which a request is not repeated; 0 until one is set: never is.
+        ``time.monotonic()`` after which a request is not repeated. It is set in children only, when
+        a generation begins; 0, as it is elsewhere: no request is repeated.
     """
 
     def __init__(self) -> None:
