@@ -25,7 +25,7 @@ from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
 from accel.patterns.requests import BatcherStatistics, Counters, Receipt, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.shares import Shares
-from accel.patterns.takers import Takers
+from accel.patterns.takers import Taker, Takers
 from accel.telemetry import Probes, Service
 from accel.values import check_choice, check_count, check_flag, check_seconds
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from accel.device import Device
     from accel.patterns.recovering import Recovering
-    from accel.patterns.taker import Taker
     from accel.rendezvous import Key
 
 __all__ = ["DynamicBatcher"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from accel.models import Model, Rows
-    from accel.patterns.taker import Taker
+    from accel.patterns.takers import Taker
 
 __all__ = ["Rollout", "roll_out"]
 

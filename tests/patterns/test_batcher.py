@@ -11,7 +11,7 @@ import pytest
 import accel
 from accel.patterns import DynamicBatcher
 from accel.patterns.requests import Counters, Request
-from accel.patterns.taker import Taker
+from accel.patterns.takers import Taker
 from accel.telemetry import Probes, Service
 from tests.batcher_support import Handler, settled, turns
 
@@ -125,7 +125,7 @@ async def test_the_time_an_item_takes_is_a_moving_average(monkeypatch: pytest.Mo
     taker = Taker(handler, None, Counters())
     service = Service("doubles", "", Probes(), dict)
     expected = 1e-3
-    monkeypatch.setattr("accel.patterns.taker.perf_counter", lambda: seconds)
+    monkeypatch.setattr("accel.patterns.takers.perf_counter", lambda: seconds)
     for _ in range(3):
         batch = [Request(item, size, loop.create_future(), 0.0, False, service) for item, size in ((1, 2), (2, 1))]
         await taker.run(batch)

@@ -126,7 +126,7 @@ async def test_a_slow_device_takes_only_what_it_would_end_first(monkeypatch: pyt
             await batcher.submit(1)
         assert len(slow.batches) == 1
         assert len(fast.batches) > 20
-        monkeypatch.setattr("accel.patterns.taker._KNOWN", 0.0)
+        monkeypatch.setattr("accel.patterns.takers._KNOWN", 0.0)
         slow.seconds = fast.seconds
         for _ in range(20):
             await batcher.submit(1)
