@@ -11,9 +11,8 @@ from accel.device.memory_exchange import SharedMemory
 from accel.device.pool import Link, Pool, PoolHealth
 from accel.device.system import System, open_device
 from accel.device.world import World
-from accel.engine.hosts import InlineHost, ProcessHost
 from accel.engine.lifecycle import DeviceState
-from accel.engine.options import FaultSource
+from accel.engine.options import FaultSource, InlineHost, ProcessHost
 from accel.functions import kernel_op
 from accel.libraries.kernel_library import KernelLibrary, Operand, kernel
 from accel.node.client import Node

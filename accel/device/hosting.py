@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
 from accel.device.peers import peers_of
-from accel.engine.hosts import InlineHost, ProcessHost
+from accel.engine.options import InlineHost, ProcessHost
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.values import check_choice, check_count
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelBackend
     from accel.device.device import Device
-    from accel.engine.hosts import HostOption
+    from accel.engine.options import HostOption
 
 __all__ = ["check_hosting", "check_not_importing", "check_ranks", "check_shareable"]
 

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from accel.completion import CompletionName, CompletionStrategy
-    from accel.engine.hosts import HostOption
-    from accel.engine.options import Library
+    from accel.engine.options import HostOption, Library
 
 __all__ = ["System", "open_device"]
 

@@ -1,13 +1,13 @@
-"""The options of ``open_device``, checked once: honoured or rejected, never ignored."""
+"""The options of ``open_device``, checked once: honoured or rejected, never ignored; and the places of contexts, with their limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from accel.actors import Directive, RestartStrategy
+from accel.actors.checks import check_seconds
 from accel.completion import CompletionStrategy, resolve_strategy
-from accel.engine.hosts import ProcessHost
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from accel.completion import CompletionName
     from accel.errors import AccelError
 
-__all__ = ["DeviceOptions", "FaultSource", "Library", "check_libraries", "check_options"]
+__all__ = ["DeviceOptions", "FaultSource", "HostOption", "InlineHost", "Library", "ProcessHost", "check_libraries", "check_options"]
 
 Library: TypeAlias = Literal["memory", "graph", "capture", "compiler", "collective"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
@@ -30,6 +30,68 @@ _MOST_STREAMS = 128
 """No GPU runs more kernels side by side; each stream costs a thread, or staging memory."""
 
 _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineHost:
+    """Contexts in this process; ``host="inline"`` is one with the defaults.
+
+    Parameters
+    ----------
+    stall_after
+        Seconds. :meth:`Device.health` is not ready while the oldest op in flight takes longer than
+        ops of its kind usually do, and this besides. The first op of a kind, loading and compiling
+        do not count. ``None``: ops are not looked at.
+    """
+
+    stall_after: float | None = 2.0
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHost:
+    """Contexts in child processes of their own; ``host="process"`` is one with the defaults.
+
+    Parameters
+    ----------
+    after_fault
+        Whether contexts are made in this process until a fault of scope PROCESS, and in children
+        from then on, as with ``host="auto"``.
+    stall_after
+        See :class:`InlineHost`.
+    busy_timeout
+        Seconds that a child may take to map durable memory, to open a registered library or to
+        compile a kernel; and seconds of loading and compiling that do not count as a hang of one
+        op. After that the child is killed, and another one replaces it. A large library loads in
+        tens of seconds.
+    heartbeat_interval
+        Seconds between two heartbeats that a child must answer. :meth:`Device.health` is not ready
+        while one is unanswered for longer.
+    heartbeat_timeout
+        Seconds without an answer after which the child is killed, and another one replaces it; six
+        times as many while it loads or compiles. A library call that keeps the GIL delays answers.
+    """
+
+    after_fault: bool = False
+    stall_after: float | None = 2.0
+    busy_timeout: float = 120.0
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_flag("after_fault", self.after_fault)
+        _check_times(self)
+        if self.heartbeat_timeout < self.heartbeat_interval:
+            raise InvalidArgumentError(
+                f"heartbeat_timeout is {self.heartbeat_timeout!r} and heartbeat_interval {self.heartbeat_interval!r}",
+                remedy="Allow at least one interval of silence.",
+            )
+
+
+HostOption: TypeAlias = Literal["auto", "inline", "process"] | InlineHost | ProcessHost
+"""The values of ``host=``."""
 
 
 class FaultSource(Protocol):
@@ -135,3 +197,14 @@ def _check_faults(value: FaultSource | None) -> FaultSource | None:
     if isinstance(value, type) or (value is not None and not callable(getattr(value, "take", None))):
         raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an instance: accel.testing.FaultPlan().")
     return value
+
+
+def _check_times(host: InlineHost | ProcessHost) -> None:
+    """Raise unless each field that holds a time is seconds above 0."""
+    for limit in fields(host):
+        seconds = getattr(host, limit.name)
+        if limit.name == "after_fault" or (seconds is None and limit.name == "stall_after"):
+            continue
+        check_seconds(limit.name, seconds)
+        if seconds <= 0:
+            raise InvalidArgumentError(f"{limit.name} is {seconds!r}", remedy="Give seconds above 0.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accel._log import get_logger
 from accel.actors import RestartStrategy
-from accel.engine.hosts import ProcessHost
+from accel.engine.options import ProcessHost
 from accel.errors import ClosedError, UnsupportedError
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
