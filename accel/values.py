@@ -7,6 +7,7 @@ sent costs time and memory in proportion to its length, whatever it is.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import reprlib
 import sys
@@ -23,7 +24,9 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_seconds", "converted", "number"]
+    from typing_extensions import TypeIs
+
+__all__ = ["check_choice", "check_count", "check_flag", "check_seconds", "check_timeout", "converted", "number"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,18 +88,40 @@ def check_count(name: str, value: int, least: int = 1, *, remedy: str | None = N
     return value
 
 
-def check_seconds(**values: float) -> None:
-    """Raise unless each of ``values`` is a finite number of seconds, at least 0.
+def check_seconds(name: str, value: object, *, or_zero: bool = True, or_endless: bool = False) -> None:
+    """Raise unless ``value`` is a number of seconds, at least 0.
+
+    Parameters
+    ----------
+    or_zero, or_endless
+        Whether it may be 0, and infinite.
 
     Raises
     ------
     InvalidArgumentError
-        One is not.
+        It is not.
     """
-    for name, value in values.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= sys.float_info.max:
-            raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy="Give seconds, at least 0.")
+    if not _is_time(value) or value < 0 or (value == 0 and not or_zero) or (value == math.inf and not or_endless):
+        raise InvalidArgumentError(f"{name} is {value!r:.80}", remedy=f"Give seconds, {'at least' if or_zero else 'above'} 0.")
+
+
+def check_timeout(value: object) -> None:
+    """Raise unless ``value`` is a timeout: seconds, which may be infinite, and have no time left where they are not above 0; or ``None``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not.
+    """
+    if value is not None and not _is_time(value):
+        raise InvalidArgumentError(f"timeout is {value!r:.80}", remedy="Give seconds, or None to wait as long as it takes.")
+
+
+def _is_time(value: object) -> TypeIs[float]:
+    """Return whether it is a number that can be added to a clock's: not NaN, and no int that is too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max or abs(value) == math.inf
 
 
 def check_flag(name: str, value: object) -> None:

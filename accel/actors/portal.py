@@ -11,9 +11,9 @@ import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from accel._log import get_logger
-from accel.actors.checks import check_seconds
 from accel.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError
 from accel.fork import close_after_fork
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -97,8 +97,7 @@ class Portal:
         MailboxFullError
             Too many calls are in flight.
         """
-        if timeout is not None:
-            check_seconds("timeout", timeout)
+        check_timeout(timeout)
         future = self.start(function, *args)
         try:
             return future.result(timeout)

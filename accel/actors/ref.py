@@ -12,11 +12,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
-from accel.actors.checks import check_seconds
 from accel.actors.envelope import Envelope, Stop
 from accel.actors.mailbox import Mailbox, MailboxStatistics
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.hints import hinted
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,7 +317,7 @@ class ActorRef(Generic[M_contra, R_co]):
     async def _ask_by(self, message: Any, timeout: float) -> Any:
         """Do what :meth:`ask` does, with a timeout."""
         cell = self._cell
-        check_seconds("timeout", timeout)
+        check_timeout(timeout)
         if timeout <= 0:
             raise _late(cell, message, timeout)
         deadline = cell.loop.time() + timeout

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accel.actors.checks import check_seconds
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
+from accel.values import check_seconds
 
 if TYPE_CHECKING:
     import random
@@ -107,15 +107,13 @@ class RestartStrategy:
     def __post_init__(self) -> None:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise InvalidArgumentError(f"max_restarts is {self.max_restarts!r}", remedy="Give an int of at least 0.")
-        check_seconds("within", self.within)
-        if self.within <= 0:
-            raise InvalidArgumentError(f"within is {self.within!r}", remedy="Give seconds above 0.")
+        check_seconds("within", self.within, or_zero=False, or_endless=True)
         if not isinstance(self.backoff, (tuple, list)) or len(self.backoff) != 2:
             raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds.")
         shortest, longest = self.backoff
         check_seconds("backoff[0]", shortest)
         check_seconds("backoff[1]", longest)
-        if not 0 <= shortest <= longest < math.inf:
+        if shortest > longest:
             raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds, the shortest first.")
         if self.decide is not None and not callable(self.decide):
             raise InvalidArgumentError(f"decide is {self.decide!r}", remedy="Give a function of an exception, or None.")

@@ -22,7 +22,6 @@ import anyio
 from accel._log import get_logger
 from accel.actors.actor import Actor
 from accel.actors.cell import ActorPlace
-from accel.actors.checks import check_seconds
 from accel.actors.envelope import Stop
 from accel.actors.home import Home
 from accel.actors.life import ActorLife
@@ -32,6 +31,7 @@ from accel.actors.tree import ActorTree
 from accel.actors.workers import WorkerPool
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.hints import AsyncOnly
+from accel.values import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -99,9 +99,7 @@ class ActorSystem(AsyncOnly):
         rng: random.Random | None = None,
     ) -> None:
         _check_gil()
-        check_seconds("close_timeout", close_timeout)
-        if close_timeout < 0:
-            raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
+        check_seconds("close_timeout", close_timeout, or_endless=True)
         if not isinstance(name, str):
             raise InvalidArgumentError(f"name is {name!r}", remedy="Give a string; close_timeout= and workers= are given by name.")
         if not callable(clock) or not callable(sleep) or not isinstance(rng, (random.Random, type(None))):

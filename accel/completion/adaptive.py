@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel.completion.poller import PollingWatcher
 from accel.completion.prediction import Predictor
 from accel.completion.signalled import NotifiedWatcher
-from accel.completion.strategy import CompletionStrategy, check_seconds
+from accel.completion.strategy import CompletionStrategy
+from accel.values import check_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -130,7 +131,7 @@ class AdaptiveCompletion(CompletionStrategy):
     watch_interval: float = 0.01
 
     def __post_init__(self) -> None:
-        check_seconds("watch_interval", self.watch_interval)
+        check_seconds("watch_interval", self.watch_interval, or_zero=False)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> Watcher:
         """Return a watcher that uses the system's poller.

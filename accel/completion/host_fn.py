@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.signalled import SignalledWatcher
-from accel.completion.strategy import CompletionStrategy, check_seconds
+from accel.completion.strategy import CompletionStrategy
 from accel.completion.threads import start_thread, wait_ended
 from accel.semaphore import Semaphore
+from accel.values import check_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,7 +44,7 @@ class HostFnCompletion(CompletionStrategy):
     watch_interval: float = 0.01
 
     def __post_init__(self) -> None:
-        check_seconds("watch_interval", self.watch_interval)
+        check_seconds("watch_interval", self.watch_interval, or_zero=False)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> HostFnWatcher:
         """Return a watcher with a thread of its own.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.poller import PollingWatcher
-from accel.completion.strategy import CompletionStrategy, check_seconds
+from accel.completion.strategy import CompletionStrategy
+from accel.values import check_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +32,7 @@ class PolledCompletion(CompletionStrategy):
     interval: float = 0.0005
 
     def __post_init__(self) -> None:
-        check_seconds("interval", self.interval, or_zero=True)
+        check_seconds("interval", self.interval)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PollingWatcher:
         """Return a watcher that uses the poller of all devices with this interval."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -21,7 +21,6 @@ __all__ = [
     "LaneWatcher",
     "Mark",
     "Watcher",
-    "check_seconds",
     "pop_ended",
 ]
 
@@ -124,19 +123,6 @@ class CompletionStrategy(ABC):
             A dictionary that lives as long as the system. It holds what the watchers of several
             devices share.
         """
-
-
-def check_seconds(name: str, seconds: float, *, or_zero: bool = False) -> None:
-    """Raise unless an option of a strategy is a time to wait.
-
-    Raises
-    ------
-    InvalidArgumentError
-    """
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds < float("inf") or not (seconds or or_zero):
-        least = "0 or more" if or_zero else "more than 0"
-        raise InvalidArgumentError(f"{name}={seconds!r} is not a time to wait", remedy=f"Use {least} seconds.")
 
 
 _BISECT_ABOVE = 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from accel.engine.kernels import NO_COMPILER
 from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.compiler import CompiledKernel, CompilesKernels, Dimensions, KernelLayout, Launch, kernel_of, loaded_kernel
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -228,7 +229,7 @@ class Compiler(Launches):
         """
         core = self._core
         core.guard()
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         try:
             kernel = make()
             async with asyncio.timeout(timeout) as deadline:

@@ -34,6 +34,7 @@ from accel.ops.namespace import Awaited, OpNamespace, Submitter
 from accel.remote.tokens import PublishedRefs
 from accel.residents import Residents
 from accel.solvers import DeviceSparse
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -304,7 +305,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         name
             What errors that concern all of its ops call it, as their ``op``.
         """
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         return Batch(self._core, self._sender, timeout, self._extra_families, name)
 
     def graph(self, *, timeout: float | None = None) -> Graph:
@@ -318,7 +319,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             Seconds of waiting, at the beginning of the block for a rebuild and at its end for the
             making of the graph, until :class:`~accel.DeadlineExceededError`.
         """
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         return Graph(self._core, self._sender, timeout, self._extra_families)
 
     def quarantine(self) -> AbstractAsyncContextManager[Device]:
@@ -496,7 +497,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         if core.home.is_inherited:
             return
         core.check_home()
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         # Of open_device(): close the device, by a call without its system, and then its system.
         own_system, self._own_system = self._own_system, None
         if own_system is not None:

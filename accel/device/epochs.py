@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from accel._log import get_logger
 from accel.engine.lifecycle import DeviceState, Lifecycle
-from accel.engine.sender import Sender
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -27,6 +26,7 @@ from accel.errors import (
     MailboxFullError,
     WorldChangedError,
 )
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -260,7 +260,7 @@ class Epochs:
         AccelError
             What ``start`` raises: nothing was sent.
         """
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         if timeout is not None and timeout <= 0:
             raise DeadlineExceededError(f"{what} had no time to run", op=what)
         try:
@@ -299,7 +299,7 @@ class Epochs:
 
     async def wait_ready(self, timeout: float | None) -> None:
         """Wait until the world is READY, some seconds at most."""
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 await self.lifecycle.wait_ready()

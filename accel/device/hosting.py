@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
-from accel.actors.checks import check_seconds
 from accel.device.peers import peers_of
 from accel.engine.options import InlineHost, ProcessHost
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.values import check_choice, check_count
+from accel.values import check_choice, check_count, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +54,7 @@ def check_hosting(
             f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."
         )
     if hang_timeout is not None:
-        check_seconds("hang_timeout", hang_timeout)
-        if hang_timeout <= 0:
-            raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
+        check_seconds("hang_timeout", hang_timeout, or_zero=False, or_endless=True)
     options = {"standby": standby, "spares": spares, "hang_timeout": hang_timeout}
     if isinstance(chosen, ProcessHost):
         return "auto" if chosen.after_fault and is_here else "process", {**options, "limits": chosen}

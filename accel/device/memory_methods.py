@@ -17,7 +17,7 @@ from accel.node.client import Node
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
 from accel.remote.tokens import fetch_copy
-from accel.values import check_flag
+from accel.values import check_flag, check_timeout
 
 __all__ = ["MemoryMethods"]
 
@@ -116,7 +116,7 @@ class MemoryMethods(MemoryExchange):
             return native(source), timeout
         core = self._core
         core.guard()
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         deadline = None if timeout is None else core.loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -168,7 +168,7 @@ class MemoryMethods(MemoryExchange):
             If the array could never fit ``pinned_limit``, or the system locks no more memory.
         """
         self._core.guard()
-        self._sender.check_timeout(timeout)
+        check_timeout(timeout)
         return await self._core.pinned.array(as_shape(shape), DType.of(dtype), timeout, self._core.guard)
 
     async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:

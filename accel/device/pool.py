@@ -12,7 +12,6 @@ from accel.device.device import Device
 from accel.device.info import DeviceHealth
 from accel.device.peers import peers_of
 from accel.engine.lifecycle import DeviceState
-from accel.engine.sender import Sender
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -24,7 +23,7 @@ from accel.errors import (
 )
 from accel.hints import NotEntered
 from accel.rendezvous import rendezvous
-from accel.values import check_choice, check_count, check_flag
+from accel.values import check_choice, check_count, check_flag, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -224,7 +223,7 @@ class Pool(Sequence[Device], NotEntered):
         Where no device serves now, it takes one that is being rebuilt; ops wait for that.
         """
         check_flag("idempotent", idempotent)
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         if timeout is not None and timeout <= 0:
             raise DeadlineExceededError("the work had no time to run")
         try:
@@ -353,7 +352,7 @@ class Pool(Sequence[Device], NotEntered):
         on it is told by a drain of its own.
         """
         member = self._member(device)
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         if member.is_draining:
             raise InvalidArgumentError(f"{member.device.name} is being drained", remedy="Wait for that.", device=member.device.name)
         member.is_draining = True

@@ -14,7 +14,6 @@ from accel.device.pool import all_or_nothing
 from accel.device.world_recording import WorldBatch, WorldGraph
 from accel.dtype import native
 from accel.engine.attribution import Attribution
-from accel.engine.sender import Sender
 from accel.errors import (
     InvalidArgumentError,
     UnsupportedError,
@@ -22,7 +21,7 @@ from accel.errors import (
 from accel.hints import NotEntered
 from accel.models import Model
 from accel.ref import AccelRef
-from accel.values import check_choice, check_count, check_seconds
+from accel.values import check_choice, check_count, check_seconds, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -56,9 +55,9 @@ def check_world(
     check_choice("on_loss", on_loss, "replace", "shrink")
     check_choice("overload", overload, "wait", "reject")
     check_count("pending_limit", pending_limit)
-    check_seconds(join_timeout=join_timeout, hang_timeout=1.0 if hang_timeout is None else hang_timeout)
-    if not join_timeout or hang_timeout == 0:
-        raise InvalidArgumentError("a timeout of a world is 0", remedy="Give seconds above 0; hang_timeout=None waits as long as it takes.")
+    check_seconds("join_timeout", join_timeout, or_zero=False)
+    if hang_timeout is not None:
+        check_seconds("hang_timeout", hang_timeout, or_zero=False)
     if ranks is not None and check_count("ranks", ranks) > _MOST_RANKS:
         raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
     if extras and on_loss == "shrink":
@@ -230,7 +229,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
                 f"axis is {axis!r}, and a ref is cut along axis 0", remedy="Give a host array, or transpose it before."
             )
         check_rank("root", root, self.size)
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         outs = None if out is None else [ref.reshape(1, *ref.shape) for ref in check_refs("out", out, self.size)]
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -288,7 +287,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
     ) -> Refs:
         """Put a source that is no ref on the root's device, then send."""
         check_rank("root", root, self.size)
-        Sender.check_timeout(timeout)
+        check_timeout(timeout)
         loop = asyncio.get_running_loop()
         began = loop.time()
         if not isinstance(source, AccelRef):

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from accel.actors import Directive, RestartStrategy
-from accel.actors.checks import check_seconds
 from accel.completion import CompletionStrategy, resolve_strategy
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
 from accel.ops.families import FAMILIES, FamilyName
-from accel.values import check_choice, check_count, check_flag
+from accel.values import check_choice, check_count, check_flag, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -203,8 +202,5 @@ def _check_times(host: InlineHost | ProcessHost) -> None:
     """Raise unless each field that holds a time is seconds above 0."""
     for limit in fields(host):
         seconds = getattr(host, limit.name)
-        if limit.name == "after_fault" or (seconds is None and limit.name == "stall_after"):
-            continue
-        check_seconds(limit.name, seconds)
-        if seconds <= 0:
-            raise InvalidArgumentError(f"{limit.name} is {seconds!r}", remedy="Give seconds above 0.")
+        if limit.name != "after_fault" and not (seconds is None and limit.name == "stall_after"):
+            check_seconds(limit.name, seconds, or_zero=False, or_endless=True)

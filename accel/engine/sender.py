@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -22,6 +21,7 @@ from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Checksum, Get
 from accel.ops.user_plans import check_plan
 from accel.telemetry.probe import CHARGED
+from accel.values import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -285,26 +285,20 @@ class Sender:
         return False
 
     def deadline_after(self, timeout: float | None) -> float | None:
-        """Return the loop's time ``timeout`` seconds from now; raises as :meth:`check_timeout`."""
-        self.check_timeout(timeout)
+        """Return the loop's time ``timeout`` seconds from now; raises as :func:`~accel.values.check_timeout`."""
+        check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
     def seconds_left(self, deadline: float | None) -> float | None:
         """Return the seconds until ``deadline``, a time of the loop."""
         return None if deadline is None else deadline - self._core.loop.time()
 
-    @staticmethod
-    def check_timeout(timeout: float | None) -> None:
-        """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_usable_timeout(timeout)):
-            raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
-
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:
         """Start the timer that ends the submission's future when its timeout is over.
 
         Raises :class:`DeadlineExceededError` at once for a timeout of 0 or less.
         """
-        self.check_timeout(timeout)
+        check_timeout(timeout)
         core = self._core
         if timeout <= 0:
             raise DeadlineExceededError(f"{submission.name} had no time to run", op=submission.name, device=core.name)
@@ -424,11 +418,3 @@ def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
     if op_timeout is None or timeout is None:
         return timeout if op_timeout is None else op_timeout
     raise InvalidArgumentError(f"{op.kind} has a timeout of its own, and the call has another", op=op.kind, remedy="Leave one of them out.")
-
-
-def _is_usable_timeout(seconds: float) -> bool:
-    """Return whether seconds can be added to the loop's time: they may be infinite, but not NaN."""
-    try:
-        return not math.isnan(seconds)
-    except OverflowError:  # an int that is too large for a float
-        return False

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from typing import Any
 
 from accel.errors import InvalidArgumentError
-from accel.values import check_count
+from accel.values import check_count, check_seconds
 
 __all__ = ["LATE", "TOO_LONG", "UNKNOWN_CHARSET", "check_limits", "has_known_charset", "parsed"]
 
@@ -37,8 +36,8 @@ def check_limits(limit: int | None, timeout: float | None) -> None:
     """
     if limit is not None:
         check_count("body_limit", limit, remedy="Give the most bytes that a body may have, at least 1, or None.")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf):
-        raise InvalidArgumentError(f"body_timeout is {timeout!r}", remedy="Give the seconds in which a body must arrive, or None.")
+    if timeout is not None:
+        check_seconds("body_timeout", timeout, or_zero=False)
 
 
 _LONGEST_CONTENT_TYPE = 1024

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.integrations.encoding import dumps
-from accel.values import check_count
+from accel.values import check_count, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,8 +49,8 @@ class ModelRoute:
         self, name: str, timeout: float | None, max_list: int, tenant: Callable[[Any], str | Awaitable[str]] | None = None
     ) -> None:
         check_tenant(tenant)
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-            raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None.")
+        if timeout is not None:
+            check_seconds("timeout", timeout, or_zero=False, or_endless=True)
         check_count("max_list", max_list, 0, remedy="Give how many items a request may have; 0 for no route.")
         self.name = name
         self.timeout = timeout

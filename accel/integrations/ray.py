@@ -105,7 +105,8 @@ async def nodes(
     bundle = _bundle(cpus, gpus, resources)
     check_count("count", count)
     check_choice("placement", placement, *_PLACEMENTS)
-    check_seconds(timeout=timeout, keep=keep)
+    check_seconds("timeout", timeout)
+    check_seconds("keep", keep)
     if (tls is None) != (tls_cert is None) or (tls_key is not None and tls_cert is None):
         raise InvalidArgumentError("one end alone is given TLS", remedy="Give tls= and tls_cert=, or neither.")
     arguments = ["--keep", str(keep), *(["--no-tls"] if tls_cert is None else ["--tls-cert", tls_cert])]

@@ -27,7 +27,7 @@ from accel.patterns.root import RootTask
 from accel.patterns.shares import Shares
 from accel.patterns.takers import Taker, Takers
 from accel.telemetry import Probes, Service
-from accel.values import check_choice, check_count, check_flag, check_seconds
+from accel.values import check_choice, check_count, check_flag, check_seconds, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -138,9 +138,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         most = check_count("max_items", max_items) * check_count("max_in_flight", max_in_flight)
         max_pending = 8 * most if max_pending is None else check_count("max_pending", max_pending, max_items)
         check_count("remember_poison", remember_poison, 0)
-        check_seconds(max_delay=max_delay, close_timeout=close_timeout)
-        if not (isinstance(quarantine_idle, float) and quarantine_idle == math.inf):
-            check_seconds(quarantine_idle=quarantine_idle)
+        check_seconds("max_delay", max_delay)
+        check_seconds("close_timeout", close_timeout)
+        check_seconds("quarantine_idle", quarantine_idle, or_endless=True)
         check_choice("overload", overload, "wait", "reject")
         check_flag("idempotent", idempotent)
         _check_functions(size, fingerprint, quarantine)
@@ -454,8 +454,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         return size
 
     def _no_time(self, timeout: float) -> AccelError:
-        if not isinstance(timeout, (int, float)) or math.isnan(timeout):
-            return InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
+        check_timeout(timeout)
         return DeadlineExceededError(f"an item that may take {timeout:g} s has no time to run")
 
     def _full(self, request: Request) -> MailboxFullError:

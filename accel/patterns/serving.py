@@ -7,13 +7,12 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from accel.completion.strategy import check_seconds
 from accel.device import DeviceState
 from accel.errors import DeadlineExceededError, InvalidArgumentError, LibraryError
 from accel.models import Model
 from accel.patterns.batcher import DynamicBatcher
 from accel.patterns.rollout import Rollout, roll_out
-from accel.values import check_count, check_flag
+from accel.values import check_count, check_flag, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -210,7 +209,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         if self._state == "new":
             raise self._not_open()
         self._check_home()
-        check_seconds("hold", hold, or_zero=True)
+        check_seconds("hold", hold)
         async with self._rollouts:
             takers = [(self._takers.of(model.device), model) for model in self.models]
             models = {taker: model for taker, model in takers if taker is not None and not taker.is_draining}
