@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -26,6 +25,7 @@ from ray import serve
 
 import accel
 from accel.integrations.ray import nodes
+from benchmarks.measures import hold_medians
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -197,16 +197,7 @@ def main() -> int:
     finally:
         serve.shutdown()
         ray.shutdown()
-    medians = {name: statistics.median([found[name] for found in passes]) for name in passes[0]}
-    missed = 0
-    for name, value in medians.items():
-        must, sign = MUST.get(name, (None, ""))
-        is_ok = must is None or (value <= must if sign == "<=" else value >= must)
-        missed += not is_ok
-        print(f"{name:40s}{value:12.3f}" + ("" if must is None else f"   {'ok' if is_ok else 'MISSED'} ({sign} {must:g})"))
-    if given.json:
-        Path(given.json).write_text(json.dumps({"passes": passes, "medians": medians}, indent=1), encoding="utf-8")
-    return 1 if missed else 0
+    return hold_medians(passes, MUST, given.json)
 
 
 if __name__ == "__main__":

@@ -126,30 +126,7 @@ def build(group: Group, shape: Shape) -> Any:
             y = self.norm_2(x)
             return x + group.all_reduce(self.down(functional.silu(self.gate(y)) * self.up(y)))
 
-    class Decoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.head = nn.Embedding(shape.vocabulary, hidden, dtype=dtype), linear(hidden, shape.vocabulary // group.size)
-            self.blocks, self.norm = nn.ModuleList([Block() for _ in range(shape.layers)]), nn.RMSNorm(hidden, 1e-5, dtype=dtype)
-            angles = np.outer(np.arange(max(shape.buckets["length"])), 10000.0 ** (-np.arange(0, size, 2) / size))
-            for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
-                self.register_buffer(name, torch.from_numpy(table).to(dtype), persistent=False)
-
-        def forward(self, input_ids: Any, last: Any) -> Any:
-            tables: Any = self.cos, self.sin
-            cos, sin = (table[: input_ids.shape[1]] for table in tables)
-
-            def turn(x: Any) -> Any:
-                a, b = x.chunk(2, -1)
-                return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-            x = self.tokens(input_ids)
-            for block in self.blocks:
-                x = block(x, turn)
-            ends = x[torch.arange(len(x), device=x.device), last]
-            return group.all_gather(self.head(self.norm(ends)), 1).float()
-
-    return Decoder()
+    return model_lm.decoder(shape, Block, linear(hidden, shape.vocabulary // group.size), lambda logits: group.all_gather(logits, 1))
 
 
 def whole(device: str, path: Path) -> Any:

@@ -97,11 +97,31 @@ def build(shape: Shape) -> Any:
             gate, up = self.gate_up(self.norm_2(x)).chunk(2, -1)
             return x + self.down(functional.silu(gate) * up)
 
+    return decoder(shape, Block, linear(hidden, shape.vocabulary))
+
+
+def decoder(shape: Shape, block: Callable[[], Any], head: Any, whole: Callable[[Any], Any] = lambda logits: logits) -> Any:
+    """Return a decoder of some blocks, which get the hidden states and what turns queries and keys by their places.
+
+    Parameters
+    ----------
+    shape
+        Its sizes.
+    block, head
+        What makes a block, and what makes logits, or a rank's part of them.
+    whole
+        Joins the parts of logits.
+    """
+    import torch
+    from torch import nn
+
+    dtype, hidden, size = getattr(torch, shape.dtype), shape.hidden, shape.hidden // shape.heads
+
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.tokens, self.head = nn.Embedding(shape.vocabulary, hidden, dtype=dtype), linear(hidden, shape.vocabulary)
-            self.blocks, self.norm = nn.ModuleList([Block() for _ in range(shape.layers)]), nn.RMSNorm(hidden, 1e-5, dtype=dtype)
+            self.tokens, self.head = nn.Embedding(shape.vocabulary, hidden, dtype=dtype), head
+            self.blocks, self.norm = nn.ModuleList([block() for _ in range(shape.layers)]), nn.RMSNorm(hidden, 1e-5, dtype=dtype)
             angles = np.outer(np.arange(max(shape.buckets["length"])), 10000.0 ** (-np.arange(0, size, 2) / size))
             for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
                 self.register_buffer(name, torch.from_numpy(table).to(dtype), persistent=False)
@@ -118,7 +138,7 @@ def build(shape: Shape) -> Any:
             for block in self.blocks:
                 x = block(x, turn)
             ends = x[torch.arange(len(x), device=x.device), last]
-            return self.head(self.norm(ends)).float()
+            return whole(self.head(self.norm(ends))).float()
 
     return Decoder()
 

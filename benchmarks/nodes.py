@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import accel
+from benchmarks.measures import hold_medians
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -186,16 +186,7 @@ def main() -> int:
     for _ in range(given.passes):
         with asyncio.Runner(loop_factory=factory) as runner:
             passes.append(runner.run(measure(given.ops)))
-    medians = {name: statistics.median([found[name] for found in passes]) for name in passes[0]}
-    missed = 0
-    for name, value in medians.items():
-        must, sign = MUST.get(name, (None, ""))
-        is_ok = must is None or (value <= must if sign == "<=" else value >= must)
-        missed += not is_ok
-        print(f"{name:32s}{value:10.3f}" + ("" if must is None else f"   {'ok' if is_ok else 'MISSED'} ({sign} {must:g})"))
-    if given.json:
-        Path(given.json).write_text(json.dumps({"passes": passes, "medians": medians}, indent=1), encoding="utf-8")
-    return 1 if missed else 0
+    return hold_medians(passes, MUST, given.json)
 
 
 if __name__ == "__main__":

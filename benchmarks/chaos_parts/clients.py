@@ -164,7 +164,7 @@ class Client:
         entry = self._ledger.begin(f"cancelled {kind}", subject, allows=allows)
         task = asyncio.ensure_future(ask(self._ledger, entry, asking))
         if self._draw.random() < 0.5:
-            for _ in range(self._draw.randrange(1, 12)):  # once at least: a task that never began answers nobody
+            for _ in range(self._draw.randrange(1, 12)):  # once at least: a task that never began answers no request
                 await asyncio.sleep(0)
         else:
             await asyncio.sleep(self._draw.random() * 0.02)

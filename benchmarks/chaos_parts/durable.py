@@ -1,4 +1,4 @@
-"""Durable data under fire: what nobody writes must stay as it is, what is written must hold what was answered, or say that it is torn."""
+"""Durable data under fire: what is not written must stay as it is, what is written must hold what was answered, or say that it is torn."""
 
 from __future__ import annotations
 

@@ -44,22 +44,22 @@ class Saboteur:
     ledger
         Counts the answers by which time goes.
     subjects
-        Whom faults are sent to.
+        What faults are sent to.
     doomed
-        Whose budget is spent.
-    everybody
+        The device whose budget is spent.
+    all_subjects
         Returns all devices that there are now.
     visit
         Opens a device, and closes it while its child is killed; given the fault's luck.
     worlds
-        Whose ranks are harmed.
+        The worlds whose ranks are harmed.
 
     Attributes
     ----------
     done, skipped : Counter
         Faults by kind that were sent, and that had no meaning when their time had come.
     spares : int
-        Signals sent to children that served nobody yet.
+        Signals sent to children that served no device yet.
     ended : Counter
         Hangs that were ended from outside, by device.
     """
@@ -71,7 +71,7 @@ class Saboteur:
         ledger: Ledger,
         subjects: Sequence[Subject],
         doomed: Subject,
-        everybody: Callable[[], Sequence[Subject]],
+        all_subjects: Callable[[], Sequence[Subject]],
         visit: Callable[[float], Awaitable[None]],
         worlds: Sequence[Ranked],
         nodes: Sequence[Noded],
@@ -85,7 +85,7 @@ class Saboteur:
         self._ledger = ledger
         self._subjects = subjects
         self._doomed = doomed
-        self._everybody = everybody
+        self._all_subjects = all_subjects
         self._visit = visit
         self._worlds = worlds
         self._nodes = nodes
@@ -222,7 +222,7 @@ class Saboteur:
                     serving[subject] = info.pid, now
                     continue
                 waits = max((now - entry.began for entry in self._ledger.open.values() if entry.subject is subject), default=0.0)
-                # What hangs besides is nobody's fault: it is found by its request that is never answered.
+                # What hangs besides was not sent here: it is found by its request that is never answered.
                 if min(waits, now - since) > patience and self.ended[subject] < hangs:
                     self.ended[subject] += 1
                     subject.faulted()
@@ -256,20 +256,20 @@ class Saboteur:
         raise _NotNowError
 
     async def _spare(self, subject: Subject, fault: Fault) -> None:
-        """Kill or stop a child that serves nobody."""
-        everybody = self._everybody()
-        spare = sorted(workers() - {each.device.info().pid for each in everybody})
+        """Kill or stop a child that serves no device."""
+        all_subjects = self._all_subjects()
+        spare = sorted(workers() - {each.device.info().pid for each in all_subjects})
         if not spare:
             raise _NotNowError
-        self._blame_all(everybody)
+        self._blame_all(all_subjects)
         is_stopped = fault.luck > 0.7 and self._options.standby != "none"
         if not send_signal(spare[int(fault.luck * len(spare))], signal.SIGSTOP if is_stopped else signal.SIGKILL):
             raise _NotNowError
         self.spares += 1
 
-    def _blame_all(self, everybody: Sequence[Subject]) -> None:
-        """Whose child it is that serves nobody yet cannot be told from outside: it may be anybody's next generation."""
-        for each in everybody:
+    def _blame_all(self, all_subjects: Sequence[Subject]) -> None:
+        """Expect a fault of each device: a child that serves none yet may be the next generation of any."""
+        for each in all_subjects:
             if not each.is_calm:
                 each.faulted()
 
@@ -292,7 +292,7 @@ class Saboteur:
             while not (started := workers() - before):  # noqa: ASYNC110 - nothing tells of a process that appears
                 await asyncio.sleep(0.01)
         await asyncio.sleep(fault.luck * 0.5)
-        self._blame_all(self._everybody())
+        self._blame_all(self._all_subjects())
         for pid in started:
             self.spares += send_signal(pid, signal.SIGKILL)
 

@@ -129,7 +129,7 @@ class Ledger:
 
     def _stale(self, entry: Entry, error: Any) -> str | None:
         if error.reason in ("freed", "torn"):
-            return None if error.reason in entry.allows else f"nobody made it {error.reason}"
+            return None if error.reason in entry.allows else f"nothing made it {error.reason}"
         return None if entry.subject.has_faulted else "no generation has ended"
 
     def _expired(self, entry: Entry, error: Any) -> str | None:

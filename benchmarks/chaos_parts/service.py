@@ -329,7 +329,7 @@ class Service:
             )
 
     async def _watch_over(self) -> None:
-        """Find out requests that nobody answers."""
+        """Find requests that are never answered."""
         while True:
             await asyncio.sleep(0.25)
             overdue = self._ledger.overdue(self._options.patience)
@@ -351,7 +351,7 @@ class Service:
             died = error if isinstance(error, accel.HostDiedError) else error.__cause__
             if not isinstance(died, accel.HostDiedError) or died.exit_code is not None or self.saboteur.spares == spares:
                 raise
-            return  # its child was taken for a spare one, and killed or stopped before anybody knew of the device
+            return  # its child was taken for a spare one, and killed or stopped before the device was listed
         device, ledger = subject.device, self._ledger
         rng = np.random.default_rng(self._visits)
         tasks = []

@@ -36,7 +36,7 @@ _EVERY = 4.0
 _GUILTY = (11, 700)
 """What poison dies of: a signal on the CPU, the driver's code on a GPU. A child that died of something else was killed by the run."""
 KILLERS = frozenset({"spare", "rebuild"})
-"""Kinds of faults that hit children of which nobody knows yet, those in quarantine among them."""
+"""Kinds of faults that hit children that serve no device yet, those in quarantine among them."""
 
 _SOURCE = """
 extern "C" __global__ void fragile(double *out, const double *x, long long n) {
@@ -121,7 +121,7 @@ class Suspects:
     Attributes
     ----------
     batcher : DynamicBatcher
-        Whom they ask; entered and closed by whoever made this.
+        What they ask; entered and closed by what made this.
     """
 
     def __init__(self, subject: Subject, ledger: Ledger, seed: int, faults: tuple[str, ...]) -> None:
@@ -164,7 +164,7 @@ class Suspects:
             await asking
             return
         task = asyncio.ensure_future(asking)
-        await asyncio.sleep(0.05 * draw.random())  # a turn at least: a task that never began answers nobody
+        await asyncio.sleep(0.05 * draw.random())  # a turn at least: a task that never began answers no request
         task.cancel()
         await asyncio.wait({task})
 
