@@ -119,7 +119,7 @@ class HostFunction(Protocol):
 
 
 class AccelEvent(Protocol):
-    """A mark in a stream. It can be recorded again once the stream has passed it, whoever saw that; before the first record it counts as complete."""
+    """A mark in a stream. It can be recorded again once the stream has passed it, wherever that was seen; before the first record it counts as complete."""
 
     def query(self) -> bool:
         """Return whether the stream has passed the mark, and so all marks before it, which may never be asked themselves. Never blocks.

@@ -148,7 +148,7 @@ class Tensor:
 
 
 def read(capsule: Any) -> Tensor:
-    """Read a capsule. The memory is there as long as the capsule is, which is not consumed: whoever keeps it keeps the memory.
+    """Read a capsule. The memory is there as long as the capsule is, which is not consumed: what keeps it keeps the memory.
 
     Raises
     ------

@@ -30,7 +30,7 @@ async def digits(device: Device) -> AsyncIterator[Callable[[Any], Awaitable[dict
     async with DynamicBatcher(model.classify, device=device, idempotent=True, overload="reject", max_pending=1024) as batcher:
 
         async def classify(image: Any) -> dict[str, int]:
-            # Checked here, not in the batch, where one wrong image would be everybody's error.
+            # Checked here, not in the batch, where one wrong image would be the error of all.
             given = image.get("pixels") if isinstance(image, dict) else None
             pixels = converted("pixels", given, DType.FLOAT32, argument="pixels")
             if pixels.shape != (PIXELS,) or not (pixels.min() >= 0 and pixels.max() <= 1):

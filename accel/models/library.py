@@ -135,6 +135,10 @@ class ModelLibrary(KernelLibrary):
         By name: memory that outlives the context, only read.
     warm
         For each bucket, shape, dtype and filling of each input: one forward is run for it when the library is opened.
+    group
+        Of a rank, that of the ranks that run the model together.
+    world
+        Of a rank, the number of the world whose communicators it uses.
     """
 
     name: ClassVar[str] = "model"
@@ -147,11 +151,15 @@ class ModelLibrary(KernelLibrary):
         inputs: tuple[str, ...],
         weights: Mapping[str, Operand],
         warm: Sequence[Mapping[str, tuple[Spec, Fill]]],
+        group: ModelGroup | None = None,
+        world: int = 0,
     ) -> None:
         self._source = source
         self._inputs = inputs
         self._weights = weights
         self._warm = warm
+        self._group = group
+        self._world = world
         self._adapter: Adapter
 
     @classmethod
@@ -161,12 +169,9 @@ class ModelLibrary(KernelLibrary):
 
     def open(self, stream: Any) -> None:
         """Build the model around its weights, and run it once for each bucket."""
-        self._adapter = self._made()
+        self._adapter = self._source.adapter(self._group)
         self._adapter.open(self._weights, self.description, stream)
         self._warm_up()
-
-    def _made(self) -> Adapter:
-        return self._source.adapter()
 
     def _warm_up(self) -> None:
         """Run the model once for each bucket."""
@@ -214,35 +219,9 @@ class ModelLibrary(KernelLibrary):
 
 
 class RankLibrary(ModelLibrary):
-    """One rank of a model that several run together. It is opened without the others: their collectives are rehearsed until an epoch is prepared.
-
-    Parameters
-    ----------
-    source, inputs, weights, warm
-        Those of :class:`ModelLibrary`.
-    group
-        This rank's.
-    world
-        The number of the world, whose communicators it uses.
-    """
+    """One rank of a model that several run together. It is opened without the others: their collectives are rehearsed until an epoch is prepared."""
 
     collective: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        source: ModelSource,
-        inputs: tuple[str, ...],
-        weights: Mapping[str, Operand],
-        warm: Sequence[Mapping[str, tuple[Spec, Fill]]],
-        group: ModelGroup,
-        world: int,
-    ) -> None:
-        super().__init__(source, inputs, weights, warm)
-        self._group = group
-        self._world = world
-
-    def _made(self) -> Adapter:
-        return self._source.adapter(self._group)
 
     @kernel(Prepare)
     def prepare(self, op: Prepare, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
@@ -260,9 +239,11 @@ class RankLibrary(ModelLibrary):
 
     def _join(self, stream: Any, epoch: int, number: int) -> None:
         """Use the communicator of the op's epoch; raises if that is over: the other ranks do not run what was left in a queue."""
-        self._group.number = number
-        self._group.launcher = self.members.get(self._world, epoch)
-        self._group.stream = _Now(stream) if self.description.backend == "cpu" else stream
+        group = self._group
+        assert group is not None, "a rank has one"
+        group.number = number
+        group.launcher = self.members.get(self._world, epoch)
+        group.stream = _Now(stream) if self.description.backend == "cpu" else stream
 
 
 class _Now:

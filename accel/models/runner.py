@@ -319,11 +319,10 @@ class LibraryRunner(DeviceRunner):
         """See :class:`DeviceRunner`."""
         warm = warm_of(self._buckets)
         on_buckets(0, len(warm))
-        is_cpu, arguments = self._device.info().backend == "cpu", (self._source, tuple(self._buckets.inputs), self.weights, warm)
-        if self._group is None:
-            await self._register(self._library, CpuModelLibrary if is_cpu else ModelLibrary, *arguments)
-        else:
-            await self._register(self._library, CpuRankLibrary if is_cpu else RankLibrary, *arguments, self._group, self._world)
+        on_cpu, elsewhere = (CpuModelLibrary, ModelLibrary) if self._group is None else (CpuRankLibrary, RankLibrary)
+        library = on_cpu if self._device.info().backend == "cpu" else elsewhere
+        inputs = tuple(self._buckets.inputs)
+        await self._register(self._library, library, self._source, inputs, self.weights, warm, self._group, self._world)
         on_buckets(len(warm), len(warm))
 
     async def _register(self, name: str, library: type[KernelLibrary], *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run must not leave behind: processes, threads, tasks, descriptors, shared memory, device memory, and what nobody was told of."""
+"""What a run must not leave behind: processes, threads, tasks, descriptors, shared memory, device memory, and errors that went nowhere."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _shared() -> set[str]:
 
 
 def device_memory(uuid: str) -> int | None:
-    """Return how many MiB of a GPU's memory are in use, by whomever; ``None`` where nobody knows."""
+    """Return how many MiB of a GPU's memory are in use, by any process; ``None`` where that is not known."""
     command = ["nvidia-smi", f"--id={uuid}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -75,7 +75,7 @@ def growth(samples: Sequence[int]) -> int:
 
 
 def living_refs(device: str) -> list[str]:
-    """Return the refs to buffers of a device that somebody holds, each with what holds it."""
+    """Return the refs to buffers of a device that are held, each with what holds it."""
     found: list[str] = []
     for each in gc.get_objects():
         if type(each) is AccelRef and not each.is_freed and each.owner.name == device:
@@ -116,7 +116,7 @@ class Left:
 
 
 class Witness(logging.Handler):
-    """Sees what is told to nobody: warnings, errors in destructors and threads, and what accel logs. A context manager around a run.
+    """Sees what goes nowhere: warnings, errors in destructors and threads, and what accel logs. A context manager around a run.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class Witness(logging.Handler):
             self._violation(f"accel logged {text}")
 
     def _unraisable(self, unraisable: Any) -> None:
-        self._violation(f"nobody was told of {unraisable.exc_value!r}, in {unraisable.object!r}")
+        self._violation(f"no caller was told of {unraisable.exc_value!r}, in {unraisable.object!r}")
 
     def _in_thread(self, failed: threading.ExceptHookArgs) -> None:
         self._violation(f"thread {failed.thread and failed.thread.name} ended with {failed.exc_value!r}")

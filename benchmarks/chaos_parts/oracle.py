@@ -143,7 +143,7 @@ class Ledger:
         return None if "oom" in entry.allows or entry.subject.take("oom") else "there was memory"
 
     def _broken(self, entry: Entry, error: Any) -> str | None:
-        return None if error.code == entry.subject.failure_code and entry.subject.take("fail") else "nobody planned it"
+        return None if error.code == entry.subject.failure_code and entry.subject.take("fail") else "it was not planned"
 
     def _full(self, entry: Entry, error: Any) -> str | None:
         if not entry.subject.rejects:

@@ -47,7 +47,7 @@ class Wreck(accel.KernelOp):
     victim: int = 0
 
     def plan(self) -> Plan:
-        """See :meth:`accel.KernelOp.plan`: it makes a buffer, which nobody ever gets."""
+        """See :meth:`accel.KernelOp.plan`: it makes a buffer, which is never given out."""
         return Plan((), (), (Spec((16,), accel.DType.FLOAT32),))
 
 
