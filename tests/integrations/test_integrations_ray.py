@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
+import socket
 import ssl
 import sys
 from dataclasses import replace
@@ -127,7 +129,7 @@ async def test_agents_and_pools_are_given_what_tls_needs(tmp_path: Path, monkeyp
 
 # -- with it
 
-DRIVER = """
+JOB = """
 import asyncio
 
 import numpy as np
@@ -138,16 +140,23 @@ from accel.integrations.ray import nodes
 async def main():
     async with nodes(count=2, cpus=0, resources={"accel": 1}) as machines, accel.System() as system:
         pool = await system.open_pool("cpu", nodes=machines)
-        for device in pool:
-            print((await device.get(await device.put(np.arange(3.0)))).tolist())
+        arrays = [(await device.get(await device.put(np.arange(3.0)))).tolist() for device in pool]
+        print("SERVES", machines[0].token, arrays, flush=True)
+        await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
+def free_port() -> int:
+    """Return a port at which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A head, which has no room for agents, and two nodes with room for one each."""
+    """A head, which takes jobs and has no room for agents, and two nodes with room for one each."""
     pytest.importorskip("ray", reason="nox -s ray has it")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"USAGE_STATS_ENABLED": "0", "LOG_TO_DRIVER": "0"}.items():
@@ -157,7 +166,7 @@ def cluster() -> Iterator[Any]:
 
         # Nodes are added on threads, where there are no handlers of signals.
         patch.setattr(ray._private.utils, "set_sigterm_handler", lambda handler: None)
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": True, "dashboard_port": free_port()})
         try:
             for _ in range(2):
                 cluster.add_node(**NODE, resources={"accel": 1})
@@ -260,17 +269,21 @@ async def test_without_room_nothing_is_left_reserved(cluster: Any) -> None:
         ray.shutdown()
 
 
-async def test_another_driver_finds_the_cluster_by_its_address(cluster: Any, tmp_path: Path) -> None:
-    """Run a script as a job of the cluster is run: a process with the cluster's address in its environment."""
-    (tmp_path / "service.py").write_text(DRIVER)
-    pipe = asyncio.subprocess.PIPE
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(tmp_path / "service.py"), stdout=pipe, stderr=pipe, env=environment, cwd=tmp_path
-    )
-    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0, err.decode()
-    assert [line for line in out.decode().splitlines() if line.startswith("[")] == ["[0.0, 1.0, 2.0]"] * 2
+async def test_a_job_has_nodes_until_it_is_stopped(cluster: Any, tmp_path: Path) -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    (tmp_path / "service.py").write_text(JOB)
+    client = await asyncio.to_thread(JobSubmissionClient, f"http://{cluster.webui_url}")
+    job = await asyncio.to_thread(lambda: client.submit_job(entrypoint=shlex.join([sys.executable, str(tmp_path / "service.py")])))
+    async with asyncio.timeout(PATIENCE):
+        while "SERVES" not in (log := await asyncio.to_thread(client.get_job_logs, job)):
+            assert not (await asyncio.to_thread(client.get_job_status, job)).is_terminal(), log
+            await asyncio.sleep(0.2)
+    _, token, arrays = log[log.index("SERVES") :].splitlines()[0].split(" ", 2)
+    assert arrays == "[[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]"
+    assert processes_with(token)
+    assert await asyncio.to_thread(client.stop_job, job)
+    await until(lambda: not processes_with(token))
 
 
 async def test_gpus_are_reserved_and_the_agent_is_told_which(cluster: Any) -> None:
