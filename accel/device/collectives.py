@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from accel.errors import InvalidArgumentError
 from accel.ops import collective
 from accel.ops.base import operand
+from accel.ops.collective import check_rank
 from accel.ref import AccelRef
-from accel.values import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.device.epochs import Place
     from accel.ops.collective import Collective, Reduction
 
-__all__ = ["Collectives", "Makers", "Refs", "check_rank", "check_refs", "ops_at", "picked"]
+__all__ = ["Collectives", "Makers", "Refs", "check_refs", "ops_at", "picked"]
 
 Refs: TypeAlias = tuple[AccelRef, ...]
 """One ref a rank, in the order of the ranks."""
@@ -181,9 +181,3 @@ def check_refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
 def _outs(out: object, size: int) -> Sequence[AccelRef | None]:
     """Return where each rank writes its result."""
     return [None] * size if out is None else check_refs("out", out, size)
-
-
-def check_rank(name: str, rank: int, size: int) -> None:
-    """Raise unless it is the number of a rank."""
-    if check_count(name, rank, 0) >= size:
-        raise InvalidArgumentError(f"{name} is {rank}, and there are {size} ranks", remedy="Ranks are counted from 0.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from accel.device.collectives import Collectives, Refs, check_rank, check_refs, ops_at, picked
+from accel.device.collectives import Collectives, Refs, check_refs, ops_at, picked
 from accel.device.pool import all_or_nothing
 from accel.device.world_recording import WorldBatch, WorldGraph
 from accel.dtype import native
@@ -20,6 +20,7 @@ from accel.errors import (
 )
 from accel.hints import NotEntered
 from accel.models import Model
+from accel.ops.collective import check_rank
 from accel.ref import AccelRef
 from accel.values import check_choice, check_count, check_seconds, check_timeout
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from accel.device.collectives import Collectives, Refs, check_rank, ops_at, picked
+from accel.device.collectives import Collectives, Refs, ops_at, picked
 from accel.device.rank import RankBatch, RankGraph
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, WorldChangedError
+from accel.ops.collective import check_rank
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from accel.memory import memory_size
 from accel.models.relations import Relations, tried_lengths
 from accel.models.runner import FunctionRunner, LibraryRunner, device_of, is_world
 from accel.models.split import Split
-from accel.models.weights import Collected, collect
+from accel.models.weights import Collected, collect, tell_nothing
 from accel.models.world_function import WorldFunctionRunner
 from accel.models.world_runner import WorldRunner
 
@@ -58,10 +58,6 @@ _FIRST_CALLS = (1, 2, 4, 8, 16)
 
 _INTERVAL = 60.0
 """Seconds after which they are compared again, at the end of a call."""
-
-
-def _nothing(done: int, total: int) -> None:
-    """Tell nothing of how far it has come."""
 
 
 class Version:
@@ -213,7 +209,7 @@ class VersionLoader:
 
         After an error the version is to be unloaded.
         """
-        of_weights, of_buckets = [_nothing if on_progress is None else partial(on_progress, stage) for stage in ("weights", "buckets")]
+        of_weights, of_buckets = [tell_nothing if on_progress is None else partial(on_progress, stage) for stage in ("weights", "buckets")]
         self._check_room()
         await version.runner.load(weights, of_weights, of_buckets)
         if like is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accel.files.stored_tensor import StoredTensor
     from accel.ref import AccelRef
 
-__all__ = ["Collected", "Progress", "Told", "Weight", "WeightsDevice", "collect", "load_weights"]
+__all__ = ["Collected", "Progress", "Told", "Weight", "WeightsDevice", "collect", "load_weights", "tell_nothing"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Told: TypeAlias = Callable[[int, int], object]
@@ -137,6 +137,10 @@ class Collected:
     def nbytes(self) -> int:
         """Of the elements of all weights, each array counted once."""
         return sum({each.identity: each.nbytes for each in self.weights}.values())
+
+
+def tell_nothing(done: int, total: int) -> None:
+    """Tell nothing of how far it has come."""
 
 
 async def collect(system: ActorSystem, source: Any) -> Collected:

@@ -10,7 +10,7 @@ from accel.errors import AccelError, WorldChangedError
 from accel.models.adapters.group import ModelGroup
 from accel.models.library import Describe, Forward
 from accel.models.runner import DeviceRunner, LibraryRunner, deadline_of, left
-from accel.models.weights import Collected
+from accel.models.weights import Collected, tell_nothing
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -84,18 +84,18 @@ class RanksRunner(Generic[R]):
         device = self._world.extras[0]
         lost, rank = self._ranks[number], self._make(device, number)
         self._devices[number], self._ranks[number], rank.outputs = device, rank, lost.outputs
-        await rank.put(self._parts[number], _nothing)
+        await rank.put(self._parts[number], tell_nothing)
         await self._open_rank(rank)
         if self._take_over not in self._world.takeovers:  # it was closed meanwhile
             await rank.close()
 
     async def _open_rank(self, rank: R) -> None:
         """Make one rank ready, which has its weights."""
-        await rank.open(_nothing)
+        await rank.open(tell_nothing)
 
     async def open(self, on_buckets: Told) -> None:
         """Make the model ready on all ranks, which have their weights."""
-        await together(rank.open(on_buckets if rank is self._ranks[0] else _nothing) for rank in self._ranks)
+        await together(rank.open(on_buckets if rank is self._ranks[0] else tell_nothing) for rank in self._ranks)
 
     async def changed_weight(self) -> str | None:
         """See :class:`~accel.models.runner.Runner`."""
@@ -235,10 +235,6 @@ class _Sum:
             return self._told(done, total)
 
         return tell
-
-
-def _nothing(done: int, total: int) -> None:
-    """Tell nothing: another rank does."""
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -45,6 +45,12 @@ REDUCED_DTYPES = frozenset(
 """Those that can be reduced: NCCL's. Elements of every dtype can be moved."""
 
 
+def check_rank(name: str, rank: int, size: int) -> None:
+    """Raise unless it is the number of a rank, of ``size`` ranks."""
+    if check_count(name, rank, 0) >= size:
+        raise InvalidArgumentError(f"{name} is {rank}, and there are {size} ranks", remedy="Ranks are counted from 0.")
+
+
 class Call(NamedTuple):
     """One collective as a backend's group gets it: no refs, so that libraries can make one too.
 
@@ -107,10 +113,6 @@ class Collective(KernelOp[Any]):
     def _call(self, elements: int, dtype: DType, reduction: str = "", root: int = 0) -> Call:
         return Call(self.kind, elements, dtype, reduction, root, self.number)
 
-    def _check_rank(self, name: str, rank: int) -> None:
-        if check_count(name, rank, 0) >= self.size:
-            raise InvalidArgumentError(f"{name} is {rank}, and there are {self.size} ranks", remedy="Ranks are counted from 0.")
-
     def _share(self, shape: Shape) -> Shape:
         """Return the shape of one rank's part of a buffer that is cut along axis 0."""
         if not shape or shape[0] % self.size:
@@ -167,7 +169,7 @@ class Reduce(_Reduced):
 
     def plan(self) -> Plan:
         source = self._checked()
-        self._check_rank("root", self.root)
+        check_rank("root", self.root, self.size)
         if self.rank != self.root:
             return Plan((source,), (), ())
         in_place_or_apart(self.out, source=source)
@@ -235,7 +237,7 @@ class Gather(Collective):
 
     def plan(self) -> Plan:
         source = operand("source", self.source)
-        self._check_rank("root", self.root)
+        check_rank("root", self.root, self.size)
         if self.rank != self.root:
             return Plan((source,), (), ())
         not_aliased(self.out, source=source)
@@ -257,7 +259,7 @@ class _FromRoot(Collective):
 
     def _reads(self) -> tuple[AccelRef, ...]:
         checked_spec(self.shape, self.dtype)
-        self._check_rank("root", self.root)
+        check_rank("root", self.root, self.size)
         if self.rank != self.root:
             return ()
         source = operand("source", self.source)
@@ -302,7 +304,7 @@ class Send(Collective):
     peer: int
 
     def plan(self) -> Plan:
-        self._check_rank("peer", self.peer)
+        check_rank("peer", self.peer, self.size)
         return Plan((operand("source", self.source),), (), ())
 
     def call(self) -> Call:
@@ -320,7 +322,7 @@ class Receive(Collective):
 
     def plan(self) -> Plan:
         checked_spec(self.shape, self.dtype)
-        self._check_rank("peer", self.peer)
+        check_rank("peer", self.peer, self.size)
         return Plan((), *result_in(self.out, self.shape, self.dtype))
 
     def call(self) -> Call:

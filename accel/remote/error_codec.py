@@ -179,23 +179,23 @@ def _is_shallow(value: object) -> bool:
     return False
 
 
-def _check_names(value: object) -> tuple[str, ...]:
-    """Return names, the first 128 of a longer list."""
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{value!r:.80} is not a list")
-    return tuple([_check_name(name) for name in value[:_MAX_NAMES]])
+def _list_check(check: Callable[[object], Any], limit: int) -> Callable[[object], tuple[Any, ...]]:
+    """Return the check of a list, of which the first ``limit`` are returned."""
+
+    def check_list(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r:.80} is not a list")
+        return tuple([check(item) for item in value[:limit]])
+
+    return check_list
 
 
-def _check_ranks(value: object) -> tuple[int, ...]:
-    """Return numbers of ranks."""
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{value!r:.80} is not a list")
-    return tuple([_check_int(number) for number in value[:_MAX_NAMES]])
+_check_stack = _list_check(_check_int, _MAX_INFO)
 
 
 def _check_info(value: object) -> int | tuple[int, ...]:
-    """Return the ``info`` of a matrix, or of a stack of matrices, the first 4,096."""
-    return tuple([_check_int(number) for number in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _check_int(value)
+    """Return the ``info`` of a matrix, or of a stack of matrices."""
+    return _check_stack(value) if isinstance(value, (list, tuple)) else _check_int(value)
 
 
 def _choice_check(*words: str) -> Callable[[object], str]:
@@ -221,7 +221,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "op_index": _check_int,
     "remedy": _text_check(MAX_TEXT),
     "executed": _choice_check("no", "unknown"),
-    "suspects": _check_names,
+    "suspects": _list_check(_check_name, _MAX_NAMES),
     "requested": _check_int,
     "used": _check_int,
     "reserved": _check_int,
@@ -238,7 +238,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "output": _check_name,
     "argument": _check_name,
     "retry_after": _check_real,
-    "ranks": _check_ranks,
+    "ranks": _list_check(_check_int, _MAX_NAMES),
     "epoch": _check_int,
 }
 """Field -> the check of its values, which cuts long ones. FaultScope travels as a number."""

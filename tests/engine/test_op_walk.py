@@ -10,8 +10,8 @@ import pytest
 from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
-TOO_MANY_FILES = {"request of a served model, inline"}
-"""Rows whose calls are as few as they must be, and their files are not."""
+TOO_MANY_FILES = {"request of a served model, inline": 49}
+"""Rows whose calls are as few as they must be, and their files are not: how many these are now, at most."""
 
 of_this_python = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the limits are for Python 3.11: later ones inline comprehensions"
@@ -34,7 +34,7 @@ def test_the_way_is_as_short_as_it_must_be(row: str, walks: dict[str, Walk]) -> 
     assert calls <= limit.calls, f"{calls:g} calls: {limit}"
     if limit.files is None:
         return
-    if files > limit.files and row in TOO_MANY_FILES:
+    if limit.files < files <= TOO_MANY_FILES.get(row, 0):
         pytest.xfail(f"{files} files")
     assert files <= limit.files, f"{files} files: {limit}"
     assert row not in TOO_MANY_FILES, "it is reached: take it out"

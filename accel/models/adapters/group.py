@@ -9,8 +9,8 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.collective import REDUCED_DTYPES, Call, Reduction
-from accel.values import check_choice, check_count
+from accel.ops.collective import REDUCED_DTYPES, Call, Reduction, check_rank
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class ModelGroup:
     def broadcast(self, array: Any, root: int = 0) -> Any:
         """Return the array of one rank. The others give one of its shape and dtype."""
         source = _Array(array)
-        self._check_rank("root", root)
+        check_rank("root", root, self.size)
         target = source.made(source.shape)
         call = Call("broadcast", source.elements, source.dtype, root=root)
         self._launch(call, source if self.rank == root else None, target, lambda: target.fill(source))
@@ -139,12 +139,8 @@ class ModelGroup:
             )
         return given.cut(axis, self.size)
 
-    def _check_rank(self, name: str, rank: int) -> None:
-        if check_count(name, rank, 0) >= self.size:
-            raise InvalidArgumentError(f"{name} is {rank}, and there are {self.size} ranks", remedy="Ranks are counted from 0.")
-
     def _check_other(self, name: str, rank: int) -> None:
-        self._check_rank(name, rank)
+        check_rank(name, rank, self.size)
         if rank == self.rank:
             raise InvalidArgumentError(f"{name} is {rank}, which is this rank", remedy="Give another rank: this one has the array.")
 
