@@ -121,6 +121,28 @@ async def test_a_killed_rank_is_replaced_under_load_and_the_other_keeps_everythi
     np.testing.assert_array_equal(await survivor.get(kept), x[0])
 
 
+async def test_a_graph_of_a_device_and_one_of_its_world_do_not_spoil_each_others_results(
+    world: accel.World, rng: np.random.Generator
+) -> None:
+    """Both are captured in one lane: the long sums of their products are split in its workspace, and replays are in two lanes."""
+    device = world.devices[0]
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 64, 1 << 15), (2, 1 << 15, 64)))
+    left, right = [await device.put(each) for each in a], [await device.put(each) for each in b]
+    async with device.graph() as of_device:
+        products = [of_device.blas.gemm(left[0], right[0]) for _ in range(20)]
+    async with world.graph() as of_world:
+        products += [of_world[0].blas.gemm(left[1], right[1]) for _ in range(20)]
+        of_world.barrier()
+    await of_device.replay()
+    await of_world.replay()
+    alone = [await device.get(ref) for ref in products]
+    np.testing.assert_allclose(alone[0], a[0] @ b[0], rtol=1e-2, atol=1e-1)
+    for _ in range(20):
+        await asyncio.gather(of_device.replay(), of_world.replay())
+        for ref, expected in zip(products, alone, strict=True):
+            np.testing.assert_array_equal(await device.get(ref), expected)
+
+
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 async def test_a_model_over_two_gpus_has_the_same_bits_after_losses(
     world: accel.World, rng: np.random.Generator, graphs: Literal["auto", "off"], caplog: pytest.LogCaptureFixture
