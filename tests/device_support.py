@@ -13,7 +13,7 @@ import pytest
 import accel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from accel.testing import FaultPlan
 
@@ -63,6 +63,28 @@ async def cancelled(future: asyncio.Future[Any]) -> None:
     future.cancel()
     with pytest.raises(asyncio.CancelledError):
         await bounded(future)
+
+
+class SharedFaults:
+    """The faults of a device that tests share: those that the test which runs has planned."""
+
+    def __init__(self) -> None:
+        self._plan: FaultPlan | None = None
+
+    def take(self, kind: str) -> Any:
+        """See :meth:`accel.testing.FaultPlan.take`."""
+        return None if self._plan is None else self._plan.take(kind)
+
+    @contextlib.contextmanager
+    def planned(self, plan: FaultPlan | None) -> Iterator[None]:
+        """Follow a plan while the block runs; hangs end with it."""
+        self._plan = plan
+        try:
+            yield
+        finally:
+            self._plan = None
+            if plan is not None:
+                plan.release()
 
 
 @contextlib.asynccontextmanager

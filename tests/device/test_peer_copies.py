@@ -21,29 +21,29 @@ from accel.device.peers import peers_of
 from accel.testing import FaultPlan
 from tests import lying_child
 from tests.child_support import children, links_of
-from tests.device_support import PATIENCE, bounded, cancelled, child_pid, failure, generation, some_view, task, turns, until, used
+from tests.device_support import (
+    PATIENCE,
+    SharedFaults,
+    bounded,
+    cancelled,
+    child_pid,
+    failure,
+    generation,
+    some_view,
+    task,
+    turns,
+    until,
+    used,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-
-    from accel.backend import Injection
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("places")]
 
 HOSTS = [("inline", "inline"), ("inline", "process"), ("process", "inline"), ("process", "process")]
 LARGE = peers._LEND_FROM
 """Bytes of a buffer that is lent."""
-
-
-class Faults:
-    """The faults of a device that is shared: those of the test that runs."""
-
-    def __init__(self) -> None:
-        self.plan: FaultPlan | None = None
-
-    def take(self, kind: str) -> Injection | accel.AccelError | None:
-        """See :meth:`FaultPlan.take`."""
-        return None if self.plan is None else self.plan.take(kind)
 
 
 class Places:
@@ -55,12 +55,12 @@ class Places:
     def __init__(self, system: accel.System) -> None:
         self.system = system
         self._devices: dict[tuple[str, int], accel.Device] = {}
-        self._faults: dict[tuple[str, int], Faults] = {}
+        self._faults: dict[tuple[str, int], SharedFaults] = {}
 
     async def open(self) -> None:
         """Open the devices."""
         for place in [(host, index) for host in ("inline", "process") for index in range(2)]:
-            faults = self._faults[place] = Faults()
+            faults = self._faults[place] = SharedFaults()
             self._devices[place] = await self.system.open_device(
                 "cpu", host=place[0], faults=faults, restart=accel.RestartStrategy(max_restarts=100, backoff=(0.01, 0.01))
             )
@@ -70,19 +70,13 @@ class Places:
         self, first: str = "process", second: str = "process", *, first_faults: FaultPlan | None = None, faults: FaultPlan | None = None
     ) -> Iterator[tuple[accel.Device, accel.Device]]:
         """Lend a test two devices that have mapped nothing; ``faults`` are the second's."""
-        places, plans = ((first, 0), (second, 1)), (first_faults, faults)
-        for place, plan in zip(places, plans, strict=True):
-            self._faults[place].plan = plan
+        places = (first, 0), (second, 1)
+        for place in places:
             device = self._devices[place]
             peers_of(device)._slabs.clear()
             device._host.context.apply_frees()
-        try:
+        with self._faults[places[0]].planned(first_faults), self._faults[places[1]].planned(faults):
             yield self._devices[places[0]], self._devices[places[1]]
-        finally:
-            for place, plan in zip(places, plans, strict=True):
-                self._faults[place].plan = None
-                if plan is not None:
-                    plan.release()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
