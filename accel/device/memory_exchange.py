@@ -248,7 +248,9 @@ class MemoryExchange:
     def _check_here(self) -> None:
         """Raise unless other processes of this machine can reach the device's memory."""
         if not self._peers.is_here:
-            raise UnsupportedError("the device is on another machine", device=self._core.name, remedy="Copy: await device.get(ref).")
+            raise UnsupportedError(
+                "the device is on another machine", device=self._core.name, remedy="Copy: put(token) on the other device, or get(ref) here."
+            )
 
     async def _sharing(self) -> Sharing:
         """Wait until the device is ready, and return what shares its context's memory.

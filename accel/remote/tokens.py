@@ -351,16 +351,22 @@ def _address(identity: str) -> bytes:
     return b"\0accel-token-" + identity.rpartition("/")[2].encode()
 
 
-def _listen(identity: str) -> socket.socket:
-    """Return the socket of a device."""
+def _new_socket(shortage: str) -> socket.socket:
+    """Return a socket that never blocks; raise, and say what there is no descriptor for."""
     if not hasattr(socket, "SO_PEERCRED"):
         raise UnsupportedError("this system does not tell the user of another process", remedy="Send the data: await device.get(ref).")
     try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
-        raise_shortage(error, "a token cannot be published")
+        raise_shortage(error, shortage)
         raise
-    listener.setblocking(False)
+    sock.setblocking(False)
+    return sock
+
+
+def _listen(identity: str) -> socket.socket:
+    """Return the socket of a device."""
+    listener = _new_socket("a token cannot be published")
     listener.bind(_address(identity))
     listener.listen(_MOST)
     return listener
@@ -368,17 +374,13 @@ def _listen(identity: str) -> socket.socket:
 
 def _connect(token: AccelToken) -> socket.socket:
     """Return a connection to the device of a token; raise unless it is of the same user."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        raise UnsupportedError("this system does not tell the user of another process", remedy="Send the data: await device.get(ref).")
+    sock = _new_socket(f"{token!r} cannot be asked for")
     try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:
-        raise_shortage(error, f"{token!r} cannot be asked for")
-        raise
-    try:
-        sock.setblocking(False)
         sock.connect(_address(token.device))
-        _check_user(sock, token)
+        if (user := _user_of(sock)) != os.geteuid():
+            raise UnsupportedError(  # noqa: TRY301
+                f"{token!r} is of user {user}, and this process of user {os.geteuid()}", remedy="Run both as one user."
+            )
     except BaseException as error:
         sock.close()
         if isinstance(error, BlockingIOError):
@@ -394,13 +396,6 @@ def _connect(token: AccelToken) -> socket.socket:
 def _user_of(sock: socket.socket) -> int:
     """Return the user of the process at the other end."""
     return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
-
-
-def _check_user(sock: socket.socket, token: AccelToken) -> None:
-    """Raise unless the process with the buffer is of this process's user."""
-    user = _user_of(sock)
-    if user != os.geteuid():
-        raise UnsupportedError(f"{token!r} is of user {user}, and this process of user {os.geteuid()}", remedy="Run both as one user.")
 
 
 def _gone(token: AccelToken) -> StaleRefError:

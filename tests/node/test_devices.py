@@ -168,5 +168,7 @@ async def test_a_token_of_a_buffer_on_a_node_is_copied_by_the_process_that_opene
             await here.attach(there.publish(ref))  # the buffer is on another machine
         copied = await there.put(here.publish(kept := await here.zeros(3)))
         assert (await there.get(copied)).tolist() == [0.0] * 3
+        copied = await there.put(here.publish(kept), node=agent.node)  # of the same machine, by way of this one
+        assert (await there.get(copied)).tolist() == [0.0] * 3
         with pytest.raises(accel.UnsupportedError):
             await there.attach(here.publish(kept))
