@@ -103,8 +103,7 @@ class Proxy:
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._flowing: list[asyncio.Event] = []  # of each connection, in their order
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.piece = 1 << 16
@@ -114,15 +113,16 @@ class Proxy:
         self.address = ""
         self.recorded = bytearray()  # what came for the agent
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray, flowing: asyncio.Event) -> None:
         try:
             while data := await reader.read(self.piece):
                 record += data
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                await self._flowing.wait()
+                await flowing.wait()
                 writer.write(data)
                 await writer.drain()
+            await flowing.wait()  # a stalled connection does not tell its end
         except OSError:
             pass
         finally:
@@ -139,7 +139,10 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, to_writer}
-        for way in ((reader, to_writer, self.recorded), (to_reader, writer, bytearray())):
+        flowing = asyncio.Event()
+        flowing.set()
+        self._flowing.append(flowing)
+        for way in ((reader, to_writer, self.recorded, flowing), (to_reader, writer, bytearray(), flowing)):
             task = asyncio.ensure_future(self._relay(*way))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -150,13 +153,15 @@ class Proxy:
             writer.transport.abort()
         self._writers.clear()
 
-    def stall(self) -> None:
-        """Relay nothing for now."""
-        self._flowing.clear()
+    def stall(self, first: int | None = None) -> None:
+        """Relay nothing for now, of the connections that are there, or of the first ones of all."""
+        for flowing in self._flowing[:first]:
+            flowing.clear()
 
     def flow(self) -> None:
         """Go on."""
-        self._flowing.set()
+        for flowing in self._flowing:
+            flowing.set()
 
 
 @contextlib.asynccontextmanager

@@ -75,7 +75,7 @@ class Agent:
         self.disposal = Disposal(self.loop)
         self._token = token
         self._tls = tls
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection whose request is not answered
         self._unproved = 0
         self._refused = 0  # connections since the last line of the log
@@ -164,7 +164,7 @@ class Agent:
                 session = self._sessions.get(str(request["session"]))
                 if session is None:
                     raise _child_ended()
-                await session.add_arrays(streams, str(request["child"]))
+                await session.add_arrays(streams, _whole(request["child"]))
             elif what == "token":
                 await self._send_copy(streams, str(request["request"]))
             else:
@@ -177,19 +177,26 @@ class Agent:
 
     async def _start_child(self, streams: Streams, request: dict[str, Any]) -> None:
         """Start a child in the session of its device, which begins with the first one."""
-        number, session_number = str(request["child"]), str(request["session"])
-        others, slabs = frozenset(request["others"]), frozenset(request["slabs"])
+        number, session_number = _whole(request["child"]), str(request["session"])
+        known, slabs = frozenset(map(_whole, request["known"])), frozenset(map(_whole, request["slabs"]))
         silence, uvloop = float(request["silence"]), request["uvloop"] is True
         session = self._sessions.get(session_number)
         if session is None:
-            session = self._sessions[session_number] = _Session(self, lambda: self._sessions.pop(session_number, None))
-        relay = Relay(self, session.slabs, silence, lambda: session.on_relay_end(number))
-        await session.begin(number, relay, others, slabs)
+            session = self._sessions[session_number] = Session(self, lambda: self._forget(session_number, session))
+        relay = Relay(self, session.slabs, silence, lambda: session.on_relay_end(number), session.fence)
+        session.add(number, relay)
         try:
+            await session.fence(number, known)
+            session.drop_slabs(number, known, slabs)
             await relay.start(streams, uvloop=uvloop)
         except BaseException:
             session.on_relay_end(number)
             raise
+
+    def _forget(self, number: str, session: Session | None) -> None:
+        """Remove a session that has ended, unless another one has its number meanwhile."""
+        if self._sessions.get(number) is session:
+            del self._sessions[number]
 
     async def _send_copy(self, streams: Streams, request: str) -> None:
         """Ask the process of this machine that has published a buffer for a copy, and send that.
@@ -207,7 +214,7 @@ class Agent:
         streams.writer.close()
 
 
-class _Session:
+class Session:
     """The children of one device, and its durable memory.
 
     Attributes
@@ -219,43 +226,69 @@ class _Session:
         self.slabs = KeptSlabs(agent.disposal)
         self._agent = agent
         self._on_end = on_end
-        self._relays: dict[str, Relay] = {}
+        self._relays: dict[int, Relay] = {}  # the children that have not ended, by their numbers
         self._keep_timer: asyncio.TimerHandle | None = None
 
-    async def begin(self, number: str, relay: Relay, others: frozenset[str], slabs: frozenset[int]) -> None:
-        """Add a child that is to be started, once those that the controller has given up have ended.
+    def add(self, number: int, relay: Relay) -> None:
+        """Add a child that is to be started.
+
+        Raises
+        ------
+        RefusedError
+            If another one has its number.
+        """
+        if number in self._relays:
+            raise RefusedError(f"child {number} is there already")
+        self._cancel_keep_timer()
+        self._relays[number] = relay
+
+    async def fence(self, number: int, known: frozenset[int]) -> None:
+        """End the children that the controller has given up, so that they write to no durable memory any more.
+
+        The controller numbers its requests in their order, in which they need not come here: a child
+        with a higher number is none that it could have given up then.
 
         Parameters
         ----------
-        number, relay
-            The child.
-        others, slabs
-            Children and slabs that the controller still knows of. The slabs count if it knows of no
-            child, which could make others.
+        number
+            Of the request.
+        known
+            Numbers of the children that the controller had not given up then.
+
+        Raises
+        ------
+        HostDiedError
+            If one does not end. It stays known here, so that the next request waits for it too.
         """
-        self._cancel_keep_timer()
-        given_up = [self._relays.pop(other) for other in self._relays.keys() - others]
-        self._relays[number] = relay
-        for other in given_up:
-            other.kill()
-        try:
-            for other in given_up:
-                await other.wait()
-                other.end()
-        except BaseException:
-            self.on_relay_end(number)
-            raise
-        if not others:
+        given_up = [relay for other, relay in self._relays.items() if other < number and other not in known]
+        for relay in given_up:
+            relay.kill()
+        for relay in given_up:
+            await relay.wait()
+            relay.end()
+
+    def drop_slabs(self, number: int, known: frozenset[int], slabs: frozenset[int]) -> None:
+        """Close the slabs that the controller has dropped while it had no child here.
+
+        Parameters
+        ----------
+        number, known
+            Of the request for a child, and the children that the controller knew of then. If there is
+            another one, then or now, it may have made slabs of which the controller did not know.
+        slabs
+            Those that the controller knew of.
+        """
+        if not known and self._relays.keys() == {number}:
             self.slabs.close(self.slabs.fds.keys() - slabs)
 
-    async def add_arrays(self, streams: Streams, number: str) -> None:
+    async def add_arrays(self, streams: Streams, number: int) -> None:
         """Give a connection for arrays to its child."""
         relay = self._relays.get(number)
         if relay is None:
             raise _child_ended()
         await relay.add_arrays(streams)
 
-    def on_relay_end(self, number: str) -> None:
+    def on_relay_end(self, number: int) -> None:
         """Forget a child; after the last one, keep the slabs for a while, unless they are released."""
         self._relays.pop(number, None)
         if not self._relays:
@@ -283,6 +316,13 @@ class _Session:
             with contextlib.suppress(HostDiedError):
                 await relay.wait()
         self._close()
+
+
+def _whole(value: object) -> int:
+    """Return a number that may have come as anything."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r:.80} is no whole number")
+    return value
 
 
 def _child_ended() -> BackendUnavailableError:

@@ -6,19 +6,20 @@ import asyncio
 import enum
 import os
 import socket
+import struct
 from typing import TYPE_CHECKING, cast
 
 from accel.errors import AccelError, ClosedError, HostDiedError
 from accel.fork import close_after_fork
 from accel.process.incoming import Incoming
-from accel.process.protocol import encode_header
+from accel.process.protocol import ProtocolError, encode_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from accel.node.handshake import Streams
 
-__all__ = ["Connection", "NodeChannel", "NodeKind"]
+__all__ = ["Connection", "NodeChannel", "NodeKind", "pack_fence", "unpack_fence"]
 
 _FLUSH_BYTES = 64 << 10
 """Pending bytes beyond which a send flushes, and does not wait for the end of the iteration."""
@@ -37,8 +38,32 @@ class NodeKind(enum.IntEnum):
     """Of the controller: kill the child."""
     RELEASE = 1003
     """Of the controller: the device is closed; nothing of its memory is to be kept."""
+    FENCE = 1004
+    """Of the controller: end the older children of the device that it has given up."""
     EXIT = 1101
     """The last message of the agent: how the child ended, as JSON."""
+    FENCED = 1102
+    """Of the agent: they have ended, or why not, as an error."""
+
+
+def pack_fence(number: int, known: Iterable[int]) -> bytes:
+    """Return a FENCE message: a number above those of the children to end, and the numbers of those that stay."""
+    numbers = (number, *known)
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def unpack_fence(data: bytes) -> tuple[int, frozenset[int]]:
+    """Return the number, and those that stay; see :func:`pack_fence`.
+
+    Raises
+    ------
+    ProtocolError
+        If it is no such message.
+    """
+    if not data or len(data) % 8:
+        raise ProtocolError(f"a message of kind {NodeKind.FENCE} has {len(data)} bytes")
+    number, *known = struct.unpack(f"<{len(data) // 8}Q", data)
+    return number, frozenset(known)
 
 
 class Connection(asyncio.BaseProtocol):

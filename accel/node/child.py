@@ -7,11 +7,12 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import AccelError, ClosedError, HostDiedError
+from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError
 from accel.node.arrays import ArrayConnection, Place, pack_request
-from accel.node.channel import NodeChannel, NodeKind
+from accel.node.channel import NodeChannel, NodeKind, pack_fence
 from accel.process.exit_status import ExitStatus
 from accel.process.protocol import ProtocolError
+from accel.remote.error_codec import decode_error
 from accel.remote.link import MAX_ANSWER
 from accel.remote.messages import Failure, Kind
 
@@ -25,6 +26,9 @@ __all__ = ["NodeChild"]
 
 _KILL_TIMEOUT = 2.0
 """Seconds within which the agent says that a killed child has ended; else the connection is cut."""
+
+_FENCE_TIMEOUT = 30.0
+"""Seconds within which it says that other children have ended, or why not: it waits ten for each."""
 
 _NUMBER = struct.Struct("<Q")
 
@@ -46,6 +50,8 @@ class NodeChild:
         :class:`~accel.process.child.ChildProcess`.
     on_closing
         Returns whether the device is being closed: then nothing is kept of its memory.
+    known
+        Returns the number of a request now, and those of the children that may go on.
 
     Attributes
     ----------
@@ -67,6 +73,7 @@ class NodeChild:
         on_lost: Callable[[AccelError | None], None],
         on_exit: Callable[[ExitStatus], None],
         on_closing: Callable[[], bool],
+        known: Callable[[], tuple[int, list[int]]],
     ) -> None:
         self.pid = 0  # until it is connected
         self.silence = silence
@@ -77,6 +84,8 @@ class NodeChild:
         self._on_lost = on_lost
         self._on_exit = on_exit
         self._on_closing = on_closing
+        self._known = known
+        self._fenced: asyncio.Future[None] | None = None
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -177,12 +186,47 @@ class NodeChild:
             self.kill()
             raise
 
+    async def end_others(self) -> None:
+        """Have the agent end the device's children that this end has given up, and wait until they have ended.
+
+        A connection that is cut says nothing of the child at its other end.
+
+        Raises
+        ------
+        AccelError
+            If one of them does not end, or this child has.
+        """
+        if self.exit is not None:
+            raise self.exit.error(device=None, scope=FaultScope.CONTEXT)
+        self._fenced = self._loop.create_future()
+        self._channel.send(NodeKind.FENCE, pack_fence(*self._known()), now=True)
+        try:
+            async with asyncio.timeout(_FENCE_TIMEOUT):
+                await self._fenced
+        except TimeoutError:
+            raise HostDiedError(
+                f"node {self._node} has not said within {_FENCE_TIMEOUT:g} s that earlier children have ended", scope=FaultScope.CONTEXT
+            ) from None
+
+    def _on_fenced(self, data: bytes) -> None:
+        """End the wait of :meth:`end_others`."""
+        if self._fenced is None:
+            raise ProtocolError(f"node {self._node} answered what it was not asked")
+        if not self._fenced.done():
+            if data:
+                self._fenced.set_exception(decode_error(data))
+            else:
+                self._fenced.set_result(None)
+
     # -- called by the connections
 
     def _on_message(self, kind: int, data: bytes, descriptors: list[int]) -> None:
         """Handle the end of the child, and give its messages on; DONE after the request's arrays."""
         if kind == NodeKind.EXIT:
             self._end(_decode_status(data))
+            return
+        if kind == NodeKind.FENCED:
+            self._on_fenced(data)
             return
         if self._is_closed:
             return
@@ -248,6 +292,8 @@ class NodeChild:
         self._expected.clear()
         if self.exit is None:
             self.exit = status
+            if self._fenced is not None and not self._fenced.done():
+                self._fenced.set_exception(status.error(device=None, scope=FaultScope.CONTEXT))
             try:
                 self._on_exit(status)
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import secrets
 import ssl
 from dataclasses import dataclass, field
@@ -233,7 +234,8 @@ class NodeSession:
         self._node = node
         self._run_blocking = run_blocking
         self._number = secrets.token_hex(16)
-        self._children: dict[NodeChild, str] = {}  # those that have not ended, or are started -> their numbers
+        self._requests = itertools.count(1)  # a child has the number of the request for it
+        self._children: dict[NodeChild, int] = {}  # those that have not ended, or are started -> their numbers
         self._keep = 0.0
         self._lost_at: float | None = None  # when a connection was lost; until another child is there
 
@@ -278,7 +280,13 @@ class NodeSession:
             on_exit(status)
 
         child = NodeChild(
-            self.address, silence, on_message=on_message, on_lost=on_lost, on_exit=on_ended, on_closing=lambda: device.is_closing
+            self.address,
+            silence,
+            on_message=on_message,
+            on_lost=on_lost,
+            on_exit=on_ended,
+            on_closing=lambda: device.is_closing,
+            known=self._known,
         )
         while True:
             try:
@@ -298,15 +306,19 @@ class NodeSession:
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSES[1])
 
+    def _known(self) -> tuple[int, list[int]]:
+        """Return the number of a new request, and those of the children that may go on: the agent ends older ones that are none of these."""
+        return next(self._requests), [number for child, number in self._children.items() if not child.is_killed]
+
     async def _start(self, child: NodeChild, device: DeviceCore, uvloop: bool) -> None:
         """Have the agent start a child, beside those that are known, and connect to it; one attempt."""
-        number = secrets.token_hex(16)
+        number, known = self._known()
         # The agent ends children that this end has given up, and forgets slabs that it has dropped.
         request = {
             "what": "child",
             "session": self._number,
             "child": number,
-            "others": [other for started, other in self._children.items() if not started.is_killed],
+            "known": known,
             "slabs": list({buffer.slab for buffer in device.durable.buffers.values()} - {None}),
             "uvloop": uvloop,
             "silence": child.silence,

@@ -12,7 +12,7 @@ from accel._log import get_logger
 from accel.errors import AccelError, BackendUnavailableError
 from accel.memory import MemfdSlab
 from accel.node.arrays import ArrayConnection, Place, unpack_request
-from accel.node.channel import NodeChannel, NodeKind
+from accel.node.channel import NodeChannel, NodeKind, unpack_fence
 from accel.node.handshake import RefusedError, Streams
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
@@ -23,7 +23,7 @@ from accel.remote.messages import Failure, Kind
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from accel.actors import ActorSystem
     from accel.process.exit_status import ExitStatus
@@ -95,12 +95,22 @@ class Relay:
         Seconds after which a controller's machine that does not answer counts as lost.
     on_end
         Called once the child and its connection have ended.
+    fence
+        Ends children of the device; see :meth:`~accel.node.agent.Session.fence`.
     """
 
-    def __init__(self, place: Workplace, slabs: KeptSlabs, silence: float, on_end: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        slabs: KeptSlabs,
+        silence: float,
+        on_end: Callable[[], object],
+        fence: Callable[[int, frozenset[int]], Awaitable[None]],
+    ) -> None:
         self._place = place
         self._slabs = slabs
         self._silence = silence
+        self._fence = fence
         self._child: ChildProcess | None = None
         self._to_child: Channel
         self._controller: NodeChannel | None = None
@@ -177,6 +187,8 @@ class Relay:
             self.kill()
         elif kind == NodeKind.RELEASE:
             self._slabs.is_released = True
+        elif kind == NodeKind.FENCE:
+            self._place.start_task(self._answer_fence(*unpack_fence(data)))
         elif self._to_child.is_closed:  # the child has ended
             return
         elif kind in (Kind.PING, Kind.END_HANGS):  # they take no place in the order
@@ -186,6 +198,16 @@ class Relay:
             self._held_bytes += len(data)
             if self._held_bytes + self._to_child.pending > _MAX_UNSENT:
                 raise ProtocolError(f"more than {_MAX_UNSENT} bytes wait for the child")
+
+    async def _answer_fence(self, number: int, known: frozenset[int]) -> None:
+        """Have older children ended, and tell the controller."""
+        answer = b""
+        try:
+            await self._fence(number, known)
+        except AccelError as error:
+            answer = encode_error(error)
+        if self._controller is not None and not self._controller.is_closed:
+            self._controller.send(NodeKind.FENCED, answer, now=True)
 
     def _forward(self, kind: int, data: bytes) -> bool:
         """Send the child a message, or do what it asks for; ``False`` if it must wait."""

@@ -157,7 +157,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             watchdog.end_step()
             # Bind durable buffers, once no earlier child can write to them any more.
             if core.durable.buffers:
-                await self._wait_earlier_ended()
+                await self._wait_earlier_ended(link)
             watchdog.begin_step(core.options.limits.busy_timeout)
             await remote.bind()
             # Open eager libraries, which the service needs at once.
@@ -175,8 +175,11 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             raise
         return remote
 
-    async def _wait_earlier_ended(self) -> None:
+    async def _wait_earlier_ended(self, link: Link) -> None:
         """Wait until all earlier children have ended: until then they may write to durable memory.
+
+        On another machine the child of ``link`` asks for that: an earlier one whose connection was
+        cut counts as ended here, and may run there.
 
         Raises
         ------
@@ -191,6 +194,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
                 scope=FaultScope.CONTEXT,
                 remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
             )
+        if link.node is not None:
+            await link.node.end_others()
 
     async def receive(self, message: tuple[CopyCall, CopyDone], context: ActorContext) -> None:
         """Make a copy on a worker thread, then call its function on the loop with the error.

@@ -109,6 +109,9 @@ class NodeMessages(Child, Messages, Protocol):
     def announce(self, request: int, sources: Sequence[SharedArray], results: Sequence[SharedArray]) -> None:
         """Send the arrays that a request reads, and expect those that it fills, before it is sent."""
 
+    async def end_others(self) -> None:
+        """Have the device's children there that were given up ended, and wait until they have ended."""
+
 
 class Starter(Protocol):
     """Starts children on another machine; see :class:`accel.node.client.NodeSession`."""

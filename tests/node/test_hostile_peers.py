@@ -73,7 +73,7 @@ async def asked(node: Node, request: dict[str, Any]) -> handshake.Streams:
 
 def child_request(**changes: Any) -> dict[str, Any]:
     """Return the request for a child."""
-    request = {"what": "child", "session": secrets.token_hex(8), "child": "1", "others": [], "slabs": [], "uvloop": False, "silence": 10.0}
+    request = {"what": "child", "session": secrets.token_hex(8), "child": 1, "known": [], "slabs": [], "uvloop": False, "silence": 10.0}
     return {**request, **changes}
 
 
@@ -184,10 +184,12 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
         {"what": "shell"},
         {},
         {"what": "child"},
-        child_request(others=3),
+        child_request(known=3),
+        child_request(child="1"),
+        child_request(child=-1),
         child_request(slabs=[[]]),
         child_request(silence="long"),
-        {"what": "arrays", "session": "none", "child": "1"},
+        {"what": "arrays", "session": "none", "child": 1},
         {"what": "devices", "specs": 3, "count": None, "is_shared": False},
         {"what": "devices", "specs": ["cpu"], "count": 2, "is_shared": False},
         {"what": "devices"},
@@ -196,7 +198,9 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
         "a shell",
         "nothing",
         "a child without fields",
-        "others that are no list",
+        "known ones that are no list",
+        "a child that is no number",
+        "a child below 0",
         "a slab that is none",
         "a silence that is no number",
         "arrays of no session",
@@ -226,10 +230,12 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
         frame(Kind.MAP_SLAB, b"short"),
         frame(Kind.UNMAP_BLOCK, b"short"),
         frame(NodeKind.ARRAYS, b"short"),
+        frame(NodeKind.FENCE),
+        frame(NodeKind.FENCE, b"short"),
         frame(Kind.CONFIG, b"no pickle"),
         frame(Kind.BATCH, b"no op"),
     ],
-    ids=["zeros", "oversized", "descriptors", "block", "huge block", "slab", "unmap", "arrays", "config", "batch"],
+    ids=["zeros", "oversized", "descriptors", "block", "huge block", "slab", "unmap", "arrays", "no fence", "fence", "config", "batch"],
 )
 async def test_a_controller_that_breaks_the_protocol_loses_its_child_alone(sent: bytes, agent: AgentProcess) -> None:
     streams = await asked(agent.node, child_request())
@@ -269,7 +275,7 @@ async def test_a_controller_that_leaves_before_its_child_is_there_leaves_no_chil
 async def test_an_array_that_is_not_within_its_block_ends_the_child(place: tuple[int, int, int, int], agent: AgentProcess) -> None:
     request = child_request()
     messages = await asked(agent.node, request)
-    arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": "1"})
+    arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": 1})
     messages.writer.write(frame(Kind.BLOCK, (1).to_bytes(8, "little") + (1 << 16).to_bytes(8, "little")))
     messages.writer.write(frame(NodeKind.ARRAYS, pack_request(9, 1, [])))
     arrays.writer.write(_HEAD.pack(_MAGIC, *place) + bytes(4096))
@@ -288,7 +294,7 @@ async def test_random_frames_harm_no_other_device(agent: AgentProcess, seed: int
         for _ in range(6):
             request = child_request()
             messages = await asked(agent.node, request)
-            arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": "1"})
+            arrays = await asked(agent.node, {"what": "arrays", "session": request["session"], "child": 1})
             for streams in (messages, arrays):
                 for _ in range(chance.randrange(1, 6)):
                     kind = chance.choice([*Kind, *NodeKind, chance.randrange(1, 1 << 16)])
@@ -342,10 +348,11 @@ async def test_devices_that_are_none_are_refused(devices: dict[str, Any]) -> Non
         frame(Kind.WARM) + frame(Kind.DONE, bytes(8)),
         frame(Kind.NEW_SLAB, bytes(16)),
         frame(NodeKind.EXIT, b"{}"),
+        frame(NodeKind.FENCED),
         frame(NodeKind.EXIT, b'{"code": 1, "signal": null, "output": "why"}'),
         frame(40_000, b"?"),
     ],
-    ids=["nothing", "zeros", "oversized", "done", "failed", "unasked", "slab", "bad exit", "exit", "unknown"],
+    ids=["nothing", "zeros", "oversized", "done", "failed", "unasked", "slab", "bad exit", "fenced", "exit", "unknown"],
 )
 async def test_a_device_on_a_node_that_lies_is_not_opened(said: bytes) -> None:
     async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:

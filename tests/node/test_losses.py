@@ -110,6 +110,22 @@ async def test_a_device_comes_back_with_its_memory_after_a_loss_of_the_connectio
         assert device.info().pid != pid
 
 
+async def test_a_spare_gets_durable_memory_once_the_child_of_before_has_ended_on_the_node(agent: AgentProcess, plan: FaultPlan) -> None:
+    """Only the connections of the first child are stalled, so that its end is not known by theirs."""
+    async with accel.System() as system, proxy_to(agent.address) as proxy:
+        host = accel.ProcessHost(heartbeat_interval=0.1, heartbeat_timeout=0.5)
+        device = await system.open_device("cpu", node=accel.Node(proxy.address, TOKEN), standby="context", host=host, faults=plan)
+        kept = await device.put(KEPT, durable=True)
+        assert await device.spare_ready()
+        waiter, pid = await waiting(device), device.info().pid
+        assert pid in agent.children()
+        proxy.stall(first=3)  # what devices are there, messages, arrays
+        await failure(waiter, accel.ContextPoisonedError)
+        await generation(device, 2)
+        assert pid not in agent.children()
+        np.testing.assert_array_equal(await device.get(kept), KEPT)
+
+
 async def test_a_cut_in_an_array_leaves_nothing_half_written_unseen(agent: AgentProcess) -> None:
     async with accel.System() as system, proxy_to(agent.address) as proxy:
         device = await system.open_device("cpu", node=accel.Node(proxy.address, TOKEN))
