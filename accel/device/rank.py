@@ -138,10 +138,10 @@ class DeviceRank:
             error = HostDiedError(f"the context of {self.name} {why}", hung=True, device=self.name, scope=FaultScope.CONTEXT)
             self._host.context.report_fault(error)
 
-    def check(self, op: Collective, recording: RankBatch | RankGraph | None = None) -> None:
-        """Raise if the device does not take an op now, or a batch of it does not."""
+    def check(self, op: Collective, recording: RankBatch | RankGraph | None = None) -> tuple[AccelRef, ...]:
+        """Return what an op writes in place; raise if the device does not take it now, or a batch of it does not."""
         self.sender.guard()
-        self.sender.check(op, recording)
+        return self.sender.check(op, recording).writes
 
     def tear(self, refs: Iterable[AccelRef]) -> None:
         """Mark durable buffers as torn: what was to write them has not run on all ranks."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from accel.device.epochs import Epochs, Place
     from accel.device.rank import DeviceRank
     from accel.engine.lifecycle import DeviceState
-    from accel.ops.collective import Collective
 
 __all__ = ["World", "check_world"]
 
@@ -298,18 +297,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     async def _send(self, what: str, makers: Callable[[int], Makers], timeout: float | None, result: int | None) -> Any:
         """See :meth:`Collectives._send`."""
-        parts: list[tuple[DeviceRank, Collective]] = []
+        writes: list[tuple[DeviceRank, tuple[AccelRef, ...]]] = []
 
         def start(place: Place) -> list[Coroutine[Any, Any, Any] | None]:
-            ranks, ops = self._ranks, ops_at(place, makers(place.size))
-            parts.extend((rank, op) for rank, op in zip(ranks, ops, strict=True) if op is not None)
-            for rank, op in parts:
-                rank.check(op)
-            return [None if op is None else rank.sender.run(op, None) for rank, op in zip(ranks, ops, strict=True)]
+            parts = list(zip(self._ranks, ops_at(place, makers(place.size)), strict=True))
+            writes.extend((rank, rank.check(op)) for rank, op in parts if op is not None)
+            return [None if op is None else rank.sender.run(op, None) for rank, op in parts]
 
         def on_lost() -> None:
-            for rank, op in parts:
-                rank.tear(op.plan().writes)
+            for rank, refs in writes:
+                rank.tear(refs)
 
         return picked(await self._epochs.run(what, start, timeout, on_lost=on_lost), result)
 
