@@ -125,10 +125,6 @@ class CpuGroup:
         """See :meth:`accel.world.group.Group.launch`. The stream's worker takes part in it."""
         stream.submit(partial(self._run, stream, call, source, target))
 
-    def error(self) -> BaseException | None:
-        """See :meth:`accel.world.group.Group.error`."""
-        return self._over() if self._flag[0] else None
-
     def revoke(self) -> None:
         """See :meth:`accel.world.group.Group.revoke`."""
         self._revoked.set()

@@ -69,15 +69,10 @@ class Group(Protocol):
         Raises
         ------
         AccelError
-            If it was not enqueued, also because the group was revoked or has an :meth:`error`. The
-            controller then begins another epoch, unless the error is a fault of the context.
-        """
-
-    def error(self) -> BaseException | None:
-        """Return what has gone wrong on another rank or a link, as far as the group knows by itself.
-
-        Polled on any thread, so it is quick; :meth:`launch` calls it too. A group need not notice
-        that a rank has died: the controller watches the processes.
+            If it was not enqueued, also because the group was revoked, or knows of an error on
+            another rank or a link. The controller then begins another epoch, unless the error is a
+            fault of the context. A group need not notice that a rank has died: the controller
+            watches the processes.
         """
 
     def revoke(self) -> None:

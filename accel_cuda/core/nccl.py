@@ -148,17 +148,6 @@ class NcclGroup:
             if graph is not None:
                 self._graphs.keep(graph)
 
-    def error(self) -> BaseException | None:
-        """Return what NCCL has found on another rank or a link. Never blocks."""
-        if self._error is None and not self._is_revoked and self._calls.acquire(blocking=False):
-            try:
-                state = self._state()
-            finally:
-                self._calls.release()
-            if state not in (_SUCCESS, _IN_PROGRESS):
-                self._error = self._library.failure(state, "comm_get_async_error")
-        return self._error
-
     def revoke(self) -> None:
         """End what is in flight and what waits. Blocks until the stream goes on: for 0.5 s."""
         self._is_revoked = True

@@ -194,7 +194,6 @@ def conformance(ranks: str) -> None:
         everywhere(lambda end: end.launch(Call("barrier", 0, DType.UINT8, number=1 << 40)))
         everywhere(lambda end: end.stream.synchronize())
         assert [end.group.reached for end in ends] == [1 << 40] * size, "a stream has not written what it has come to"
-        assert [end.group.error() for end in ends] == [None] * size
         everywhere(End.close)
 
 

@@ -142,15 +142,6 @@ def test_an_error_ends_the_communicator(group: NcclGroup, stream: CudaStream, fa
     fake.states = deque([SUCCESS])
     with pytest.raises(LibraryError, match="RemoteError"):
         group.launch(stream, call, SOURCE, TARGET)
-    assert isinstance(group.error(), LibraryError)
-
-
-def test_an_error_that_shows_between_two_collectives_is_found(group: NcclGroup, fake: FakeNccl) -> None:
-    assert group.error() is None
-    fake.states = deque([2])
-    error = group.error()
-    assert isinstance(error, LibraryError)
-    assert error.code == 2
 
 
 def test_a_call_that_is_refused_raises_what_the_status_stands_for(group: NcclGroup, stream: CudaStream, fake: FakeNccl) -> None:
@@ -192,7 +183,6 @@ def test_a_launch_that_waits_for_a_dead_rank_ends_when_the_group_is_revoked(grou
     group.abort()
     assert [type(error) for error in caught] == [WorldChangedError]
     assert fake.names() == ["all_reduce", "comm_revoke", "comm_abort"]
-    assert group.error() is None  # asks nothing of what is freed
 
 
 def test_a_join_ends_when_it_is_revoked(library: Nccl, fake: FakeNccl) -> None:

@@ -58,12 +58,10 @@ def test_one_rank_that_revokes_ends_the_waiting_of_all(pool: ThreadPoolExecutor)
     joining = [join(pool, first if rank == 0 else Rendezvous(), name, rank, 3, flags[rank]) for rank in range(3)]
     groups = [joined.result(20.0) for joined in joining]
     waiting = [pool.submit(group.meet) for group in groups[:2]]  # the third never comes
-    assert groups[0].error() is None
     groups[2].revoke()
     for meeting in waiting:
         with pytest.raises(WorldChangedError):
             meeting.result(5.0)
-    assert isinstance(groups[1].error(), WorldChangedError)
     for group in groups:
         group.abort()
 
