@@ -343,7 +343,7 @@ class Epochs:
                 self._settle(flight, error.clone())  # as when a model raises
             self._end_epoch((rank,), f"rank {rank} failed {flight.what} {flight.numbers.start}: {error}", error)
         elif self.lifecycle.state is DeviceState.READY and all(other.done() for other in flight.tasks.values()):
-            self._settle(flight, [flight.tasks[place].result() if place in flight.tasks else None for place in range(self.size)])
+            self._settle(flight, [flight.tasks[index].result() if index in flight.tasks else None for index in range(self.size)])
 
     def _settle(self, flight: Flight, outcome: list[Any] | AccelError) -> None:
         """End a flight, and give its place to the next one.
@@ -362,14 +362,14 @@ class Epochs:
 
     def _on_device_changed(self) -> None:
         """End the epoch if a device of it is not READY any more."""
-        lost = tuple(place for place, rank in enumerate(self.ranks) if rank.state is not DeviceState.READY)
+        lost = tuple(index for index, rank in enumerate(self.ranks) if rank.state is not DeviceState.READY)
         if lost:
             self._disturbed.set()
-            self._lost.update(self.ranks[place].name for place in lost)
+            self._lost.update(self.ranks[index].name for index in lost)
             self._end_epoch(lost, f"{self._named(lost)} was lost", self.ranks[lost[0]].fault)
 
-    def _named(self, places: Sequence[int]) -> str:
-        return ", ".join(f"rank {place} ({self.ranks[place].name})" for place in places) or "no rank"
+    def _named(self, indices: Sequence[int]) -> str:
+        return ", ".join(f"rank {index} ({self.ranks[index].name})" for index in indices) or "no rank"
 
     def _end_epoch(self, lost: tuple[int, ...], why: str, cause: BaseException | None) -> None:
         """Fail what was sent, and begin the next epoch; does nothing while that has begun.
@@ -417,16 +417,16 @@ class Epochs:
     def _report_hang(self, hung: Flight, reached: dict[int, int]) -> None:
         """Fail what was sent with the names of the ranks that have not come as far as others; kill these."""
         furthest = max((*reached.values(), hung.numbers.start))
-        late = tuple(place for place in range(self.size) if place in hung.tasks and reached.get(place, 0) < furthest)
-        others = ", ".join(str(place) for place in hung.tasks if place not in late)
+        late = tuple(index for index in range(self.size) if index in hung.tasks and reached.get(index, 0) < furthest)
+        others = ", ".join(str(index) for index in hung.tasks if index not in late)
         seconds = self._loop.time() - hung.began
         why = f"{self._named(late)} did not reach {hung.what} {hung.numbers.start}; {others or 'none'} waited {seconds:.1f} s there"
         logger.error("world_hung", world=self.number, epoch=self.lifecycle.generation, why=why)
         hang = HostDiedError(why, hung=True, scope=FaultScope.CONTEXT)
         self._fail_flights(self._changed_error(late, why, hang))
         # Where nothing tells which of them it is, all that have not ended.
-        for place in late or [place for place, task in hung.tasks.items() if not task.done()]:
-            self.ranks[place].kill(f"is a rank of world {self.number}, and did not reach {hung.what} {hung.numbers.start}")
+        for index in late or [index for index, task in hung.tasks.items() if not task.done()]:
+            self.ranks[index].kill(f"is a rank of world {self.number}, and did not reach {hung.what} {hung.numbers.start}")
 
     # -- the next epoch
 
@@ -495,13 +495,13 @@ class Epochs:
 
     async def _replace(self, lost: Rank, extra: Rank) -> None:
         """Give the rank of a device that is LOST to one that stands by."""
-        number = self.ranks.index(lost)
+        index = self.ranks.index(lost)
         await extra.wait_ready()
         for take_over in tuple(self.takeovers):
-            await take_over(number)
-        self.ranks[number] = extra
+            await take_over(index)
+        self.ranks[index] = extra
         self.extras.remove(extra)
-        logger.warning("rank_replaced", world=self.number, rank=number, lost=lost.name, device=extra.name)
+        logger.warning("rank_replaced", world=self.number, rank=index, lost=lost.name, device=extra.name)
 
     async def _join(self) -> None:
         """Have all ranks join the next communicator; raises if one does not.
@@ -511,10 +511,9 @@ class Epochs:
         more memory for a further attempt.
         """
         self._communicator += 1
-        ranks, place = self.ranks, (self.number, self._communicator)
-        members = [rank.members for rank in ranks]
+        members = [rank.members for rank in self.ranks]
         disturbed = self._loop.create_task(self._disturbed.wait())
-        joining = self._loop.create_task(self._join_all(members, place))
+        joining = self._loop.create_task(self._join_all(members, self._communicator))
         try:
             await asyncio.wait((disturbed, joining), return_when=asyncio.FIRST_COMPLETED)
             if not joining.done():
@@ -525,15 +524,16 @@ class Epochs:
                 task.cancel()
             await asyncio.wait((disturbed, joining, self._leaving))
 
-    async def _join_all(self, members: Sequence[Membership], place: tuple[int, int]) -> None:
+    async def _join_all(self, members: Sequence[Membership], communicator: int) -> None:
         """Have members join, all at the same time; raises the first error, without waiting for others."""
-        seconds = self._join_timeout
+        world, seconds, size = self.number, self._join_timeout, len(members)
         try:
             async with asyncio.timeout(seconds + 1.0):  # a stopped process does not even say that it is late
                 unique_id = await members[0].unique_id()
-                await asyncio.gather(*(member.join(*place, unique_id, rank, len(members), seconds) for rank, member in enumerate(members)))
+                joins = [member.join(world, communicator, unique_id, index, size, seconds) for index, member in enumerate(members)]
+                await asyncio.gather(*joins)
         except TimeoutError as error:
-            raise DeadlineExceededError(f"not all ranks of world {self.number} have joined in {seconds:g} s") from error
+            raise DeadlineExceededError(f"not all ranks of world {world} have joined in {seconds:g} s") from error
 
     async def _revoke(self, communicator: int) -> dict[int, int]:
         """Have each rank that is left revoke a communicator; return how far each has come.
@@ -541,7 +541,7 @@ class Epochs:
         A rank that does not answer is killed, and not among them.
         """
         answers = await asyncio.gather(*(self._revoke_at(rank, communicator) for rank in self.ranks))
-        return {place: reached for place, reached in enumerate(answers) if reached is not None}
+        return {index: reached for index, reached in enumerate(answers) if reached is not None}
 
     async def _revoke_at(self, rank: Rank, communicator: int) -> int | None:
         if rank.state is not DeviceState.READY:
