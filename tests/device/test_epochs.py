@@ -151,16 +151,22 @@ class FakeRank:
     def kill(self, why: str) -> None:
         self.lose()
 
+    def die(self) -> None:
+        self.lose()
+        self.enter(DeviceState.LOST)
+
     async def wait_ready(self) -> None:
         while self.state is not DeviceState.READY:
+            if self.state is DeviceState.LOST:
+                raise accel.DeviceLostError("dead for good")
             await self.changed.wait()
 
 
-ranks_of = st.integers(0, SIZE - 1)
+ranks_of = st.integers(0, SIZE)  # the last one is the extra device
 actions = st.one_of(
     st.tuples(st.sampled_from(["lose", "heal"]), ranks_of),
     st.tuples(st.just("renew"), ranks_of),
-    st.tuples(st.sampled_from(["lose", "heal", "stop", "fail"]), ranks_of),
+    st.tuples(st.sampled_from(["lose", "heal", "stop", "fail", "die"]), ranks_of),
     st.tuples(st.sampled_from(["send", "cancel", "late"]), st.just(0)),
     st.tuples(st.just("turn"), st.integers(1, 12)),
 )
@@ -171,9 +177,17 @@ class Played:
 
     def __init__(self, hang_timeout: float | None) -> None:
         self.network = Network()
-        self.ranks = [FakeRank(f"fake:{number}", self.network) for number in range(SIZE)]
-        self.world = Epochs(1, self.ranks, Probes(), hang_timeout=hang_timeout, join_timeout=0.02, limit=4)
+        self.ranks = [FakeRank(f"fake:{number}", self.network) for number in range(SIZE + 1)]
+        self.world: Any = Epochs(
+            1, self.ranks[:SIZE], Probes(), hang_timeout=hang_timeout, join_timeout=0.02, limit=4, extras=self.ranks[SIZE:]
+        )
+        self.world.takeovers.append(self.take_over)
+        self.taken: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
+
+    async def take_over(self, index: int) -> None:
+        await asyncio.sleep(0)
+        self.taken.append(index)
 
     async def send(self, timeout: float | None = None) -> None:
         """Send a collective, and check that it ran on all ranks of one epoch."""
@@ -183,9 +197,9 @@ class Played:
             assert self.world.lifecycle.state is DeviceState.READY
             communicator = self.network.at(place.epoch)
             assert not communicator.is_revoked
-            assert [communicator.joined[rank] for rank in range(SIZE)] == [rank.context for rank in self.ranks]
+            assert [communicator.joined[rank] for rank in range(SIZE)] == [rank.context for rank in self.world.ranks]
             places.append(place)
-            return [rank.context.collective(place, number) for number, rank in enumerate(self.ranks)]
+            return [rank.context.collective(place, number) for number, rank in enumerate(self.world.ranks)]
 
         results = await self.world.run("sum", start, timeout)
         (place,) = places
@@ -202,6 +216,9 @@ class Played:
             self.ranks[number].lose()
         elif action == "heal":
             self.ranks[number].heal()
+        elif action == "die":
+            if all(rank.state is not DeviceState.LOST for rank in self.ranks):  # one has an extra device
+                self.ranks[number].die()
         elif action == "renew":
             self.ranks[number].lose()
             self.ranks[number].heal()
@@ -243,6 +260,9 @@ class Played:
                 except (accel.WorldChangedError, accel.LibraryError):
                     continue
         healing.cancel()
+        lost = [number for number, rank in enumerate(self.ranks[:SIZE]) if rank.state is DeviceState.LOST]
+        assert self.taken == lost
+        assert self.world.ranks == [self.ranks[SIZE if number in lost else number] for number in range(SIZE)]
         await self.world.aclose()
         for communicator in self.network.communicators.values():
             assert communicator.is_revoked or all(context.died.done() for context in communicator.joined.values())
