@@ -18,7 +18,7 @@ import secrets
 import socket
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from accel._version import installed_version
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError
@@ -110,10 +110,15 @@ class Streams(NamedTuple):
         OSError
             If the connection has ended.
         """
-        if self.reader.at_eof():
+        transport = cast("asyncio.Transport", self.writer.transport)
+        if self.reader.at_eof() or transport.is_closing():
             raise ConnectionResetError("the other end has closed the connection")
         self.reader.feed_eof()
-        return await self.reader.read()
+        rest = await self.reader.read()
+        # The end of the connection may have come behind the rest. Transports tell it once, and once more after a pause.
+        transport.pause_reading()
+        transport.resume_reading()
+        return rest
 
     def answer(self, content: dict[str, Any]) -> None:
         """Send the answer to the request."""

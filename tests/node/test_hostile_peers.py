@@ -371,6 +371,22 @@ async def test_a_device_on_a_node_that_lies_is_not_opened(said: bytes) -> None:
             await asyncio.wait_for(system.open_device("cpu", node=node, restart=accel.RestartStrategy(max_restarts=0)), PATIENCE)
 
 
+async def test_an_end_of_the_connection_behind_the_first_message_is_seen() -> None:
+    async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:
+        if request["what"] == "child":
+            streams.answer({"pid": 1, "keep": 0})
+            streams.writer.write(frame(Kind.WARM))
+            streams.writer.write_eof()
+        else:
+            await asyncio.sleep(0.1)  # what came with the answer of before has arrived
+            streams.answer({"devices": [DEVICE]})
+        await asyncio.sleep(PATIENCE)  # it holds the connection
+
+    async with accel.System() as system, lying_agent(lie) as node:
+        with pytest.raises(AccelError, match=r"the connection to node .* was lost"):
+            await asyncio.wait_for(system.open_device("cpu", node=node, restart=accel.RestartStrategy(max_restarts=0)), PATIENCE / 2)
+
+
 async def test_an_agent_without_the_token_is_not_believed() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
