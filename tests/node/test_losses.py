@@ -191,24 +191,20 @@ async def test_memory_is_kept_no_longer_than_promised() -> None:
                 await until(lambda: not agent.children() and not memfds(agent), "the agent has forgotten the device")
 
 
-async def test_an_agent_that_is_ended_ends_its_children() -> None:
+async def test_a_child_ends_by_itself_when_its_device_is_closed_and_is_ended_with_its_agent() -> None:
     async with accel.System() as system:
         with running_agent("127.0.0.4", "--keep", "0.1") as agent:
-            device = await system.open_device("cpu", node=agent.node)
+            closed, device = await asyncio.gather(*[system.open_device("cpu", node=agent.node) for _ in range(2)])
             pids = agent.children()
-            agent.close()
+            await closed.zeros(4)
+            await closed.aclose()
+            await until(lambda: agent.children() == [device.info().pid], "the child of the closed device has ended")
+            log = agent.close()
+            assert "ended with exit code 0" in log, log
             assert agent.process.returncode == 0
+            assert len(pids) == 2
             assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
             await until(lambda: device.state is accel.DeviceState.LOST, "the device is lost")
-
-
-async def test_a_device_that_is_closed_has_its_child_end_by_itself() -> None:
-    with running_agent("127.0.0.4") as agent:
-        async with accel.System() as system:
-            device = await system.open_device("cpu", node=agent.node)
-            await device.zeros(4)
-        log = agent.close()
-    assert "ended with exit code 0" in log, log
 
 
 async def test_a_quarantine_of_a_device_on_a_node_is_there_too(agent: AgentProcess) -> None:
