@@ -11,13 +11,13 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from accel.errors import AccelError
 from accel.node.channel import Connection
 from accel.process.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accel.errors import AccelError
     from accel.node.handshake import Streams
 
 __all__ = ["ArrayConnection", "Place", "pack_request", "unpack_request"]
@@ -158,7 +158,7 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
             if self._place is None:
                 magic, *numbers = _HEAD.unpack(self._head)
                 if magic != _MAGIC:
-                    raise ProtocolError(f"no array begins here: {magic:#010x} stands where {_MAGIC:#010x} must")  # noqa: TRY301
+                    raise ProtocolError(f"no array begins here: {magic:#010x} stands where {_MAGIC:#010x} must")
                 self._place = Place(*numbers)
                 self._begin_array()
             else:
@@ -166,7 +166,7 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
                 self._target, self._filled = self._head, 0
                 self._expect(_HEAD.size)
                 self._on_received(place)
-        except ProtocolError as error:
+        except AccelError as error:
             self._lose(error)
 
     def _begin_array(self) -> None:
@@ -189,7 +189,7 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
         if self._place is not None and self._target is self._head and not self.is_closed:
             try:
                 self._begin_array()
-            except ProtocolError as error:
+            except AccelError as error:
                 self._lose(error)
             else:
                 if self._target is not self._head:

@@ -27,6 +27,8 @@ _MAX_UNSENT = 256 << 20
 """Bytes that may wait for the other end, which does not read them; then the connection is given up."""
 _PROBE_SECONDS = 1
 """Seconds between the kernel's probes of a silent connection."""
+_MAX_SILENCE = 2_000_000.0
+"""Seconds of the longest silence: the kernel counts milliseconds in 31 bits."""
 
 
 class NodeKind(enum.IntEnum):
@@ -95,10 +97,22 @@ class Connection(asyncio.BaseProtocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(max(int(silence), 1), 127))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(silence * 1000), 1))
+        seconds = min(silence, _MAX_SILENCE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(max(int(seconds), 1), 127))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(seconds * 1000), 1))
         self._transport.set_protocol(self)
         close_after_fork(self)
+        self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Report an end that came before this protocol: the transport does not do so again."""
+        try:
+            if not self.is_closed and not self._sock.recv(1, socket.MSG_PEEK):
+                self._lose(None)
+        except BlockingIOError:  # nothing is unread, and more may come
+            pass
+        except OSError as error:
+            self._lose(HostDiedError(f"the connection broke: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end of the connection."""
@@ -154,8 +168,12 @@ class NodeChannel(Connection, asyncio.Protocol):
         self._incoming = Incoming(None, max_received, lambda fds: None)
         self._unsent = bytearray()
         self._flush_handle: asyncio.Handle | None = None
-        if early:
-            self._loop.call_soon(self.data_received, b"")
+
+    def _begin(self) -> None:
+        """Deliver what has come already; then see :meth:`Connection._begin`."""
+        if self._early:
+            self.data_received(b"")
+        super()._begin()
 
     def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = (), now: bool = False) -> None:
         """Send one message; see :meth:`accel.process.channel.Channel.send`.

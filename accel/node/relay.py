@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -139,24 +140,24 @@ class Relay:
         )
         try:
             early = await streams.take_rest()
-        except OSError:  # the controller has gone meanwhile
+            streams.answer({"pid": child.pid, "keep": place.keep})
+            self._controller = NodeChannel(
+                streams,
+                on_message=self._on_controller_message,
+                on_lost=self._on_lost,
+                max_received=MAX_MESSAGE,
+                silence=self._silence,
+                early=early,
+            )
+        except BaseException:  # the controller has gone meanwhile
             child.kill()
             raise
-        streams.answer({"pid": child.pid, "keep": place.keep})
-        self._controller = NodeChannel(
-            streams,
-            on_message=self._on_controller_message,
-            on_lost=self._on_lost,
-            max_received=MAX_MESSAGE,
-            silence=self._silence,
-            early=early,
-        )
         logger.info("node_child_started", pid=child.pid)
 
     async def add_arrays(self, streams: Streams) -> None:
         """Take over the connection for arrays."""
-        if self._arrays is not None:
-            raise RefusedError("the child has a connection for its arrays")
+        if self._controller is None or self._arrays is not None:
+            raise RefusedError("the child is not running yet, or has a connection for its arrays")
         await streams.take_rest()
         streams.answer({})
         self._arrays = ArrayConnection(
@@ -195,9 +196,9 @@ class Relay:
             self._to_child.send(kind, data)
         elif self._held or not self._forward(kind, data):
             self._held.append((kind, data))
-            self._held_bytes += len(data)
-            if self._held_bytes + self._to_child.pending > _MAX_UNSENT:
-                raise ProtocolError(f"more than {_MAX_UNSENT} bytes wait for the child")
+            self._held_bytes += sys.getsizeof(data)
+        if self._held_bytes + self._to_child.pending > _MAX_UNSENT:
+            raise ProtocolError(f"more than {_MAX_UNSENT} bytes wait for the child")
 
     async def _answer_fence(self, number: int, known: frozenset[int]) -> None:
         """Have older children ended, and tell the controller."""
@@ -264,7 +265,11 @@ class Relay:
             block.close()
             return
         self._blocks[number] = block
-        self._forward_held()
+        try:
+            self._forward_held()
+        except AccelError as error:
+            self._on_lost(error)
+            return
         if self._arrays is not None:
             self._arrays.resume()
 
@@ -286,7 +291,7 @@ class Relay:
             if not self._forward(kind, data):
                 return
             self._held.popleft()
-            self._held_bytes -= len(data)
+            self._held_bytes -= sys.getsizeof(data)
 
     def _memory(self, place: Place) -> memoryview | None:
         """Return the memory of a place; ``None`` if its block is not made yet.

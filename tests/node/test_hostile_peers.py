@@ -8,9 +8,10 @@ import json
 import os
 import random
 import secrets
+import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from accel.node import handshake
 from accel.node.arrays import _HEAD, _MAGIC, pack_request
 from accel.node.channel import NodeKind
 from accel.node.client import Node
+from accel.node.relay import Relay
 from accel.process.protocol import MAX_MESSAGE, encode_header, greeting
 from accel.remote.messages import Kind
 from tests.device_support import generation
@@ -230,12 +232,27 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
         frame(Kind.MAP_SLAB, b"short"),
         frame(Kind.UNMAP_BLOCK, b"short"),
         frame(NodeKind.ARRAYS, b"short"),
+        frame(Kind.BLOCK, (1).to_bytes(8, "little") + (1 << 16).to_bytes(8, "little")) + frame(NodeKind.ARRAYS, b"short"),
         frame(NodeKind.FENCE),
         frame(NodeKind.FENCE, b"short"),
         frame(Kind.CONFIG, b"no pickle"),
         frame(Kind.BATCH, b"no op"),
     ],
-    ids=["zeros", "oversized", "descriptors", "block", "huge block", "slab", "unmap", "arrays", "no fence", "fence", "config", "batch"],
+    ids=[
+        "zeros",
+        "oversized",
+        "descriptors",
+        "block",
+        "huge block",
+        "slab",
+        "unmap",
+        "arrays",
+        "arrays behind a block",
+        "no fence",
+        "fence",
+        "config",
+        "batch",
+    ],
 )
 async def test_a_controller_that_breaks_the_protocol_loses_its_child_alone(sent: bytes, agent: AgentProcess) -> None:
     streams = await asked(agent.node, child_request())
@@ -256,10 +273,11 @@ async def test_a_controller_that_breaks_the_protocol_loses_its_child_alone(sent:
 async def test_a_controller_that_leaves_before_its_child_is_there_leaves_no_child(agent: AgentProcess) -> None:
     request = {**child_request(), "versions": handshake._versions()}
     host, _, port = agent.address.rpartition(":")
-    for resets in (False, True):
+    for resets, rest in ((False, b""), (True, b""), (False, b"A")):
         streams = await handshake.open_streams(host, int(port), None)
         await handshake.prove(streams, TOKEN.encode())
         streams.send(4, json.dumps(request).encode())
+        streams.writer.write(rest)
         await streams.writer.drain()
         if resets:
             streams.writer.transport.abort()
@@ -269,6 +287,36 @@ async def test_a_controller_that_leaves_before_its_child_is_there_leaves_no_chil
     async with asyncio.timeout(PATIENCE):
         while agent.children():
             await asyncio.sleep(0.01)
+
+
+async def test_what_waits_for_a_child_that_reads_nothing_is_bounded(agent: AgentProcess) -> None:
+    streams = await asked(agent.node, child_request())
+    (pid,) = agent.children()
+    os.kill(pid, signal.SIGSTOP)
+    message = frame(Kind.BATCH, bytes(16 << 20))
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(40):
+                streams.writer.write(message)
+                await streams.writer.drain()
+    streams.writer.transport.abort()
+    async with asyncio.timeout(PATIENCE):
+        while agent.children():
+            await asyncio.sleep(0.01)
+    await serves(agent)
+
+
+async def test_any_heartbeat_timeout_is_taken(agent: AgentProcess) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", node=agent.node, host=accel.ProcessHost(heartbeat_timeout=3e6))
+        np.testing.assert_array_equal(await device.get(await device.put(np.arange(9.0))), np.arange(9.0))
+
+
+async def test_arrays_of_a_child_that_does_not_run_yet_are_refused() -> None:
+    async with accel.System():
+        relay = Relay(cast("Any", None), cast("Any", None), 1.0, lambda: None, cast("Any", None))
+        with pytest.raises(AccelError, match="not running yet"):
+            await relay.add_arrays(cast("Any", None))
 
 
 @pytest.mark.parametrize("place", [(9, 1, 1 << 20, 1), (9, 1, (1 << 64) - 1, 2), (9, 1, 0, 1 << 40), (9, 1, 0, 0)], ids=str)
