@@ -44,7 +44,7 @@ from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from accel.actors import ActorSystem
     from accel.dtype import DType
@@ -384,14 +384,13 @@ class Server:
         name = registration.name
         is_new = name not in self._core.registrations
         self._core.registrations[name] = registration
-        try:
-            await self.context.libraries.open(name)
-        except Exception as error:
-            if is_new:
-                self._core.registrations.pop(name, None)
-            self._refuse(number, error)
-        else:
-            self._answers.report_success(number)
+        with self._reporting(number):
+            try:
+                await self.context.libraries.open(name)
+            except Exception:
+                if is_new:
+                    self._core.registrations.pop(name, None)
+                raise
 
     async def _map_slab(self, data: bytes, fd: int) -> None:
         """Handle a MAP_SLAB message: map the slab, bind its buffers to a generation, and answer.
@@ -399,22 +398,22 @@ class Server:
         Closes ``fd``, whatever happens.
         """
         number, slab, durables = _number_of(data), decode_slab(data[8:], fd), self.context.durables
-        try:
+        with self._reporting(number, (fd,)):
             await durables.map_ahead(slab)
             if self._has_begun:  # else this is a spare, for which mapping is enough
                 durables.bind(self.context.buffers, slab)
-        except Exception as error:
-            self._refuse(number, error)
-        else:
-            self._answers.report_success(number)
-        finally:
-            os.close(fd)
 
     async def _attach(self, data: bytes, fds: list[int]) -> None:
         """Handle an ATTACH message: map the memory, or make some, and answer. Closes ``fds``."""
         number, (buffer, nbytes) = _number_of(data), Attach.unpack(data[8:])
-        try:
+        with self._reporting(number, fds):
             await cast("Sharing", self.context.sharing).attach(buffer, fds[0] if fds else None, nbytes)
+
+    @contextlib.contextmanager
+    def _reporting(self, number: int, fds: Sequence[int] = ()) -> Iterator[None]:
+        """Report the success of the block, or what it raises, as the end of a request; close ``fds``, whatever happens."""
+        try:
+            yield
         except Exception as error:
             self._refuse(number, error)
         else:
