@@ -78,7 +78,7 @@ def add_file_options(arguments: argparse.Namespace, add_arguments: Callable[[arg
         raise InvalidArgumentError(f"{path} names what is served, and the command line too", remedy="Name it in one place.")
     parser = _Parser(str(path))
     add_arguments(parser)
-    found = parser.parse_args(_words(str(path), table))
+    found = parser.parse_args(_words(table))
     if found.config is not None:
         raise InvalidArgumentError(f"{path}: config is no option of a file")
     for name, value in vars(found).items():
@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidArgumentError(f"{self._path}: {message}")
 
 
-def _words(path: str, table: dict[str, Any]) -> list[str]:
+def _words(table: dict[str, Any]) -> list[str]:
     """Return a table as words of a command line: ``buckets = {batch = [1, 8]}`` is ``--buckets batch=1,8``."""
     words: list[str] = []
     targets: list[str] = []
