@@ -24,20 +24,19 @@ __all__ = ["DurableReporter", "DurableReports", "decode_slab", "encode_slab"]
 
 _SLAB = struct.Struct("<QQ")
 _BUFFER = struct.Struct("<QQQQ")
-_HEAD = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _PER_GENERATION = 1 << 32
 
 
 def encode_slab(slab: KeptSlab) -> bytes:
     """Return the payload of a MAP_SLAB message; :meth:`Link.ask` puts the question's number before it."""
-    return _HEAD.pack(slab.number, slab.nbytes) + b"".join(_BUFFER.pack(*block) for block in slab.blocks)
+    return _SLAB.pack(slab.number, slab.nbytes) + b"".join(_BUFFER.pack(*block) for block in slab.blocks)
 
 
 def decode_slab(data: bytes, fd: int) -> KeptSlab:
     """Return the slab that :func:`encode_slab` was given; its descriptor came with the message."""
-    number, nbytes = _HEAD.unpack_from(data)
-    return KeptSlab(number, nbytes, fd, tuple(_BUFFER.iter_unpack(data[_HEAD.size :])))
+    number, nbytes = _SLAB.unpack_from(data)
+    return KeptSlab(number, nbytes, fd, tuple(_BUFFER.iter_unpack(data[_SLAB.size :])))
 
 
 class DurableReporter:
