@@ -100,8 +100,9 @@ def running_agent(host: str = "127.0.0.2", *arguments: str) -> Iterator[AgentPro
 class Proxy:
     """Relays connections to an agent, and drops, delays, splits or stalls what it relays."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: ssl.SSLContext | None) -> None:
         host, _, port = target.rpartition(":")
+        self._tls = tls
         self._target = (host, int(port))
         self._flowing: list[asyncio.Event] = []  # of each connection, in their order
         self._writers: set[asyncio.StreamWriter] = set()
@@ -134,7 +135,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            to_reader, to_writer = await asyncio.open_connection(*self._target)
+            to_reader, to_writer = await asyncio.open_connection(*self._target, ssl=self._tls)
         except OSError:
             writer.transport.abort()
             return
@@ -165,10 +166,10 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxy_to(target: str) -> AsyncIterator[Proxy]:
-    """Run a proxy while the block runs."""
-    proxy = Proxy(target)
-    server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
+async def proxy_to(target: str, *, from_tls: ssl.SSLContext | None = None, to_tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
+    """Run a proxy while the block runs, which may be an end of TLS on one side or on both."""
+    proxy = Proxy(target, to_tls)
+    server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0, ssl=from_tls)
     proxy.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
     try:
         yield proxy

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.actors import ActorSystem
@@ -65,7 +66,7 @@ async def run(arguments: argparse.Namespace) -> int:
     host, port = split_address(arguments.listen)
     if not 0 <= arguments.keep < float("inf"):
         raise InvalidArgumentError(f"--keep is {arguments.keep}", remedy="Give seconds.")
-    tls = _tls_context(arguments.tls_cert, arguments.tls_key)
+    tls, certificate = _load_certificate(arguments.tls_cert, arguments.tls_key)
     if tls is None and not arguments.no_tls and not is_loopback(host):
         raise InvalidArgumentError(
             f"{host} is reached by other machines, and what is sent to it would not be encrypted",
@@ -76,7 +77,7 @@ async def run(arguments: argparse.Namespace) -> int:
         bound_host, bound_port = listening.getsockname()[:2]
         print(f"accel node listens at {bound_host}:{bound_port}, {'with TLS' if tls else 'without TLS'}", flush=True)
         async with ActorSystem("node") as system:
-            serving = asyncio.ensure_future(Agent(system, token, keep=arguments.keep, tls=tls).serve(listening))
+            serving = asyncio.ensure_future(Agent(system, token, keep=arguments.keep, tls=tls, certificate=certificate).serve(listening))
             loop = asyncio.get_running_loop()
             for number in _SIGNALS:
                 loop.add_signal_handler(number, serving.cancel)
@@ -87,21 +88,25 @@ async def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return how connections are encrypted; ``None``: not at all."""
+def _load_certificate(certificate: str | None, key: str | None) -> tuple[ssl.SSLContext | None, bytes]:
+    """Return how connections are encrypted, and this machine's certificate, DER; ``None``: not at all."""
     if certificate is None:
         if key is not None:
             raise InvalidArgumentError("--tls-key without --tls-cert", remedy="Give both, or none.")
-        return None
+        return None, b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(certificate, key)
-    except OSError as error:  # ssl.SSLError is one
+        pem = Path(certificate).read_text(encoding="latin-1")  # there may be comments between the certificates
+        own = pem[
+            pem.index(ssl.PEM_HEADER) : pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
+        ]  # the first of a chain is that of this machine
+        return context, ssl.PEM_cert_to_DER_cert(own)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise InvalidArgumentError(
             f"the certificate cannot be used: {error}", remedy="Give PEM files of a certificate and its key."
         ) from error
-    return context
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

@@ -112,7 +112,7 @@ async def nodes(
     arguments = ["--keep", str(keep), *(["--no-tls"] if tls_cert is None else ["--tls-cert", tls_cert])]
     arguments += [] if tls_key is None else ["--tls-key", tls_key]
     token = secrets.token_hex(32)
-    unplaced = Node("127.0.0.1:0", token, tls)
+    unplaced = Node("127.0.0.1:0", token, tls or False)
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "accel-ray")
     cluster = _Cluster(thread)
     watching: list[asyncio.Task[None]] = []

@@ -43,6 +43,8 @@ _PROOF_TIMEOUT = 5.0
 """Seconds that a connection has to prove that it has the token."""
 _MAX_UNPROVED = 64
 """Connections that may be about to prove it at once; others are closed."""
+_READ_AHEAD = 1 << 10
+"""Bytes of a connection that may wait to be looked at; beyond, and what one read returns, the system holds them."""
 _SHORTAGE_PAUSE = 1.0
 """Seconds without accepting after the process had no descriptor for a connection."""
 _PIECE_BYTES = 1 << 20
@@ -66,15 +68,20 @@ class Agent:
         Seconds for which durable memory is kept after the last child of a device.
     tls
         With the certificate of this machine; ``None``: connections are not encrypted.
+    certificate
+        The same certificate, DER.
     """
 
-    def __init__(self, system: ActorSystem, token: bytes, *, keep: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, system: ActorSystem, token: bytes, *, keep: float = 30.0, tls: ssl.SSLContext | None = None, certificate: bytes = b""
+    ) -> None:
         self.system = system
         self.keep = keep
         self.loop = asyncio.get_running_loop()
         self.disposal = Disposal(self.loop)
         self._token = token
         self._tls = tls
+        self._certificate = certificate
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection whose request is not answered
         self._unproved = 0
@@ -133,11 +140,11 @@ class Agent:
         try:
             async with asyncio.timeout(_PROOF_TIMEOUT):
                 sock.setblocking(False)
-                reader = asyncio.StreamReader()
+                reader = asyncio.StreamReader(_READ_AHEAD)
                 protocol = asyncio.StreamReaderProtocol(reader)
                 transport, _ = await self.loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
                 streams = Streams(reader, asyncio.StreamWriter(transport, protocol, reader, self.loop), sock)
-                request = await verify(streams, self._token)
+                request = await verify(streams, self._token, self._certificate)
             self._unproved -= 1
             is_unproved = False
             await self._answer(streams, request)

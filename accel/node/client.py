@@ -9,7 +9,7 @@ import itertools
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from accel.backend import DeviceDescription
 from accel.dtype import DType
 from accel.errors import AccelError, BackendUnavailableError, DeadlineExceededError, DeviceLostError, InvalidArgumentError
 from accel.node.child import NodeChild
-from accel.node.handshake import ask, check_token, find_token, open_streams, prove
+from accel.node.handshake import ClosedEarlyError, ask, check_token, connect, find_token
 from accel.ops.base import as_shape
 from accel.process.protocol import ProtocolError
 from accel.remote.tokens import encode_request
@@ -43,6 +43,8 @@ _TOKEN_TIMEOUT: Final = 30.0
 """Seconds within which it must answer for a token, and within which more of the copy must come."""
 _PIECE_BYTES: Final = 1 << 20
 """The most that is read at once."""
+_BUSY_PAUSES: Final = (0.05, 0.2, 0.5)
+"""Pauses between attempts to connect to an agent that closes the connection at once."""
 _PAUSES: Final = (0.05, 1.0)
 """The first and the longest pause between attempts to reach an agent again."""
 
@@ -60,24 +62,31 @@ class Node:
         ``ACCEL_TOKEN_FILE`` names.
     tls
         How the agent's certificate is verified, such as ``ssl.create_default_context(cafile=...)``;
-        ``None``: the connection is not encrypted.
+        ``None``: the connection is not encrypted, and the address must be one of this machine;
+        ``False``: not encrypted, to any address, for a network that is closed to others.
 
     Raises
     ------
     InvalidArgumentError
-        If one is of another form.
+        If one is of another form, or an address of another machine comes without ``tls``.
     """
 
     address: str
     token: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | Literal[False] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        split_address(self.address)
+        host, _ = split_address(self.address)
         if self.token is not None:
             check_token(self.token)
-        if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
-            raise InvalidArgumentError(f"tls is {self.tls!r:.80}", remedy="Give an ssl.SSLContext, or None.")
+        if self.tls is not None and self.tls is not False and not isinstance(self.tls, ssl.SSLContext):
+            raise InvalidArgumentError(f"tls is {self.tls!r:.80}", remedy="Give an ssl.SSLContext, False or None.")
+        if self.tls is None and not is_loopback(host):
+            raise InvalidArgumentError(
+                f"node {self.address} is on another machine, and what is sent to it would not be encrypted",
+                remedy="Give accel.Node(address, tls=ssl.create_default_context(cafile=...)); or tls=False, in a network that is closed to others: "
+                "what is sent can be read and changed there.",
+            )
 
     @classmethod
     def of(cls, value: object) -> Node:
@@ -147,7 +156,7 @@ class Node:
         except TimeoutError:
             raise DeadlineExceededError(f"{token!r} was not copied from node {self.address} within {seconds:g} s", op="put") from None
         except (OSError, EOFError) as error:
-            raise _unreachable(self.address, error) from error
+            raise _unreachable(self, error) from error
 
     async def request(self, run_blocking: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> tuple[Streams, dict[str, Any]]:
         """Connect, and send a request; return the connection and the answer.
@@ -160,12 +169,9 @@ class Node:
             What it answers.
         """
         token = await run_blocking(find_token) if self.token is None else check_token(self.token)
-        host, port = split_address(self.address)
         streams: Streams | None = None
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT):
-                streams = await open_streams(host, port, self.tls)
-                await prove(streams, token)
+            streams = await self._connect(token)
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return streams, await ask(streams, request)
         except BaseException as error:
@@ -177,7 +183,21 @@ class Node:
                 error.message = f"node {self.address}: {error.message}"
             if not isinstance(error, (OSError, EOFError)) or isinstance(error, AccelError):
                 raise
-            raise _unreachable(self.address, error) from error
+            raise _unreachable(self, error) from error
+
+    async def _connect(self, token: bytes) -> Streams:
+        """Connect, and prove that both ends have the token.
+
+        An agent to which many connect at once closes some of those that have proved nothing yet: it
+        is tried again a few times.
+        """
+        host, port = split_address(self.address)
+        async with asyncio.timeout(_CONNECT_TIMEOUT):
+            for pause in _BUSY_PAUSES:
+                with contextlib.suppress(ClosedEarlyError):
+                    return await connect(host, port, self.tls or None, token)
+                await asyncio.sleep(pause)
+            return await connect(host, port, self.tls or None, token)
 
 
 async def _receive_array(streams: Streams, answer: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -334,7 +354,7 @@ class NodeSession:
             try:
                 await child.connect(pid, messages, arrays)
             except OSError as error:
-                raise _unreachable(self.address, error) from error
+                raise _unreachable(self._node, error) from error
             undo.pop_all()
 
     def renewed(self) -> NodeSession:
@@ -342,13 +362,25 @@ class NodeSession:
         return NodeSession(self._node, self._run_blocking)
 
 
-def _unreachable(address: str, error: BaseException) -> BackendUnavailableError:
+def _unreachable(node: Node, error: BaseException) -> BackendUnavailableError:
     """Return the error for a connection that cannot be made, or has ended before it was of use."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BackendUnavailableError(
+            f"node {node.address} shows a certificate that is not trusted: {error.verify_message}",
+            remedy="Give tls= a context that trusts it, such as ssl.create_default_context(cafile=...), and the address for which it was made.",
+        )
+    if isinstance(error, ssl.SSLError):
+        return BackendUnavailableError(
+            f"node {node.address} cannot be spoken to with TLS: {error}",
+            remedy="Start its agent with --tls-cert; or leave tls= out, as in a network that is closed to others.",
+        )
+    remedy = f"Start `python -m accel node --listen {node.address}` there."
+    if isinstance(error, ClosedEarlyError):
+        remedy = "Try again, if its log says that too many connections prove nothing."
+        if not node.tls:
+            remedy = f"Give tls=, if its agent was started with --tls-cert. {remedy}"
     return BackendUnavailableError(
-        f"node {address} cannot be reached: {str(error) or type(error).__name__}",
-        library="node",
-        retryable=True,
-        remedy=f"Start `python -m accel node --listen {address}` there, with the same token.",
+        f"node {node.address} cannot be reached: {str(error) or type(error).__name__}", library="node", retryable=True, remedy=remedy
     )
 
 

@@ -1,8 +1,11 @@
 """The first messages of a connection between machines: both ends prove that they have the token.
 
 Neither end sends the token. Each answers a challenge of the other one with an HMAC over both
-challenges, so what was recorded of one connection is of no use in another. Until the agent has seen
-the proof, it reads less than a kilobyte, for a few seconds.
+challenges, so what was recorded of one connection is of no use in another. The HMAC is also over the
+certificate that the agent shows and the controller sees, or over that there is none: what stands
+between them cannot take TLS away, or show a certificate of its own. Before the proof neither end
+looks at messages of more than 256 bytes, nor believes what the other one says; of each connection
+the loop holds what one read of the system has returned.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import hashlib
 import hmac
 import json
 import os
@@ -28,10 +32,23 @@ from accel.remote.error_codec import decode_error, encode_error
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["TOKEN_VARIABLE", "RefusedError", "Streams", "ask", "check_token", "find_token", "open_streams", "prove", "verify"]
+__all__ = [
+    "TOKEN_VARIABLE",
+    "ClosedEarlyError",
+    "RefusedError",
+    "Streams",
+    "ask",
+    "check_token",
+    "connect",
+    "find_token",
+    "open_streams",
+    "prove",
+    "verify",
+]
 
 TOKEN_VARIABLE, _FILE_VARIABLE = "ACCEL_TOKEN", "ACCEL_TOKEN_FILE"
 _TOKEN_REMEDY = f"Set {TOKEN_VARIABLE}, or {_FILE_VARIABLE} to the name of a file with it, to the same on both machines: `openssl rand -hex 32` makes one."
+_OTHER_TOKEN = "the other end has another token, or the connection's TLS ends between the two"
 _MIN_TOKEN = 16
 """Characters of the shortest token: a shorter one can be guessed from a recorded proof."""
 
@@ -55,11 +72,15 @@ class _Step(enum.IntEnum):
     ANSWER = 5
     """Of the agent: JSON."""
     REFUSED = 6
-    """Of the agent: why not, as an error. It then closes the connection."""
+    """Of the agent: it then closes the connection. Empty: the proof is wrong; else why, as an error."""
 
 
 class RefusedError(BackendUnavailableError):
     """The other end of a connection has refused it, or is none of accel's."""
+
+
+class ClosedEarlyError(ConnectionResetError):
+    """The agent has closed the connection before its greeting."""
 
 
 class Streams(NamedTuple):
@@ -73,27 +94,41 @@ class Streams(NamedTuple):
         """Send a message."""
         self.writer.write(encode_header(kind, len(payload)) + payload)
 
-    async def receive(self, expected: int, max_message: int) -> bytes:
-        """Return the payload of the next message.
+    async def _read(self, max_message: int) -> tuple[int, bytes]:
+        """Return kind and payload of the next message."""
+        kind, _, length = decode_header(await self.reader.readexactly(HEADER_BYTES), 0, max_message)
+        return kind, await self.reader.readexactly(length)
+
+    async def receive(self, expected: int) -> bytes:
+        """Return the payload of the next message, of an end that has proved nothing yet.
+
+        Raises
+        ------
+        ProtocolError
+            If it is another one, or longer.
+        RefusedError
+            If it says that the other end has refused the proof.
+        """
+        kind, payload = await self._read(_MAX_UNPROVED)
+        if kind == _Step.REFUSED:
+            raise RefusedError(_OTHER_TOKEN, remedy=_TOKEN_REMEDY)
+        _check_kind(kind, expected)
+        return payload
+
+    async def receive_json(self, expected: int) -> dict[str, Any]:
+        """Return the next message, which is an object in JSON, of an end that has the token.
 
         Raises
         ------
         ProtocolError
             If it is another one, or longer.
         AccelError
-            If it says that the other end has refused.
+            If it says that the other end has refused: why.
         """
-        kind, _, length = decode_header(await self.reader.readexactly(HEADER_BYTES), 0, max_message)
-        payload = await self.reader.readexactly(length)
+        kind, payload = await self._read(_MAX_PROVED)
         if kind == _Step.REFUSED:
             raise decode_error(payload)
-        if kind != expected:
-            raise ProtocolError(f"a message of kind {kind} came where one of kind {expected} must")
-        return payload
-
-    async def receive_json(self, expected: int) -> dict[str, Any]:
-        """Return the next message, which is an object in JSON."""
-        payload = await self.receive(expected, _MAX_PROVED)  # its errors are no violations
+        _check_kind(kind, expected)
         try:
             content = json.loads(payload)
         except (ValueError, RecursionError) as error:
@@ -130,6 +165,12 @@ class Streams(NamedTuple):
         await self.writer.drain()
 
 
+def _check_kind(kind: int, expected: int) -> None:
+    """Raise unless a message is of the kind that must come."""
+    if kind != expected:
+        raise ProtocolError(f"a message of kind {kind} came where one of kind {expected} must")
+
+
 def check_token(token: object) -> bytes:
     """Return a token as bytes.
 
@@ -162,16 +203,23 @@ def find_token() -> bytes:
     return check_token(token)
 
 
-def _hmac(token: bytes, role: bytes, agents: bytes, controllers: bytes) -> bytes:
-    """Return what only an end with the token can compute from both challenges."""
-    return hmac.digest(token, role + agents + controllers, "sha256")
+def _hmac(token: bytes, role: bytes, certificate: bytes, agents: bytes, controllers: bytes) -> bytes:
+    """Return what only an end with the token can compute from both challenges, and the agent's certificate."""
+    return hmac.digest(token, role + hashlib.sha256(certificate).digest() + agents + controllers, "sha256")
 
 
 # -- the agent's side
 
 
-async def verify(streams: Streams, token: bytes) -> dict[str, Any]:
+async def verify(streams: Streams, token: bytes, certificate: bytes = b"") -> dict[str, Any]:
     """Verify that the controller has the token, prove that this end has it, and return the request.
+
+    Parameters
+    ----------
+    streams, token
+        The connection, and what both ends must have.
+    certificate
+        What this end shows of itself on the connection, DER; empty: it is not encrypted.
 
     Raises
     ------
@@ -183,14 +231,14 @@ async def verify(streams: Streams, token: bytes) -> dict[str, Any]:
     agents = secrets.token_bytes(_CHALLENGE_BYTES)
     streams.writer.write(greeting())
     streams.send(_Step.CHALLENGE, agents)
-    check_greeting(GREETING, await streams.receive(GREETING, _MAX_UNPROVED))
-    proof = await streams.receive(_Step.PROOF, _MAX_UNPROVED)
+    check_greeting(GREETING, await streams.receive(GREETING))
+    proof = await streams.receive(_Step.PROOF)
     controllers = proof[:_CHALLENGE_BYTES]
-    if not hmac.compare_digest(proof[_CHALLENGE_BYTES:], _hmac(token, b"controller", agents, controllers)):
-        refusal = RefusedError("the node has another token", remedy=_TOKEN_REMEDY)
-        await streams.refuse(refusal)
-        raise refusal
-    streams.send(_Step.COUNTERPROOF, _hmac(token, b"agent", agents, controllers))
+    if not hmac.compare_digest(proof[_CHALLENGE_BYTES:], _hmac(token, b"controller", certificate, agents, controllers)):
+        streams.send(_Step.REFUSED, b"")
+        await streams.writer.drain()
+        raise RefusedError(_OTHER_TOKEN, remedy=_TOKEN_REMEDY)
+    streams.send(_Step.COUNTERPROOF, _hmac(token, b"agent", certificate, agents, controllers))
     request = await streams.receive_json(_Step.REQUEST)
     if request.get("versions") != _versions():
         refusal = RefusedError(
@@ -218,6 +266,29 @@ def _spoken(versions: object) -> str:
 # -- the controller's side
 
 
+async def connect(host: str, port: int, tls: ssl.SSLContext | None, token: bytes) -> Streams:
+    """Connect to an agent, and have both ends prove that they have the token.
+
+    Raises
+    ------
+    ClosedEarlyError
+        If the agent closes the connection before its greeting.
+    AccelError, OSError, EOFError
+        As :func:`open_streams` and :func:`prove`.
+    """
+    streams: Streams | None = None
+    try:
+        streams = await open_streams(host, port, tls)
+        await prove(streams, token)
+    except BaseException as error:
+        if streams is not None:
+            streams.writer.transport.abort()
+        elif isinstance(error, ConnectionResetError):  # by an agent with TLS, before that has begun
+            raise ClosedEarlyError(str(error)) from error
+        raise
+    return streams
+
+
 async def open_streams(host: str, port: int, tls: ssl.SSLContext | None) -> Streams:
     """Connect to an agent. Raises ``OSError`` if that cannot be reached."""
     loop = asyncio.get_running_loop()
@@ -241,16 +312,22 @@ async def prove(streams: Streams, token: bytes) -> None:
     OSError, EOFError
         If the connection ends.
     """
+    tls = streams.writer.get_extra_info("ssl_object")
+    certificate = b"" if tls is None else tls.getpeercert(binary_form=True) or b""
     streams.writer.write(greeting())
-    check_greeting(GREETING, await streams.receive(GREETING, _MAX_UNPROVED))
-    agents = await streams.receive(_Step.CHALLENGE, _MAX_UNPROVED)
+    try:
+        greeted = await streams.receive(GREETING)
+    except (EOFError, ConnectionResetError) as error:
+        raise ClosedEarlyError("it has closed the connection before its greeting") from error
+    check_greeting(GREETING, greeted)
+    agents = await streams.receive(_Step.CHALLENGE)
     if len(agents) != _CHALLENGE_BYTES:
         raise ProtocolError(f"a challenge has {len(agents)} bytes")
     controllers = secrets.token_bytes(_CHALLENGE_BYTES)
-    streams.send(_Step.PROOF, controllers + _hmac(token, b"controller", agents, controllers))
-    counterproof = await streams.receive(_Step.COUNTERPROOF, 1 << 16)  # or an error
-    if not hmac.compare_digest(counterproof, _hmac(token, b"agent", agents, controllers)):
-        raise RefusedError("what listens there has another token", remedy=_TOKEN_REMEDY)
+    streams.send(_Step.PROOF, controllers + _hmac(token, b"controller", certificate, agents, controllers))
+    counterproof = await streams.receive(_Step.COUNTERPROOF)
+    if not hmac.compare_digest(counterproof, _hmac(token, b"agent", certificate, agents, controllers)):
+        raise RefusedError(_OTHER_TOKEN, remedy=_TOKEN_REMEDY)
 
 
 async def ask(streams: Streams, request: dict[str, Any]) -> dict[str, Any]:

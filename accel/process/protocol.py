@@ -25,7 +25,7 @@ __all__ = [
     "greeting",
 ]
 
-VERSION = 1
+VERSION = 2
 """Version of the protocol. It differs where accel was upgraded under a running service."""
 GREETING = 0
 """The kind of the first message of each side; others may use 1 to 65,535."""
