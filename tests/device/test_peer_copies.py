@@ -319,8 +319,10 @@ async def test_a_source_that_dies_at_any_moment_ends_the_copy_well_or_with_its_f
     rng = random.Random(3)
     with places.two() as (one, other):
         others_generation = other.generation
-        for _ in range(6):
+        for is_known in (False, True) * 3:
             source = await one.put(numbers(1 << 20))
+            if is_known:  # it is copied before its loan is answered
+                await other.put(source)
             copying = task(other.put(source))
             await asyncio.sleep(rng.random() * 0.03)
             following = killed(one)
