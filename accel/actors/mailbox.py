@@ -13,7 +13,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from accel.errors import ActorStoppedError, InvalidArgumentError, MailboxFullError
+from accel.errors import ActorStoppedError, MailboxFullError
+from accel.values import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,9 +107,7 @@ class Mailbox(Generic[M]):
         clock: Callable[[], float] = time.monotonic,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise InvalidArgumentError(f"the mailbox's capacity is {capacity!r}", remedy="Give an int of at least 1.")
-        self._capacity = capacity
+        self._capacity = check_count("the mailbox's capacity", capacity)
         self._limit = capacity  # 0 once closed: puts then fail the same one check that guards against a full mailbox
         self._loop = loop
         self._name = name

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
-from accel.values import check_seconds
+from accel.values import check_count, check_seconds
 
 if TYPE_CHECKING:
     import random
@@ -105,8 +105,7 @@ class RestartStrategy:
     on_exception: Directive = Directive.RESTART
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
-            raise InvalidArgumentError(f"max_restarts is {self.max_restarts!r}", remedy="Give an int of at least 0.")
+        check_count("max_restarts", self.max_restarts, 0)
         check_seconds("within", self.within, or_zero=False, or_endless=True)
         if not isinstance(self.backoff, (tuple, list)) or len(self.backoff) != 2:
             raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds.")

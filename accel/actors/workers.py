@@ -15,9 +15,10 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from accel.errors import ClosedError, InvalidArgumentError
+from accel.errors import ClosedError
 from accel.fork import close_after_fork
 from accel.shortage import no_thread
+from accel.values import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,9 +116,7 @@ class WorkerPool:
     """
 
     def __init__(self, size: int, name: str = "accel-worker") -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f"a worker pool needs at least one thread, not {size!r}", remedy="Give a positive int.")
-        self._size = size
+        self._size = check_count("the number of worker threads", size)
         self._name = name
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque()

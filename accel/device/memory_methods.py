@@ -244,8 +244,8 @@ class MemoryMethods(MemoryExchange):
 
     def _check_durable(self, durable: bool, checksum: bool = False) -> None:
         """Raise if the device has no durable buffers, or the two flags do not go together."""
-        if not isinstance(durable, bool) or not isinstance(checksum, bool):
-            raise InvalidArgumentError(f"durable is {durable!r} and checksum {checksum!r}", remedy="Give True or False.")
+        check_flag("durable", durable)
+        check_flag("checksum", checksum)
         if durable:
             self._core.durable.check_offered()
         elif checksum:

@@ -36,7 +36,6 @@ __all__ = [
     "as_shape",
     "check_frozen",
     "check_tf32",
-    "checked_durable",
     "checked_spec",
     "element",
     "factor",
@@ -406,7 +405,7 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
 def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool = False) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
     """Return ``(writes, creates)`` of an op with one result: into ``out`` where it is given and fits, else into a new buffer."""
     if durable is not False:
-        checked_durable(durable)
+        durable = flag("durable", durable)
     if out is None:
         return (), (Spec(shape, dtype, durable),)
     if type(out) is not AccelRef:
@@ -587,11 +586,4 @@ def checked_spec(shape: object, dtype: object, durable: object = False) -> Spec:
         raise InvalidArgumentError(f"dtype is {dtype!r}", remedy="Give a member of accel.DType; DType.of finds it by name.")
     if not isinstance(shape, tuple):
         raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give a tuple of ints.")
-    return Spec(as_shape(shape), dtype, checked_durable(durable))
-
-
-def checked_durable(durable: object) -> bool:
-    """Return ``durable`` if it is a bool; else raise :class:`InvalidArgumentError`."""
-    if not isinstance(durable, bool):
-        raise InvalidArgumentError(f"durable is {durable!r}", remedy="Give True or False.")
-    return durable
+    return Spec(as_shape(shape), dtype, flag("durable", durable))

@@ -14,6 +14,7 @@ from accel.ops.base import FamilyOp, Plan, op, operand
 from accel.ops.fields import set_fields
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
+from accel.values import check_count, check_flag
 
 __all__ = ["CompiledKernel", "CompilesKernels", "Dimensions", "KernelLayout", "Launch", "kernel_of", "loaded_kernel"]
 
@@ -251,8 +252,7 @@ class Launch(FamilyOp[Any]):
             raise InvalidArgumentError(f"kernel is a {type(kernel).__name__}", remedy="Give what device.compiler.compile returned.")
         if not isinstance(args, tuple):
             raise InvalidArgumentError(f"args is a {type(args).__name__}", remedy="Give a tuple with one argument for each parameter.")
-        if not isinstance(self.cooperative, bool):
-            raise InvalidArgumentError(f"cooperative is {self.cooperative!r}", remedy="Give True or False.")
+        check_flag("cooperative", self.cooperative)
         types, layout = kernel.types, kernel.layout
         sizes = None if layout is None else layout.sizes
         count = len(types) if types is not None else len(args) if sizes is None else len(sizes)
@@ -307,8 +307,7 @@ class Launch(FamilyOp[Any]):
         known = kernel.shapes.get((grid, block, shared)) if is_plain else None
         if known is not None:
             return known
-        if isinstance(shared, bool) or not isinstance(shared, int) or shared < 0:
-            raise InvalidArgumentError(f"shared_bytes is {shared!r}", remedy="Give a number of bytes.")
+        check_count("shared_bytes", shared, 0, remedy="Give a number of bytes.")
         shape = (*_three("grid", grid), *_three("block", block), shared)
         if kernel.layout is not None:
             _within(kernel.name, shape, kernel.layout)

@@ -12,6 +12,7 @@ from accel.ops.blas_operands import FACTORS, check_factors, wide_dtype
 from accel.ops.sparse_conversions import SizedMatrix
 from accel.ops.sparse_operands import COUNT, STRUCTURE, no_product
 from accel.sparse_ref import SparseField, SparseFormat, SparseRef, parts_of, sparse_of
+from accel.values import check_count
 
 __all__ = ["Add", "Spgemm", "SpgemmSize"]
 
@@ -68,8 +69,7 @@ def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
         )
     if a.shape[1] != b.shape[0]:
         raise no_product(a.shape, b.shape)
-    if isinstance(op.workspace, bool) or not isinstance(op.workspace, int) or op.workspace < 0:
-        raise InvalidArgumentError(f"workspace is {op.workspace!r}", remedy="Give bytes, as an int of 0 or more.")
+    check_count("workspace", op.workspace, 0, remedy="Give bytes, as an int of 0 or more.")
     return a, b
 
 
