@@ -15,6 +15,7 @@ from accel.expressions.functions import call_op, named
 from accel.expressions.promotion import DEFAULT, default_of, kind_of, promoted
 from accel.ops.base import as_shape
 from accel.ref import AccelRef
+from accel.values import check_choice
 
 __all__ = ["CreationFunctions"]
 
@@ -198,8 +199,7 @@ class CreationFunctions(ElementwiseFunctions):
 
     def meshgrid(self, *arrays: Array, indexing: str = "xy") -> list[Array]:
         """Return for each of several one-dimensional arrays its elements along one axis of a grid."""
-        if indexing not in ("xy", "ij"):
-            raise InvalidArgumentError(f"indexing is {indexing!r}", remedy="Give 'xy' or 'ij'.")
+        check_choice("indexing", indexing, "xy", "ij")
         if not arrays:
             return []
         promoted(*[each.dtype for each in arrays])

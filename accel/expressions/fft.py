@@ -11,6 +11,7 @@ from accel.expressions.array import Array, cast
 from accel.expressions.functions import axis_of, call_op, explained, named
 from accel.expressions.manipulation import axes_of, known
 from accel.expressions.promotion import COMPLEX, DEFAULT, real_of
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from accel.expressions.reduction import ReductionFunctions
@@ -19,7 +20,6 @@ __all__ = ["FourierFunctions"]
 
 Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 
-_NORMS = ("backward", "ortho", "forward")
 _MOST = 3  # axes of one op
 
 
@@ -139,8 +139,7 @@ class FourierFunctions:
         return x
 
     def _made(self, name: str, x: Array, shape: Any, dtype: DType, axes: tuple[int, ...], norm: Norm, **options: int) -> Array:
-        if norm not in _NORMS:
-            raise InvalidArgumentError(f"norm is {norm!r}", remedy="Give 'backward', 'ortho' or 'forward'.")
+        check_choice("norm", norm, "backward", "ortho", "forward")
         return self._xp.make(shape, dtype, call_op, (x,), named("fft", name, axes=axes, norm=norm, **options))
 
     def _fitted(self, x: Array, axes: tuple[int, ...], lengths: tuple[int, ...]) -> Array:

@@ -16,6 +16,7 @@ from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
 from accel.ops.fields import flag
 from accel.ops.matrices import REALS
 from accel.ops.spectral import tolerance
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from accel.dtype import DType
@@ -235,8 +236,7 @@ class LinalgFunctions:
     def qr(self, x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
         """Return ``x == Q @ R``; with ``mode="complete"`` Q is square, and else no side is longer than the shorter one of ``x``."""
         m, n = _sides(x)
-        if mode not in ("reduced", "complete"):
-            raise InvalidArgumentError(f"mode is {mode!r}", remedy="Use 'reduced' or 'complete'.")
+        check_choice("mode", mode, "reduced", "complete")
         stack, k = x.shape[:-2], m if mode == "complete" else min(m, n)
         return QRResult(*self._several("qr", x, ((*stack, m, k), x.dtype), ((*stack, k, n), x.dtype), mode=mode))
 

@@ -12,6 +12,7 @@ from accel.expressions.array import Array, AxisError, Cut, cast
 from accel.expressions.creation import CreationFunctions
 from accel.expressions.functions import axis_of, call_op, named
 from accel.expressions.promotion import DEFAULT, SIGNED, UNSIGNED, promoted
+from accel.values import check_choice
 
 if TYPE_CHECKING:
     from accel.ref import AccelRef
@@ -122,8 +123,7 @@ class SelectionFunctions(CreationFunctions):
 
     def searchsorted(self, x1: Array, x2: Array, /, *, side: str = "left", sorter: Array | None = None) -> Array:
         """Return where elements of ``x2`` would stand in the sorted ``x1``: before, or after (``side="right"``), what is equal."""
-        if side not in ("left", "right"):
-            raise InvalidArgumentError(f"side is {side!r}", remedy="Give 'left' or 'right'.")
+        check_choice("side", side, "left", "right")
         xp: Any = self
         x1 = x1 if sorter is None else xp.take(x1, sorter, axis=0)
         dtype = promoted(x1.dtype, x2.dtype)
