@@ -497,8 +497,10 @@ class Epochs:
         """Give the rank of a device that is LOST to one that stands by."""
         index = self.ranks.index(lost)
         await extra.wait_ready()
-        for take_over in tuple(self.takeovers):
-            await take_over(index)
+        done: list[Callable[[int], Awaitable[object]]] = []
+        while left := [take_over for take_over in self.takeovers if take_over not in done]:  # others may come meanwhile
+            await left[0](index)
+            done.append(left[0])
         self.ranks[index] = extra
         self.extras.remove(extra)
         logger.warning("rank_replaced", world=self.number, rank=index, lost=lost.name, device=extra.name)

@@ -254,8 +254,8 @@ class MemoryMethods(MemoryExchange):
                 remedy="Give both: a checksum is compared after a rebuild, which others do not outlive.",
             )
 
-    async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> None:
-        """Seal a durable buffer: ops may only read it from now on, and its checksum is kept.
+    async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> int:
+        """Seal a durable buffer: ops may only read it from now on, and its checksum is kept, and returned.
 
         The checksum is of what the ops that were sent before leave in the buffer. A rebuild
         compares it before its generation begins, and a buffer that differs is torn: something wrote
@@ -281,7 +281,7 @@ class MemoryMethods(MemoryExchange):
             What else keeps the checksum from being made, such as a fault or the deadline. The
             buffer is not sealed then.
         """
-        await self._sender.keep_checksum(self._base_for_checksum(ref), self._sender.deadline_after(timeout))
+        return await self._sender.keep_checksum(self._base_for_checksum(ref), self._sender.deadline_after(timeout))
 
     async def verify_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> bool:
         """Return whether a sealed buffer still holds what its checksum was made of.

@@ -251,21 +251,22 @@ class Sender:
             del submission
         return result
 
-    async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
-        """Seal a durable buffer, so that no op writes it, and keep the checksum of its contents.
+    async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> int:
+        """Seal a durable buffer, so that no op writes it; keep the checksum of its contents, and return it.
 
         If the checksum cannot be fetched, the buffer is not sealed.
         """
         book = self._core.durable
         seal = book.seal(ref)
         if seal.checksum is not None:  # it was sealed before
-            return
+            return seal.checksum
         try:
             checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise
         seal.checksum = int(checksums[0])
+        return seal.checksum
 
     async def verify_checksum(self, ref: AccelRef, deadline: float | None) -> bool:
         """Return whether a buffer still has the checksum of its seal; if not, make it torn.

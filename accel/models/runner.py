@@ -268,6 +268,10 @@ class DeviceRunner:
                 return name
         return None
 
+    async def checksums(self) -> dict[str, int]:
+        """Return those of the weights, by name."""
+        return {name: await self._device.keep_checksum(ref) for name, ref in self.weights.items()}
+
     async def copied(self) -> Collected:
         """See :class:`Runner`."""
         return await collect(self._system, {name: await self._device.get(ref) for name, ref in self.weights.items()})

@@ -62,7 +62,7 @@ class WeightsDevice(Protocol):
     async def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
         """See :meth:`accel.Device.put`."""
 
-    async def keep_checksum(self, ref: AccelRef) -> None:
+    async def keep_checksum(self, ref: AccelRef) -> int:
         """See :meth:`accel.Device.keep_checksum`."""
 
     async def verify_checksum(self, ref: AccelRef) -> bool:

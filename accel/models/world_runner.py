@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from accel.errors import AccelError, WorldChangedError
+from accel.errors import AccelError, InvalidArgumentError, WorldChangedError
 from accel.models.adapters.group import ModelGroup
 from accel.models.library import Describe, Forward
 from accel.models.runner import DeviceRunner, LibraryRunner, deadline_of, left
@@ -56,7 +56,8 @@ class RanksRunner(Generic[R]):
         self._split = split
         self._devices = list(world.devices)
         self._ranks = [make(device, number) for number, device in enumerate(self._devices)]
-        self._parts: Sequence[Collected] = ()  # the weights of each rank, where an extra device may take one
+        # Of each rank, where an extra device may take it: where its weights are from, and their checksums.
+        self._sources: list[tuple[Collected, dict[str, int]]] = []
 
     @property
     def weights(self) -> dict[str, tuple[AccelRef, ...]]:
@@ -73,10 +74,11 @@ class RanksRunner(Generic[R]):
         told, parts = _Sum(on_weights, len(self._ranks)), self._split.parts(weights)
         await together(rank.put(part, told.of(number)) for number, (rank, part) in enumerate(zip(self._ranks, parts, strict=True)))
         await self.open(on_buckets)
+        checksums = await together(rank.checksums() for rank in self._ranks if self._world.extras)
         if self._devices != list(self._world.devices):
             raise WorldChangedError(f"a device of {self._world.name} was replaced while the model was loaded", remedy="Load it again.")
-        if self._world.extras:
-            self._parts = parts
+        if checksums:
+            self._sources = list(zip(parts, checksums, strict=True))
             self._world.takeovers.append(self._take_over)
 
     async def _take_over(self, number: int) -> None:
@@ -84,7 +86,13 @@ class RanksRunner(Generic[R]):
         device = self._world.extras[0]
         lost, rank = self._ranks[number], self._make(device, number)
         self._devices[number], self._ranks[number], rank.outputs = device, rank, lost.outputs
-        await rank.put(self._parts[number], tell_nothing)
+        source, checksums = self._sources[number]
+        await rank.put(source, tell_nothing)
+        if await rank.checksums() != checksums:
+            raise InvalidArgumentError(
+                f"the weights of rank {number} are others than before {device.name} took it",
+                remedy="Change no array or file that a model was loaded from, and have its builder make the same weights each time.",
+            )
         await self._open_rank(rank)
         if self._take_over not in self._world.takeovers:  # it was closed meanwhile
             await rank.close()
@@ -109,7 +117,7 @@ class RanksRunner(Generic[R]):
         """See :class:`~accel.models.runner.Runner`. What a device had that was replaced is gone with it."""
         if self._take_over in self._world.takeovers:
             self._world.takeovers.remove(self._take_over)
-        present = self._world.devices
+        present = {*self._world.devices, *self._world.extras}
         await together(rank.close() for device, rank in zip(self._devices, self._ranks, strict=True) if device in present)
 
     async def on_all(self, operands: Sequence[Operand], timeout: float | None) -> list[list[Operand]]:

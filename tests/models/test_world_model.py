@@ -147,6 +147,17 @@ async def test_an_extra_device_reads_the_weights_of_the_rank_that_it_takes(victi
         await until(lambda: [device.info().memory.durable for device in world.devices] == [0, 0])
 
 
+async def test_an_extra_device_does_not_serve_other_weights_than_the_rank_had() -> None:
+    weights = sharded_models.weights()
+    async with world_of(extra="cpu", restart=accel.RestartStrategy(max_restarts=0)) as world:
+        model = await loaded(world, weights=weights)
+        weights["down"] += 1.0
+        kill(world.devices[1])
+        await until(lambda: world.state is accel.DeviceState.LOST)
+        error = await failure(model.numpy(np.zeros((1, 5))), accel.DeviceLostError)
+        assert "the weights of rank 1 are others" in str(error.__cause__)
+
+
 async def test_a_call_says_that_the_world_has_changed() -> None:
     async with world_of() as world:
         model = await loaded(world)
