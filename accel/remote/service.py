@@ -1,8 +1,10 @@
-"""The main function of a child: hands the messages of its parent to the server, in order."""
+"""The main function of a child: hands the messages of its parent to the server, in order, and sends it the log."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import pickle
 from functools import partial
@@ -12,7 +14,6 @@ from accel.actors import ActorSystem
 from accel.errors import AccelError
 from accel.fork import close_after_fork
 from accel.process.channel import Channel
-from accel.remote.child_log import ForwardingHandler
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Kind
 from accel.remote.server import Server
@@ -26,6 +27,12 @@ __all__ = ["serve"]
 
 _DISPATCH = 0
 """Kind of an item of the inbox that is a decoded submission, which waits to be dispatched."""
+
+_MAX_TEXT = 8000
+"""Characters of a value in an event; a longer one is cut."""
+
+_LOGGED_BY_PARENT = frozenset(("context_ready", "actor_failed"))
+"""Events that are not sent: the parent logs its own, with more fields."""
 
 
 async def serve(sock: socket.socket) -> None:
@@ -139,3 +146,50 @@ def _is_from_accel(error: BaseException) -> bool:
             return name.partition(".")[0] in ("accel", "accel_cuda")
         trace = trace.tb_next
     return False
+
+
+class ForwardingHandler(logging.Handler):
+    """Sends each event of accel's logger to the parent.
+
+    Making one sets the level of accel's logger, and keeps its events from the root's handlers.
+
+    Parameters
+    ----------
+    channel
+        The connection to the parent.
+    loop
+        The loop of the channel; events come from any thread.
+    level
+        The lowest level that is sent.
+    """
+
+    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop, level: int) -> None:
+        super().__init__(level)
+        self._channel = channel
+        self._loop = loop
+        logger = logging.getLogger("accel")
+        logger.setLevel(level)
+        logger.propagate = False
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one event to the parent, unless that logs its own. Thread-safe; never raises."""
+        try:
+            fields = dict(getattr(record, "accel", {}) or {"event": record.getMessage()})
+            event = str(fields.pop("event"))
+            if event in _LOGGED_BY_PARENT:
+                return
+            if record.exc_info is not None and record.exc_info[1] is not None:
+                fields.setdefault("error", repr(record.exc_info[1]))
+            pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_MAX_TEXT] for key, value in fields.items()}
+            data = json.dumps([record.levelname.lower(), event, pairs]).encode()
+            self._loop.call_soon_threadsafe(self._send, data)
+        except Exception:  # a failure to log must not harm what is logged
+            self.handleError(record)
+
+    def _send(self, data: bytes) -> None:
+        """Send an encoded event. On the loop's thread."""
+        try:
+            self._channel.send(Kind.LOG, data)
+        except AccelError:  # the parent is gone
+            return
