@@ -73,9 +73,6 @@ class ModelDevice(WeightsDevice, Protocol):
     async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
         """See :meth:`accel.Device.get`."""
 
-    async def free(self, ref: AccelRef) -> None:
-        """See :meth:`accel.Device.free`."""
-
     async def run(self, op: Any, *, timeout: float | None = None) -> Any:
         """See :meth:`accel.Device.run`."""
 
