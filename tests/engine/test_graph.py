@@ -304,7 +304,7 @@ async def test_graphs_that_are_one_command_follow_each_other_in_whichever_lane_t
             second.elementwise.unary("neg", x)
         replays = [task(first.replay())]
         await in_flight(device, 1)
-        replays.append(task(device.run(CollectiveReplay(second._live_program()))))
+        replays.append(task(device._sender.run(CollectiveReplay(second._live_program()), None)))
         await in_flight(device, 2)
         np.testing.assert_array_equal(await device.get(x), np.ones(4))
         await turns()

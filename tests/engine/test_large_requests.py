@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import gc
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
 import accel
+from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
@@ -207,16 +209,40 @@ async def test_the_time_of_an_op_does_not_grow_with_the_batch() -> None:
     assert seconds / long < 2 * usual, f"{usual * 1e6:.1f} us an op of {short}, {seconds / long * 1e6:.1f} us an op of {long}"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Carry(accel.KernelOp[accel.AccelRef]):
+    """A copy of ``x``, with something on the way that is not needed."""
+
+    library: ClassVar[str] = "carrying"
+    kind: ClassVar[str] = "carry"
+
+    x: accel.AccelRef
+    load: bytes
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Carrying(accel.KernelLibrary):
+    name = "carrying"
+
+    @accel.kernel(Carry)
+    def carry(self, op: Carry, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+        stream.submit(lambda: np.copyto(target, source))
+
+
 async def test_a_batch_of_more_bytes_than_a_message_holds_runs_and_fails_as_any() -> None:
     failing = 275
     plan = FaultPlan().fail_at(failing + 3, accel.LibraryError("not this one"))
     async with asyncio.timeout(_BOUND), accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=plan)
+        await device.register(Carrying)
         counter, one = await device.put(np.zeros(1)), await device.full(1, 1.0, "float64")
         with pytest.raises(accel.LibraryError, match="not this one") as caught:
             async with device.batch() as batch:
                 for _ in range(180):
-                    last = batch.empty((1,) * 20_000)  # about 100 KiB of numbers on its way
+                    last = batch.run(Carry(one, bytes(100 << 10)))
                     batch.elementwise.binary("add", counter, one, out=counter)
         assert (caught.value.op_index, last.is_stale) == (failing, True)
         assert (await device.get(counter)).tolist() == [failing // 2]
