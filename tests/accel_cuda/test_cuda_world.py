@@ -166,3 +166,28 @@ async def test_a_model_over_two_gpus_has_the_same_bits_after_losses(
         np.testing.assert_array_equal(await model.numpy(x), before)
     assert world.devices[0].generation == 1
     assert "model_not_captured" not in caplog.text
+
+
+@pytest.mark.timeout(240)
+async def test_an_extra_device_takes_the_rank_of_one_that_is_lost(two_gpus: None, rng: np.random.Generator) -> None:
+    """It is on the GPU of the device that is lost: two GPUs are enough."""
+    pytest.importorskip("torch")
+    x = rng.standard_normal((8, worlds.WIDTH), dtype=np.float32)
+    async with accel.System() as system:
+        once = accel.RestartStrategy(max_restarts=0)
+        world = await system.open_world(["cuda:0", "cuda:1"], extra="cuda:1", restart=once)
+        (extra,) = world.extras
+        model = await world.load_model(
+            "benchmarks.worlds:build",
+            weights=worlds.weights(),
+            split=worlds.SPLIT,
+            inputs={"x": accel.TensorSpec(("batch", worlds.WIDTH), "float32")},
+            buckets={"batch": (8,)},
+        )
+        before = await model.numpy(x)
+        os.kill(child_pid(world.devices[1]), signal.SIGKILL)
+        async with asyncio.timeout(120.0):  # the extra device imports torch
+            while world.epoch == 1:
+                await asyncio.sleep(0.01)
+        assert (world.devices[1], world.extras, world.devices[0].generation) == (extra, (), 1)
+        np.testing.assert_array_equal(await model.numpy(x), before)
