@@ -7,9 +7,8 @@ into waits between streams.
 
 from __future__ import annotations
 
-from accel.memory.allocator import Allocator, SlabRequest
+from accel.memory.allocator import Allocator, Block, SlabRequest
 from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegistrar, HostRegistration
-from accel.memory.block import Block
 from accel.memory.external_block import ExternalBlock, ExternalWork, SharedUsage
 from accel.memory.machine import memory_left, memory_size
 from accel.memory.slab import MemfdSlab, memfd_identity

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accel.errors import AccelError, ClosedError, OutOfMemoryError
 from accel.fork import close_after_fork
-from accel.memory.allocator import Allocator
+from accel.memory.allocator import Allocator, Block
 from accel.memory.slab import MemfdSlab
 from accel.memory.space import round_up
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accel.backend import SlabMemory
-    from accel.memory.block import Block
     from accel.memory.growth import SlabRequest
 
 __all__ = ["ArenaStatistics", "HostArena", "HostBlock", "HostRegistrar", "HostRegistration"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.memory.block import Block
+from accel.memory.allocator import Block
 from accel.memory.usage import Usage
 
 if TYPE_CHECKING:
