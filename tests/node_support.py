@@ -116,16 +116,15 @@ class Proxy:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray, flowing: asyncio.Event) -> None:
         try:
-            while data := await reader.read(self.piece):
-                record += data
-                if self.delay:
-                    await asyncio.sleep(self.delay)
-                await flowing.wait()
-                writer.write(data)
-                await writer.drain()
+            with contextlib.suppress(OSError):
+                while data := await reader.read(self.piece):
+                    record += data
+                    if self.delay:
+                        await asyncio.sleep(self.delay)
+                    await flowing.wait()
+                    writer.write(data)
+                    await writer.drain()
             await flowing.wait()  # a stalled connection does not tell its end
-        except OSError:
-            pass
         finally:
             writer.close()
 
@@ -154,9 +153,9 @@ class Proxy:
             writer.transport.abort()
         self._writers.clear()
 
-    def stall(self, first: int | None = None) -> None:
-        """Relay nothing for now, of the connections that are there, or of the first ones of all."""
-        for flowing in self._flowing[:first]:
+    def stall(self, which: slice = slice(None)) -> None:
+        """Relay nothing for now, of the connections that are there, or of some, in the order in which they were made."""
+        for flowing in self._flowing[which]:
             flowing.clear()
 
     def flow(self) -> None:

@@ -6,12 +6,15 @@ They are apart from the messages, so that a large array holds up no other op's a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from accel.errors import AccelError
+from accel.errors import AccelError, HostDiedError
 from accel.node.channel import Connection
 from accel.process.protocol import ProtocolError
 
@@ -32,6 +35,8 @@ _WAKE_BYTES = 1 << 20
 """The bytes of a large array that must have come before the loop is woken."""
 _PIECE_BYTES = 1 << 20
 """The most that is written in one call: what the system does not take is copied."""
+_MAX_SHARE = 0.25
+"""The part of ``silence`` that one heartbeat counts for at most."""
 
 
 class Place(NamedTuple):
@@ -76,8 +81,10 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
 
     Parameters
     ----------
-    streams, on_lost, silence
+    streams, on_lost
         As for :class:`~accel.node.channel.Connection`.
+    silence
+        Seconds in which some of an array that is due must come; see :meth:`check`.
     locate
         ``locate(place)`` returns the memory for an array that comes, or ``None`` if it is not ready:
         the connection then waits for :meth:`resume`. Raises :class:`ProtocolError` for one that was
@@ -96,6 +103,7 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
         silence: float,
     ) -> None:
         super().__init__(streams, on_lost, silence)
+        self._silence = silence
         self._locate = locate
         self._on_received = on_received
         self._outgoing: deque[memoryview] = deque()  # heads and arrays, in order
@@ -107,6 +115,12 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
         self._filled = 0  # ... and the bytes of it that are there
         self._is_encrypted = self._transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
+        # It would end the connection when the other end has no room for an array for so long.
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        self._seen = (False, 0, 0)  # at the last heartbeat: an array was due; bytes that were read, and that the system has
+        self._read_bytes = 0
+        self._silent = 0.0  # seconds without more, while an array was due
+        self._checked = self._loop.time()
 
     # -- sending
 
@@ -151,6 +165,7 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Go on to the array after its head, and to the next head after the array."""
         self._filled += nbytes
+        self._read_bytes += nbytes
         if self._filled < len(self._target):
             self._expect(len(self._target) - self._filled)
             return
@@ -194,6 +209,31 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
             else:
                 if self._target is not self._head:
                     self._transport.resume_reading()
+
+    def check(self, *, is_due: bool) -> None:
+        """Lose the connection if nothing has come for ``silence`` seconds. Called at each heartbeat.
+
+        A long time between two heartbeats counts as a part only: the interpreter of one of the two
+        ends was held up, and has not sent or read meanwhile.
+
+        Parameters
+        ----------
+        is_due
+            Whether the other end sends an array, for which there is room here.
+        """
+        if self.is_closed:
+            return
+        now = self._loop.time()
+        unread = int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+        seen = is_due, self._read_bytes, unread  # the loop is not woken for each packet
+        if is_due and seen == self._seen:
+            self._silent += min(now - self._checked, _MAX_SHARE * self._silence)
+        else:
+            self._silent = 0.0
+        self._seen, self._checked = seen, now
+        if self._silent >= self._silence:
+            error = HostDiedError(f"nothing of an array has come for {self._silence:g} s")
+            self._loop.call_soon(self._lose, error)  # the caller may be a watchdog that the loss stops
 
     # -- the end
 

@@ -130,6 +130,8 @@ class NodeChild:
         """Send one message; see :meth:`accel.process.channel.Channel.send`."""
         if self._is_closed:
             raise ClosedError("the connection to the child is closed")
+        if kind == Kind.PING:
+            self._arrays.check(is_due=bool(self._done))
         self._channel.send(kind, *parts, now=now)
 
     def close(self) -> None:
@@ -310,9 +312,13 @@ def _decode_status(data: bytes) -> ExitStatus:
     """
     try:
         content: Any = json.loads(data)
-        code, signal, output = content["code"], content["signal"], content["output"]
+        code, signal, output, loss = content["code"], content["signal"], content["output"], content["loss"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an exit status is none: {error!r}") from None
-    if not isinstance(output, str) or any(type(number) is not int and number is not None for number in (code, signal)):
+    if not (isinstance(output, str) and isinstance(loss, str)) or any(
+        type(number) is not int and number is not None for number in (code, signal)
+    ):
         raise ProtocolError("a message that should be an exit status has other values")
+    if loss:
+        return ExitStatus(None, None, output, f"was killed by its agent: {loss}")
     return ExitStatus(code, signal, output)

@@ -122,6 +122,7 @@ class Relay:
         self._arrived: Counter[int] = Counter()  # request -> arrays for it that are there
         self._results: dict[int, list[Place]] = {}  # request -> what is to be sent before its answer
         self._is_closing = False  # the child was asked to end
+        self._loss = ""  # why the child was killed, if a connection was lost
         self._kill_timer: asyncio.TimerHandle | None = None
         self._exit_timer: asyncio.TimerHandle | None = None
         self._on_end: Callable[[], object] | None = on_end
@@ -194,6 +195,8 @@ class Relay:
             return
         elif kind in (Kind.PING, Kind.END_HANGS):  # they take no place in the order
             self._to_child.send(kind, data)
+            if self._arrays is not None:
+                self._arrays.check(is_due=bool(self._held) and self._held[0][0] == NodeKind.ARRAYS)
         elif self._held or not self._forward(kind, data):
             self._held.append((kind, data))
             self._held_bytes += sys.getsizeof(data)
@@ -317,6 +320,7 @@ class Relay:
         """Kill the child: its controller, or the way to it, is gone."""
         if error is not None:
             logger.warning("node_connection_lost", pid=self._child and self._child.pid, error=error)
+            self._loss = self._loss or error.message
         self.kill()
         if self._child is not None and self._child.exit is not None:
             self.end()
@@ -378,7 +382,7 @@ class Relay:
         if self._controller is None or self._controller.is_closed:
             self.end()
             return
-        content = {"code": status.code, "signal": status.signal, "output": status.stderr[-MAX_ANSWER // 8 :]}
+        content = {"code": status.code, "signal": status.signal, "output": status.stderr[-MAX_ANSWER // 8 :], "loss": self._loss}
         self._controller.send(NodeKind.EXIT, json.dumps(content).encode(), now=True)
         self._exit_timer = self._place.loop.call_later(_EXIT_TIMEOUT, self.end)
 

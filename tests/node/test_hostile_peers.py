@@ -402,9 +402,10 @@ async def test_devices_that_are_none_are_refused(devices: dict[str, Any]) -> Non
         frame(NodeKind.EXIT, b"{}"),
         frame(NodeKind.FENCED),
         frame(NodeKind.EXIT, b'{"code": 1, "signal": null, "output": "why"}'),
+        frame(NodeKind.EXIT, b'{"code": 1, "signal": null, "output": "why", "loss": ""}'),
         frame(40_000, b"?"),
     ],
-    ids=["nothing", "zeros", "oversized", "done", "failed", "unasked", "slab", "bad exit", "fenced", "exit", "unknown"],
+    ids=["nothing", "zeros", "oversized", "done", "failed", "unasked", "slab", "bad exit", "fenced", "no loss", "exit", "unknown"],
 )
 async def test_a_device_on_a_node_that_lies_is_not_opened(said: bytes) -> None:
     async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:

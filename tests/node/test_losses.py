@@ -119,11 +119,26 @@ async def test_a_spare_gets_durable_memory_once_the_child_of_before_has_ended_on
         assert await device.spare_ready()
         waiter, pid = await waiting(device), device.info().pid
         assert pid in agent.children()
-        proxy.stall(first=3)  # what devices are there, messages, arrays
+        proxy.stall(slice(3))  # what devices are there, messages, arrays
         await failure(waiter, accel.ContextPoisonedError)
         await generation(device, 2)
         assert pid not in agent.children()
         np.testing.assert_array_equal(await device.get(kept), KEPT)
+
+
+async def test_a_stall_of_the_arrays_alone_is_a_loss_too(agent: AgentProcess) -> None:
+    async def stalls(word: str) -> None:
+        async with accel.System() as system, proxy_to(agent.address) as proxy:
+            device = await system.open_device("cpu", node=accel.Node(proxy.address, TOKEN), host=QUICK)
+            kept = await device.put(KEPT, durable=True)
+            proxy.stall(slice(-1, None))
+            waiter = task(device.put(KEPT) if word == "put" else device.get(kept))
+            error = await failure(waiter, accel.ContextPoisonedError)
+            assert "nothing of an array has come for 2 s" in str(error.__cause__)
+            await generation(device, 2)
+            np.testing.assert_array_equal(await device.get(kept), KEPT)
+
+    await asyncio.gather(stalls("put"), stalls("get"))
 
 
 async def test_a_cut_in_an_array_leaves_nothing_half_written_unseen(agent: AgentProcess) -> None:
