@@ -22,7 +22,7 @@ import secrets
 import socket
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._version import installed_version
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError
@@ -145,15 +145,10 @@ class Streams(NamedTuple):
         OSError
             If the connection has ended.
         """
-        transport = cast("asyncio.Transport", self.writer.transport)
-        if self.reader.at_eof() or transport.is_closing():
+        if self.reader.at_eof() or self.writer.is_closing():
             raise ConnectionResetError("the other end has closed the connection")
         self.reader.feed_eof()
-        rest = await self.reader.read()
-        # The end of the connection may have come behind the rest. Transports tell it once, and once more after a pause.
-        transport.pause_reading()
-        transport.resume_reading()
-        return rest
+        return await self.reader.read()
 
     def answer(self, content: dict[str, Any]) -> None:
         """Send the answer to the request."""
