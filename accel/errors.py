@@ -360,7 +360,8 @@ class HostDiedError(AccelError):
     exit_code, signal : int or None
         How the process ended; one of the two is set once it is known.
     hung : bool
-        Whether this process killed it, because it had not answered in time: an op that does not end, a process that is stopped.
+        Whether this process killed it, because it had not answered in time: an op that does not end, a process that is stopped. ``False`` if it was on a
+        node and is not heard at all, because the machine may be gone.
     """
 
     default_scope = FaultScope.PROCESS

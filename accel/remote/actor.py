@@ -262,9 +262,14 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             self._fail_child(error)
 
     def on_expired(self, why: str) -> None:
-        """Fail the child, which has not done in time what ``why`` says; the watchdog calls this."""
-        name = self._core.name
-        self._fail_child(HostDiedError(f"the child of {name} {why}", hung=True, device=name, scope=FaultScope.CONTEXT))
+        """Fail the child, which has not done in time what ``why`` says; the watchdog calls this.
+
+        A child on a node that is not heard has not hung: its machine, or the way to it, may be gone,
+        which says nothing of what it ran.
+        """
+        name, link = self._core.name, self._link
+        hung = link is None or link.node is None or link.watchdog.is_heard
+        self._fail_child(HostDiedError(f"the child of {name} {why}", hung=hung, device=name, scope=FaultScope.CONTEXT))
 
     def on_exit(self, status: ExitStatus) -> None:
         """Fail the child, whose process has ended."""
