@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from accel.device.collectives import Collectives, Refs, check_refs, ops_at, picked
-from accel.device.pool import all_or_nothing
 from accel.device.world_recording import WorldBatch, WorldGraph
 from accel.dtype import native
 from accel.engine.attribution import Attribution
@@ -20,6 +19,7 @@ from accel.errors import (
 )
 from accel.hints import NotEntered
 from accel.models import Model
+from accel.models.world_runner import together
 from accel.ops.collective import check_rank
 from accel.ref import AccelRef
 from accel.values import check_choice, check_count, check_seconds, check_timeout
@@ -159,10 +159,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         async def run(device: Device, rank: int) -> T:
             return await work(device, rank)
 
-        async def keep(_: T) -> None:
-            """Undo nothing: what was made is dropped."""
-
-        return tuple(await all_or_nothing([run(device, rank) for rank, device in enumerate(self.devices)], keep))
+        return tuple(await together(run(device, rank) for rank, device in enumerate(self.devices)))
 
     async def lockstep(
         self,

@@ -178,3 +178,21 @@ def test_worlds_work_on_every_loop(run_checked: Callable[[Callable[[], Coroutine
             await check_works(world)
 
     run_checked(main)
+
+
+async def test_the_first_error_of_work_on_all_ranks_is_raised_when_the_others_have_ended(system: accel.System) -> None:
+    world = await system.open_world("cpu", ranks=3, host="inline")
+    ended: list[int] = []
+
+    async def work(device: accel.Device, rank: int) -> None:
+        await device.zeros(1)
+        if rank == 1:
+            raise ArithmeticError("of the work")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(rank)
+
+    await failure(world.each(work), ArithmeticError)
+    assert sorted(ended) == [0, 2]
