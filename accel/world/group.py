@@ -13,7 +13,8 @@ communicator. For each epoch the world's controller, in the service's process, d
 4. When a rank is lost, a launch raises, or the world is closed, it has each context that is left
    call :meth:`Group.revoke` and then :meth:`Group.abort`, once each, on a worker thread and
    outside the order of ops. Nothing is launched in this epoch after that. What was in flight has
-   failed for the controller, whatever the stream says.
+   failed for the controller, whatever the stream says. Ranks join the next epoch meanwhile; it
+   begins when all have joined it, and have left the last one.
 
 All this happens in the process that has the context: a child, or the service itself with
 ``host="inline"``. ``Members``, in this package, makes the calls.
@@ -111,7 +112,8 @@ class FormsGroups(Protocol):
     def join(self, unique_id: bytes, rank: int, size: int, deadline: float, revoked: threading.Event) -> Group:
         """Make this rank's end of the communicator, and return it once all ranks have joined.
 
-        Called on a worker thread. Other ranks may be dead by now, or never join.
+        Called on a worker thread, perhaps while the group of the last epoch is revoked and aborted
+        on another one. Other ranks may be dead by now, or never join.
 
         Parameters
         ----------
