@@ -193,7 +193,8 @@ async def lying_agent(lie: Callable[[handshake.Streams, dict[str, Any]], Awaitab
         tasks.add(task)
         streams = handshake.Streams(reader, writer, writer.get_extra_info("socket"))
         try:
-            await lie(streams, await handshake.verify(streams, token.encode()))
+            await handshake.verify(streams, token.encode())
+            await lie(streams, await handshake.receive_request(streams))
         except (OSError, EOFError, accel.AccelError, asyncio.CancelledError):
             pass
         finally:

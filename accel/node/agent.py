@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,8 @@ import numpy as np
 from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import AccelError, BackendUnavailableError, HostDiedError, InvalidArgumentError
-from accel.node.handshake import RefusedError, Streams, verify
+from accel.node.handshake import RefusedError, Streams, receive_request, verify
 from accel.node.relay import KeptSlabs, Relay
-from accel.process.protocol import ProtocolError
 from accel.registry import find_device, find_specs
 from accel.remote.tokens import decode_request, fetch_copy
 from accel.storage.disposal import Disposal
@@ -42,7 +42,9 @@ logger = get_logger()
 _PROOF_TIMEOUT = 5.0
 """Seconds that a connection has to prove that it has the token."""
 _MAX_UNPROVED = 64
-"""Connections that may be about to prove it at once; others are closed."""
+"""Connections that may be about to prove it at once; for another one, one of these is closed."""
+_MAX_DEVICES = 1024
+"""Devices for which a controller may ask at once."""
 _READ_AHEAD = 1 << 10
 """Bytes of a connection that may wait to be looked at; beyond, and what one read returns, the system holds them."""
 _SHORTAGE_PAUSE = 1.0
@@ -84,7 +86,7 @@ class Agent:
         self._certificate = certificate
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection whose request is not answered
-        self._unproved = 0
+        self._unproved: dict[asyncio.Task[Any], str] = {}  # of these, those without a proof -> addresses; the oldest first
         self._refused = 0  # connections since the last line of the log
         self._quiet_until = 0.0
 
@@ -101,17 +103,15 @@ class Agent:
         try:
             while True:
                 try:
-                    sock, address = await self.loop.sock_accept(listening)
+                    sock, (address, *_) = await self.loop.sock_accept(listening)
                 except OSError as error:
                     logger.warning("node_accepts_nothing", seconds=_SHORTAGE_PAUSE, error=error)
                     await asyncio.sleep(_SHORTAGE_PAUSE)
                     continue
-                if self._unproved >= _MAX_UNPROVED:
-                    sock.close()
-                    self._log_refused(address, "too many connections prove nothing")
-                    continue
-                self._unproved += 1
+                if len(self._unproved) >= _MAX_UNPROVED:
+                    self._drop_unproved()
                 self.start_task(self._serve_connection(sock, address))
+                await asyncio.sleep(0)  # until it has begun: it closes the socket
         finally:
             for task in tuple(self._tasks):
                 task.cancel()
@@ -119,24 +119,37 @@ class Agent:
             await asyncio.gather(*[session.aclose() for session in tuple(self._sessions.values())])
             await self.disposal.aclose()
 
+    def _drop_unproved(self) -> None:
+        """Close a connection that has proved nothing: the oldest one of the address that has the most.
+
+        So what is silent makes room, and floods of one address are at the expense of that address.
+        """
+        (address, _), *_ = Counter(self._unproved.values()).most_common(1)
+        task = next(task for task, other in self._unproved.items() if other == address)
+        del self._unproved[task]
+        task.cancel()
+        self._log_refused(address, "too many connections prove nothing")
+
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in a task that ends with :meth:`serve`."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _log_refused(self, address: Any, why: str) -> None:
+    def _log_refused(self, address: str, why: str) -> None:
         """Log a refused connection, or count it if another one was logged a short time ago."""
         self._refused += 1
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _QUIET
-            logger.warning("node_connection_refused", address=str(address[0]), count=self._refused, reason=why)
+            logger.warning("node_connection_refused", address=address, count=self._refused, reason=why)
             self._refused = 0
 
-    async def _serve_connection(self, sock: socket.socket, address: Any) -> None:
+    async def _serve_connection(self, sock: socket.socket, address: str) -> None:
         """Have a new connection prove itself, and answer its request."""
         transport: asyncio.BaseTransport | None = None
-        is_unproved = True
+        task = asyncio.current_task()
+        assert task is not None, "it is one of start_task"
+        self._unproved[task] = address
         try:
             async with asyncio.timeout(_PROOF_TIMEOUT):
                 sock.setblocking(False)
@@ -144,10 +157,10 @@ class Agent:
                 protocol = asyncio.StreamReaderProtocol(reader)
                 transport, _ = await self.loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
                 streams = Streams(reader, asyncio.StreamWriter(transport, protocol, reader, self.loop), sock)
-                request = await verify(streams, self._token, self._certificate)
-            self._unproved -= 1
-            is_unproved = False
-            await self._answer(streams, request)
+                await verify(streams, self._token, self._certificate)
+                del self._unproved[task]
+                request = await receive_request(streams)
+            await self._answer(streams, request, address)
         except (OSError, EOFError, AccelError) as error:
             self._log_refused(address, str(error) or type(error).__name__)
             _abort(transport, sock)
@@ -155,32 +168,40 @@ class Agent:
             _abort(transport, sock)
             raise
         finally:
-            self._unproved -= is_unproved
+            self._unproved.pop(task, None)
 
-    async def _answer(self, streams: Streams, request: dict[str, Any]) -> None:
-        """Answer a request: devices, a child, a connection for its arrays, or a copy of what a token names."""
+    async def _answer(self, streams: Streams, request: dict[str, Any], address: str) -> None:
+        """Answer a request, also if it means nothing, or a backend fails."""
         try:
-            what = request.get("what")
-            if what == "devices":
-                streams.answer({"devices": await self.system.run_blocking(_find_devices, request)})
-                await streams.writer.drain()
-                streams.writer.close()
-            elif what == "child":
-                await self._start_child(streams, request)
-            elif what == "arrays":
-                session = self._sessions.get(str(request["session"]))
-                if session is None:
-                    raise _child_ended()
-                await session.add_arrays(streams, _whole(request["child"]))
-            elif what == "token":
-                await self._send_copy(streams, str(request["request"]))
-            else:
-                raise RefusedError(f"the node knows no request {what!r:.80}")
+            await self._do(streams, request)
+        except (OSError, EOFError):
+            raise
         except AccelError as error:
             await streams.refuse(error)
             streams.writer.close()
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a request means nothing: {error!r:.200}") from None
+        except Exception as error:
+            self._log_refused(address, f"{type(error).__name__}: {error!s:.200}")
+            await streams.refuse(BackendUnavailableError(f"the node cannot answer the request: {error!r:.200}"))
+            streams.writer.close()
+
+    async def _do(self, streams: Streams, request: dict[str, Any]) -> None:
+        """Do what a request asks for: list devices, start a child, take a connection for its arrays, or send a copy of what a token names."""
+        what = request.get("what")
+        if what == "devices":
+            streams.answer({"devices": await self.system.run_blocking(_find_devices, request)})
+            await streams.writer.drain()
+            streams.writer.close()
+        elif what == "child":
+            await self._start_child(streams, request)
+        elif what == "arrays":
+            session = self._sessions.get(str(request["session"]))
+            if session is None:
+                raise _child_ended()
+            await session.add_arrays(streams, _whole(request["child"]))
+        elif what == "token":
+            await self._send_copy(streams, str(request["request"]))
+        else:
+            raise RefusedError(f"the node knows no request {what!r:.80}")
 
     async def _start_child(self, streams: Streams, request: dict[str, Any]) -> None:
         """Start a child in the session of its device, which begins with the first one."""
@@ -334,7 +355,7 @@ def _whole(value: object) -> int:
 
 def _child_ended() -> BackendUnavailableError:
     """Return the error for a connection to a child that has ended."""
-    return BackendUnavailableError("the child has ended", library="node", retryable=True)
+    return BackendUnavailableError("the child has ended", retryable=True)
 
 
 def _abort(transport: asyncio.BaseTransport | None, sock: socket.socket) -> None:
@@ -348,8 +369,11 @@ def _abort(transport: asyncio.BaseTransport | None, sock: socket.socket) -> None
 def _find_devices(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the devices of this machine that a request names. May block: it imports backends."""
     specs, count = request["specs"], request["count"]
-    if not isinstance(specs, (str, list)) or not (count is None or isinstance(count, int)):
-        raise InvalidArgumentError(f"specs is {specs!r:.80} and count {count!r:.80}")
+    listed = [specs] if isinstance(specs, str) else specs
+    if not isinstance(listed, list) or len(listed) > _MAX_DEVICES or not all(isinstance(spec, str) for spec in listed):
+        raise InvalidArgumentError(f"specs is {specs!r:.80}")
+    if count is not None and (type(count) is not int or not 0 < count <= _MAX_DEVICES):
+        raise InvalidArgumentError(f"count is {count!r:.80}", remedy=f"Ask for {_MAX_DEVICES} devices of a node at most.")
     devices = []
     for spec in find_specs(specs, count):
         backend, device = find_device(spec)

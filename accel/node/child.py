@@ -60,8 +60,6 @@ class NodeChild:
     silence : float
     exit : ExitStatus or None
         How the child ended; ``None`` while it runs.
-    is_cut : bool
-        Whether it has ended because the connection has.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class NodeChild:
         self.pid = 0  # until it is connected
         self.silence = silence
         self.exit: ExitStatus | None = None
-        self.is_cut = False
         self._node = node
         self._deliver = on_message
         self._on_lost = on_lost
@@ -273,7 +270,6 @@ class NodeChild:
         """End, because one of the connections has: the agent kills the child then."""
         if self.exit is not None:
             return
-        self.is_cut = True
         self._channel.abort()
         self._arrays.abort()
         if not self._is_closed:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import itertools
+import math
 import secrets
 import ssl
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ _TOKEN_TIMEOUT: Final = 30.0
 """Seconds within which it must answer for a token, and within which more of the copy must come."""
 _PIECE_BYTES: Final = 1 << 20
 """The most that is read at once."""
+_MAX_TEXT: Final = 256
+"""Characters of the longest text in the description of a device."""
 _BUSY_PAUSES: Final = (0.05, 0.2, 0.5)
 """Pauses between attempts to connect to an agent that closes the connection at once."""
 _PAUSES: Final = (0.05, 1.0)
@@ -256,8 +259,7 @@ class NodeSession:
         self._number = secrets.token_hex(16)
         self._requests = itertools.count(1)  # a child has the number of the request for it
         self._children: dict[NodeChild, int] = {}  # those that have not ended, or are started -> their numbers
-        self._keep = 0.0
-        self._lost_at: float | None = None  # when a connection was lost; until another child is there
+        self._keep: float | None = None  # seconds for which the agent keeps durable memory; None before the first child
 
     async def start_child(
         self,
@@ -271,7 +273,8 @@ class NodeSession:
     ) -> NodeChild:
         """Start a child on the node; see :class:`NodeChild`.
 
-        After the loss of a connection the node is tried for as long as it keeps durable memory.
+        A node that has had a child, and cannot be reached now, is tried for as long as it keeps
+        durable memory.
 
         Parameters
         ----------
@@ -292,11 +295,10 @@ class NodeSession:
             The node was lost, and has not come back in time.
         """
         loop, pause = asyncio.get_running_loop(), _PAUSES[0]
+        until: float | None = None
 
         def on_ended(status: ExitStatus) -> None:
             del self._children[child]
-            if child.is_cut:
-                self._lost_at = loop.time()
             on_exit(status)
 
         child = NodeChild(
@@ -312,15 +314,15 @@ class NodeSession:
             try:
                 await self._start(child, device, uvloop)
             except BackendUnavailableError as error:
-                if self._lost_at is None or error.library != "node":
+                if self._keep is None or error.library != "node":
                     raise
-                left = self._lost_at + self._keep - loop.time()
+                until = loop.time() + self._keep if until is None else until
+                left = until - loop.time()
                 if left <= 0:
                     raise DeviceLostError(
                         f"node {self.address} was lost, and is not back after {self._keep:g} s: {error.message}"
                     ) from error
             else:
-                self._lost_at = None
                 logger.info("node_child_started", node=self.address, pid=child.pid)
                 return child
             await asyncio.sleep(min(pause, left))
@@ -350,7 +352,12 @@ class NodeSession:
             undo.callback(messages.writer.transport.abort)
             arrays, _ = await self._node.request(self._run_blocking, {"what": "arrays", "session": self._number, "child": number})
             undo.callback(arrays.writer.transport.abort)
-            pid, self._keep = int(_number(answer, "pid")), float(_number(answer, "keep"))
+            pid, keep = answer.get("pid"), answer.get("keep")
+            if type(pid) is not int or not 0 < pid < 1 << 31:
+                raise BackendUnavailableError(f"node {self.address} answered pid={pid!r:.80}")
+            if not isinstance(keep, (int, float)) or not 0 <= keep < math.inf:
+                raise BackendUnavailableError(f"node {self.address} answered keep={keep!r:.80}")
+            self._keep = keep
             try:
                 await child.connect(pid, messages, arrays)
             except OSError as error:
@@ -407,19 +414,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _number(answer: dict[str, Any], key: str) -> int | float:
-    value = answer.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"a node answered {key}={value!r:.80}")
-    return value
-
-
 def _decode_descriptions(listed: Any) -> list[DeviceDescription]:
     """Return the devices that a node has listed, one at least; raise what wrong values raise."""
     found = []
     for item in listed:
-        fields = {key: str(item[key]) for key in ("backend", "name", "uuid")}
-        found.append(DeviceDescription(index=int(item["index"]), memory=int(item["memory"]), **fields))
+        texts, numbers = {key: item[key] for key in ("backend", "name", "uuid")}, {key: item[key] for key in ("index", "memory")}
+        if any(type(text) is not str or len(text) > _MAX_TEXT for text in texts.values()):
+            raise ValueError("a text is none, or too long")
+        if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers.values()):
+            raise ValueError("a number is none, or out of range")
+        found.append(DeviceDescription(**texts, **numbers))
     if not found:
         raise ValueError("none")
     return found

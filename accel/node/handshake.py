@@ -43,6 +43,7 @@ __all__ = [
     "find_token",
     "open_streams",
     "prove",
+    "receive_request",
     "verify",
 ]
 
@@ -80,7 +81,7 @@ class RefusedError(BackendUnavailableError):
 
 
 class ClosedEarlyError(ConnectionResetError):
-    """The agent has closed the connection before its greeting."""
+    """The agent has closed the connection before both ends have proved that they have the token."""
 
 
 class Streams(NamedTuple):
@@ -206,8 +207,8 @@ def _hmac(token: bytes, role: bytes, certificate: bytes, agents: bytes, controll
 # -- the agent's side
 
 
-async def verify(streams: Streams, token: bytes, certificate: bytes = b"") -> dict[str, Any]:
-    """Verify that the controller has the token, prove that this end has it, and return the request.
+async def verify(streams: Streams, token: bytes, certificate: bytes = b"") -> None:
+    """Verify that the controller has the token, and prove that this end has it.
 
     Parameters
     ----------
@@ -234,6 +235,18 @@ async def verify(streams: Streams, token: bytes, certificate: bytes = b"") -> di
         await streams.writer.drain()
         raise RefusedError(_OTHER_TOKEN, remedy=_TOKEN_REMEDY)
     streams.send(_Step.COUNTERPROOF, _hmac(token, b"agent", certificate, agents, controllers))
+
+
+async def receive_request(streams: Streams) -> dict[str, Any]:
+    """Return the request of a controller that has the token.
+
+    Raises
+    ------
+    RefusedError
+        If it is of another version; it was told so.
+    ProtocolError, OSError, EOFError
+        If the connection violates the protocol, or ends.
+    """
     request = await streams.receive_json(_Step.REQUEST)
     if request.get("versions") != _versions():
         refusal = RefusedError(
@@ -267,7 +280,7 @@ async def connect(host: str, port: int, tls: ssl.SSLContext | None, token: bytes
     Raises
     ------
     ClosedEarlyError
-        If the agent closes the connection before its greeting.
+        If the agent closes the connection before.
     AccelError, OSError, EOFError
         As :func:`open_streams` and :func:`prove`.
     """
@@ -278,8 +291,8 @@ async def connect(host: str, port: int, tls: ssl.SSLContext | None, token: bytes
     except BaseException as error:
         if streams is not None:
             streams.writer.transport.abort()
-        elif isinstance(error, ConnectionResetError):  # by an agent with TLS, before that has begun
-            raise ClosedEarlyError(str(error)) from error
+        if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
+            raise ClosedEarlyError("it has closed the connection at once") from error
         raise
     return streams
 
@@ -310,11 +323,7 @@ async def prove(streams: Streams, token: bytes) -> None:
     tls = streams.writer.get_extra_info("ssl_object")
     certificate = b"" if tls is None else tls.getpeercert(binary_form=True) or b""
     streams.writer.write(greeting())
-    try:
-        greeted = await streams.receive(GREETING)
-    except (EOFError, ConnectionResetError) as error:
-        raise ClosedEarlyError("it has closed the connection before its greeting") from error
-    check_greeting(GREETING, greeted)
+    check_greeting(GREETING, await streams.receive(GREETING))
     agents = await streams.receive(_Step.CHALLENGE)
     if len(agents) != _CHALLENGE_BYTES:
         raise ProtocolError(f"a challenge has {len(agents)} bytes")

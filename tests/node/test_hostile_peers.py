@@ -27,7 +27,7 @@ from accel.node.relay import Relay
 from accel.process.protocol import MAX_MESSAGE, encode_header, greeting
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Kind
-from tests.device_support import generation
+from tests.device_support import generation, until
 from tests.node_support import TOKEN, AgentProcess, lying_agent, proxy_to, running_agent, tls_files
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ async def test_a_recorded_proof_is_of_no_use(agent: AgentProcess) -> None:
         assert b"devices" not in answer
 
 
-async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once() -> None:
+async def test_many_connections_that_prove_nothing_keep_no_others_out_and_are_logged_once() -> None:
     with running_agent("127.0.0.5") as agent:
         socks = [connected(agent) for _ in range(150)]
         try:
@@ -169,14 +169,12 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
             while len(os.listdir(f"/proc/{agent.process.pid}/fd")) > 100:
                 assert time.monotonic() < limit, "more than 64 connections are open"
                 await asyncio.sleep(0.01)
+            socks += [connected(agent) for _ in range(150)]  # as many as there may be, again
+            await serves(agent)
         finally:
             for sock in socks:
                 sock.close()
-        async with asyncio.timeout(PATIENCE):
-            while True:  # until the agent has seen that they are closed
-                with contextlib.suppress(accel.BackendUnavailableError):
-                    await serves(agent)
-                    break
+        await asyncio.gather(*[serves(agent) for _ in range(100)])
         log = agent.close()
     assert log.count("node_connection_refused") == 1, log
 
@@ -197,7 +195,11 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
         child_request(silence="long"),
         {"what": "arrays", "session": "none", "child": 1},
         {"what": "devices", "specs": 3, "count": None, "is_shared": False},
+        {"what": "devices", "specs": [3], "count": None, "is_shared": False},
+        {"what": "devices", "specs": ["cpu"] * 2000, "count": None, "is_shared": False},
         {"what": "devices", "specs": ["cpu"], "count": 2, "is_shared": False},
+        {"what": "devices", "specs": "cpu", "count": 10**8, "is_shared": False},
+        {"what": "devices", "specs": "cpu", "count": True, "is_shared": False},
         {"what": "devices"},
     ],
     ids=[
@@ -211,13 +213,18 @@ async def test_many_connections_that_prove_nothing_are_bounded_and_logged_once()
         "a silence that is no number",
         "arrays of no session",
         "specs that are no list",
+        "specs that are no texts",
+        "too many specs",
         "a count beside specs",
+        "a large count",
+        "a count that is no number",
         "devices without fields",
     ],
 )
-async def test_requests_that_mean_nothing_are_refused(request_fields: dict[str, Any], agent: AgentProcess) -> None:
-    with pytest.raises(AccelError):
+async def test_requests_that_mean_nothing_are_refused_with_an_answer(request_fields: dict[str, Any], agent: AgentProcess) -> None:
+    with pytest.raises(AccelError) as caught:
         await asyncio.wait_for(agent.node.request(asyncio.to_thread, request_fields), PATIENCE)
+    assert "cannot be reached" not in caught.value.message
     await serves(agent)
 
 
@@ -372,6 +379,10 @@ DEVICE = {"backend": "cpu", "index": 0, "name": "x", "uuid": "x", "memory": 1}
     [
         {"devices": [{}]},
         {"devices": [{**DEVICE, "index": "x"}]},
+        {"devices": [{**DEVICE, "index": float("inf")}]},
+        {"devices": [{**DEVICE, "index": -1}]},
+        {"devices": [{**DEVICE, "memory": 1.5}]},
+        {"devices": [{**DEVICE, "uuid": "x" * 1000}]},
         {"devices": 3},
         {"devices": []},
         {},
@@ -438,6 +449,23 @@ async def test_an_end_of_the_connection_behind_the_first_message_is_seen() -> No
     async with accel.System() as system, lying_agent(lie) as node:
         with pytest.raises(AccelError, match=r"the connection to node .* was lost"):
             await asyncio.wait_for(system.open_device("cpu", node=node, restart=accel.RestartStrategy(max_restarts=0)), PATIENCE / 2)
+
+
+@pytest.mark.parametrize(
+    "answer", [{"pid": float("inf")}, {"pid": 0}, {"pid": True}, {"keep": float("nan")}, {"keep": float("inf")}, {"keep": -1}], ids=str
+)
+async def test_a_child_that_an_agent_describes_wrongly_is_not_taken(answer: dict[str, Any]) -> None:
+    async def lie(streams: handshake.Streams, request: dict[str, Any]) -> None:
+        streams.answer({"devices": [DEVICE]} if request["what"] == "devices" else {"pid": 1, "keep": 0.0, **answer})
+        with contextlib.suppress(OSError):
+            await streams.reader.read()
+        ended.append(request["what"])
+
+    ended: list[str] = []
+    async with accel.System() as system, lying_agent(lie) as node:
+        with pytest.raises(AccelError, match=f"answered {next(iter(answer))}="):
+            await asyncio.wait_for(system.open_device("cpu", node=node, restart=accel.RestartStrategy(max_restarts=0)), PATIENCE)
+        await until(lambda: sorted(ended) == ["arrays", "child", "devices"], "both connections are closed")
 
 
 async def test_an_agent_without_the_token_is_not_believed() -> None:

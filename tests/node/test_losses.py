@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -158,17 +159,24 @@ async def test_a_cut_in_an_array_leaves_nothing_half_written_unseen(agent: Agent
         np.testing.assert_array_equal(await device.get(await device.put(large)), large)
 
 
-async def test_an_agent_that_is_killed_and_comes_back_serves_again_without_the_memory(plan: FaultPlan) -> None:
-    async with accel.System() as system:
-        with running_agent("127.0.0.4") as agent:
-            device = await system.open_device("cpu", node=agent.node, faults=plan)
+@pytest.mark.parametrize("end", ["killed", "ended"])
+async def test_an_agent_that_comes_back_serves_again_without_the_memory(end: str, plan: FaultPlan) -> None:
+    with contextlib.ExitStack() as agents:
+        agent = agents.enter_context(running_agent("127.0.0.4"))
+        async with accel.System() as system, proxy_to(agent.address) as proxy:
+            node, restart = accel.Node(proxy.address, TOKEN), accel.RestartStrategy(max_restarts=1)
+            device = await system.open_device("cpu", node=node, faults=plan, restart=restart)
             kept = await device.put(KEPT, durable=True)
-            waiter, children = await waiting(device), agent.children()
-            agent.kill()
+            waiter, children, connections = await waiting(device), agent.children(), proxy.connections
+            if end == "killed":
+                agent.kill()
+            else:
+                agent.close()
             error = await failure(waiter, accel.ContextPoisonedError)
-            assert "connection to node" in str(error.__cause__)
+            assert ("connection to node" if end == "killed" else "SIGKILL") in str(error.__cause__)
             await until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "its children have ended with it")
-        with running_agent(agent.address):
+            await until(lambda: proxy.connections > connections + 5, "the device has tried to get a child more than once")
+            agents.enter_context(running_agent(agent.address))
             await generation(device, 2)
             np.testing.assert_array_equal(await device.get(await device.put(KEPT)), KEPT)
             assert (await failure(device.get(kept), accel.StaleRefError)).reason == "torn"
