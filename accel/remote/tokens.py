@@ -64,6 +64,12 @@ _PAUSE: Final = 1.0
 """Seconds without new connections after one could not be accepted."""
 _MOST: Final = 16
 """Requests that are answered at once; others wait to be accepted."""
+_BACKLOG: Final = 4096
+"""Connections that wait to be accepted; the system may allow fewer."""
+_MOST_ACCEPTED: Final = 256
+"""Connections that one loop iteration accepts: other users can make them without end."""
+_RETRY_PAUSE: Final = 0.01
+"""Seconds between attempts to connect while there is no room for one to wait."""
 _MAX_REQUEST: Final = 1 << 13
 _MAX_ANSWER: Final = 1 << 17
 """Bytes: the texts of an error are bounded to less."""
@@ -140,26 +146,30 @@ class PublishedRefs:
     def _accept_more(self) -> None:
         """Accept connections as long as there is room for them."""
         self._pause = None
-        if self._listener is None:
-            return
-        if len(self._answering) < _MOST:
+        if self._listener is not None and len(self._answering) < _MOST:
             self._core.loop.add_reader(self._listener, self._on_connection)
-        else:
-            self._core.loop.remove_reader(self._listener)
 
     def _on_connection(self) -> None:
-        """Accept a connection, and answer it in a task of its own. The loop's reader."""
+        """Accept the connections that wait, as long as there is room for them. The loop's reader."""
         assert self._listener is not None, "the reader is removed before"
         loop = self._core.loop
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:  # no descriptor now
-            logger.warning("published_refs_paused", device=self._core.name, error=str(error))
-            loop.remove_reader(self._listener)
-            self._pause = loop.call_later(_PAUSE, self._accept_more)
-            return
+        for _ in range(_MOST_ACCEPTED):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor now
+                logger.warning("published_refs_paused", device=self._core.name, error=str(error))
+                loop.remove_reader(self._listener)
+                self._pause = loop.call_later(_PAUSE, self._accept_more)
+                return
+            self._begin(sock)
+            if len(self._answering) == _MOST:
+                loop.remove_reader(self._listener)
+                return
+
+    def _begin(self, sock: socket.socket) -> None:
+        """Answer a new connection in a task of its own, or close it if it is another user's."""
         user = _user_of(sock)
         if user != os.geteuid():
             sock.close()
@@ -168,10 +178,9 @@ class PublishedRefs:
                 logger.warning("published_refs_refused", device=self._core.name, user=user)
             return
         end = _End(sock, _MAX_REQUEST, self._core.disposal.close_fds)
-        task = loop.create_task(self._serve(end))
+        task = self._core.loop.create_task(self._serve(end))
         self._answering.add(task)
         task.add_done_callback(partial(self._on_served, end))
-        self._accept_more()
 
     def _on_served(self, end: _End, task: asyncio.Task[None]) -> None:
         """Close a connection, whose task may have been cancelled before it began."""
@@ -253,7 +262,7 @@ async def fetch(
     UnsupportedError
         If another user has it.
     BackendUnavailableError
-        If its device has too much to answer.
+        If this process has no descriptor for it, or the other one cannot share the buffer now.
     DeadlineExceededError
         If there is no answer in time.
     ProtocolError
@@ -261,11 +270,12 @@ async def fetch(
     """
     seconds = _ANSWER_SECONDS if seconds is None else seconds
     request = encode_request(token, seconds, copy)
-    end = _End(_connect(token), _MAX_ANSWER, disposal.close_fds)
-    try:
-        end.channel.send(_Kind.REQUEST, request)
+    with contextlib.ExitStack() as stack:
         try:
             async with asyncio.timeout(seconds):
+                end = _End(await _connect(token), _MAX_ANSWER, disposal.close_fds)
+                stack.callback(end.close)
+                end.channel.send(_Kind.REQUEST, request)
                 kind, payload = await end.message
         except TimeoutError:
             raise DeadlineExceededError(f"{token!r} was not answered within {seconds:g} s", op="attach", device=device) from None
@@ -277,8 +287,6 @@ async def fetch(
             raise decode_error(payload)
         content = _decode_answer(kind, payload, len(end.fds))
         yield end.fds[0], *content
-    finally:
-        end.close()
 
 
 @contextlib.asynccontextmanager
@@ -367,26 +375,35 @@ def _new_socket(shortage: str) -> socket.socket:
 def _listen(identity: str) -> socket.socket:
     """Return the socket of a device."""
     listener = _new_socket("a token cannot be published")
-    listener.bind(_address(identity))
-    listener.listen(_MOST)
+    try:
+        listener.bind(_address(identity))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BackendUnavailableError(
+            f"a token cannot be published: another process listens in place of {identity}",
+            library="os",
+            remedy="Open another device: its socket has another name. Keep tokens from other users.",
+        ) from error
     return listener
 
 
-def _connect(token: AccelToken) -> socket.socket:
-    """Return a connection to the device of a token; raise unless it is of the same user."""
+async def _connect(token: AccelToken) -> socket.socket:
+    """Return a connection to the device of a token, once there is room; raise unless it is of the same user."""
     sock = _new_socket(f"{token!r} cannot be asked for")
     try:
-        sock.connect(_address(token.device))
+        while True:
+            try:
+                sock.connect(_address(token.device))
+                break
+            except BlockingIOError:  # the system does not say when there is room
+                await asyncio.sleep(_RETRY_PAUSE)
         if (user := _user_of(sock)) != os.geteuid():
             raise UnsupportedError(  # noqa: TRY301
                 f"{token!r} is of user {user}, and this process of user {os.geteuid()}", remedy="Run both as one user."
             )
     except BaseException as error:
         sock.close()
-        if isinstance(error, BlockingIOError):
-            raise BackendUnavailableError(
-                f"the device of {token!r} has too many requests", retryable=True, remedy="Ask again later."
-            ) from error
         if isinstance(error, ConnectionError):
             raise _gone(token) from error
         raise

@@ -51,7 +51,7 @@ async def device(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[accel.Device]
         yield device
 
 
-def nothing_here(token: accel.AccelToken) -> Any:
+async def nothing_here(token: accel.AccelToken) -> Any:
     raise tokens._gone(token)
 
 

@@ -348,6 +348,21 @@ async def test_processes_of_another_user_are_refused_at_both_ends(
     await bounded(other.attach(token))
 
 
+async def test_connections_of_another_user_are_closed_at_once(
+    pair: tuple[accel.Device, accel.Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    ref = await one.zeros(4)
+    token = one.publish(ref)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(connection(token)) for _ in range(100)]
+        with monkeypatch.context() as patch:
+            patch.setattr(tokens, "_user_of", lambda _: os.geteuid() + 1)
+            await turns(3)
+        assert [sock.recv(1) for sock in strangers] == [b""] * 100
+    await bounded(other.put(token))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_a_process_of_another_user_gets_nothing(pair: tuple[accel.Device, accel.Device]) -> None:
     one, other = pair
@@ -476,21 +491,38 @@ async def test_slow_ends_are_closed_and_hold_up_no_other(pair: tuple[accel.Devic
     await until(lambda: not one._published._answering)
 
 
-async def test_more_connections_than_are_accepted_are_refused(
-    pair: tuple[accel.Device, accel.Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_asks_waits_while_too_many_do(pair: tuple[accel.Device, accel.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_BACKLOG", 8)
+    monkeypatch.setattr(tokens, "_REQUEST_SECONDS", 0.3)
     one, other = pair
     ref = await one.zeros(4)
     token = one.publish(ref)
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(BlockingIOError):
+        with pytest.raises(BlockingIOError):
             for _ in range(100):  # no turn of the loop accepts one
                 stack.enter_context(connection(token))
-        error = await failure(other.put(token), accel.BackendUnavailableError)
-        assert error.retryable
-    await turns(200)  # all are accepted, and found to be closed
+        assert (await other.get(await bounded(other.put(token)))).tolist() == [0.0] * 4
     await until(lambda: not one._published._answering)
-    await bounded(other.put(token))
+
+
+async def test_one_that_asks_waits_no_longer_than_asked(device: accel.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_BACKLOG", 8)
+    token = accel.AccelToken("cpu:0/" + os.urandom(16).hex(), 1, 1)
+    with tokens._listen(token.device), contextlib.ExitStack() as stack:
+        with pytest.raises(BlockingIOError):
+            for _ in range(100):
+                stack.enter_context(connection(token))
+        await failure(device.put(token, timeout=0.05), accel.DeadlineExceededError)
+
+
+async def test_a_socket_whose_name_is_taken_is_told(device: accel.Device) -> None:
+    ref = await device.zeros(4)
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(tokens._address(ref.token().device))
+        with pytest.raises(accel.BackendUnavailableError, match="another process listens in place of") as caught:
+            device.publish(ref)
+        assert caught.value.remedy
+    assert device.publish(ref).node == socket.gethostname()
 
 
 async def test_a_device_is_closed_while_others_ask(pair: tuple[accel.Device, accel.Device]) -> None:
