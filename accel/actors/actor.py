@@ -87,7 +87,8 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
     def refused(self, message: M_contra) -> None:
         """Dispose of a message of ``tell`` or ``send`` that the actor will not handle: it stops.
 
-        Must not raise.
+        Must not raise. Of an actor without a method of its own for it the log has how many messages
+        were lost.
         """
 
     async def started(self, context: ActorContext) -> None:

@@ -295,10 +295,12 @@ class ActorCell:
         for item in self.mailbox.drain():
             message, reply = (item[0], item[1]) if type(item) is Envelope else (item, None)
             if reply is None:
-                if not isinstance(message, (Failure, Terminated)):
+                if isinstance(message, (Failure, Terminated)):
+                    continue
+                if self.refuse is None:
                     lost += 1
-                    if self.refuse is not None:
-                        self.refuse(message)
+                else:
+                    self.refuse(message)
             elif not reply.done():
                 reply.set_exception(self._stopped_error(cause))
         if lost:

@@ -96,7 +96,8 @@ class ActorLife(ActorCell):
                 raise InvalidArgumentError(  # noqa: TRY301
                     f"{self._make!r} made {self._actor!r:.200}", remedy="Return an instance of a subclass of Actor."
                 )
-            self.refuse, self.carries_context = self._actor.refused, self._actor.carries_context
+            self.refuse = None if type(self._actor).refused is Actor.refused else self._actor.refused
+            self.carries_context = self._actor.carries_context
             self.interruptible = _NOW
             await self._actor.started(self._context)
         except BaseException as caught:

@@ -97,6 +97,8 @@ def _load_certificate(certificate: str | None, key: str | None) -> tuple[ssl.SSL
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
+        for path in filter(None, (certificate, key)):
+            Path(path).open("rb").close()  # whose error names the file, as that of load_cert_chain() does not
         context.load_cert_chain(certificate, key)
         pem = Path(certificate).read_text(encoding="latin-1")  # there may be comments between the certificates
         own = pem[
@@ -121,5 +123,9 @@ def _listening_socket(host: str, port: int) -> socket.socket:
             sock.setblocking(False)
             undo.pop_all()
     except OSError as error:
-        raise BackendUnavailableError(f"{host}:{port} cannot be listened at: {error}", library="os") from error
+        raise BackendUnavailableError(
+            f"{host}:{port} cannot be listened at: {error}",
+            library="os",
+            remedy="Give an address of this machine, with a port that is free.",
+        ) from error
     return sock

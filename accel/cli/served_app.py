@@ -8,7 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from accel import __version__
+from accel._log import get_logger
 from accel.cli.console import LoadingProgress
+from accel.cli.extras import install_command
 from accel.cli.targets import opened
 from accel.integrations.encoding import dumps
 from accel.integrations.fastapi import add_model, cancel_on_disconnect, install, lifespan
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_app"]
 
+logger = get_logger()
 
 _PAGE = "/accel"
 _BODY_TIMEOUT = 30.0
@@ -84,6 +87,8 @@ def make_app(
         from prometheus_client import REGISTRY
 
         metrics = {"metrics": "/metrics", "metrics_registry": REGISTRY}  # it has the metrics of the process
+    else:
+        logger.info("metrics_not_served", missing="prometheus_client", remedy=f"Run: {install_command('metrics')}")
     install(app, body_limit=body_limit, body_timeout=_BODY_TIMEOUT, page=_PAGE, admin_token=admin_token, **metrics)
     _add_index(app, [f"/{target.name}" for target in targets], has_metrics=bool(metrics))
     return app

@@ -286,7 +286,7 @@ class System(ActorSystem):
         return device
 
     async def open_pool(
-        self, specs: str | Iterable[str] = "auto", *, count: int | None = None, nodes: Iterable[Node | str] = (), **options: Any
+        self, specs: str | Iterable[str] = "auto", *, count: int | None = None, nodes: Iterable[Node | str] | None = None, **options: Any
     ) -> Pool:
         """Open several devices at the same time, and return them as a pool.
 
@@ -300,8 +300,8 @@ class System(ActorSystem):
             hardware, as ``"cpu"`` and ``"cuda:1"`` do, ``count`` devices share it, each with a context
             and memory of its own. ``None``: one for each piece.
         nodes
-            Machines, as ``node=`` of :meth:`open_device` takes them: ``specs`` and ``count`` count on
-            each of them. Without any they count here.
+            Machines, one at least, as ``node=`` of :meth:`open_device` takes them: ``specs`` and
+            ``count`` count on each of them. ``None``: they count here.
         **options
             Of :meth:`open_device`, for all of them.
 
@@ -325,8 +325,8 @@ class System(ActorSystem):
             options["libraries"] = tuple(libraries)  # it is read once, and there are several devices
         if "node" in options:
             raise InvalidArgumentError("a pool has no node=", remedy="Give nodes=[...].")
-        machines = [Node.of(node) for node in nodes]
-        if machines:
+        if nodes is not None:
+            machines = _check_nodes(nodes)
             given = specs if isinstance(specs, str) else list(specs)
             listed = await asyncio.gather(*[machine.find_devices(self.run_blocking, given, count, is_shared=False) for machine in machines])
             places = [(device.spec, machine) for machine, devices in zip(machines, listed, strict=True) for device in devices]
@@ -594,3 +594,13 @@ def _with_own_system(
 
 
 open_device = _with_own_system(System.open_device)
+
+
+def _check_nodes(nodes: object) -> list[Node]:
+    """Return the machines of a ``nodes=``."""
+    if isinstance(nodes, (str, Node)) or not isinstance(nodes, Iterable):
+        raise InvalidArgumentError(f"nodes is {nodes!r:.80}", remedy="Give a list of addresses, or of accel.Node.")
+    machines = [Node.of(node) for node in nodes]
+    if not machines:
+        raise InvalidArgumentError("nodes has no address", remedy="Give one at least; leave it out to open devices here.")
+    return machines

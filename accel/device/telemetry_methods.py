@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from accel.errors import InvalidArgumentError
 from accel.telemetry.hardware import HardwareMonitor, ReadsHardware
-from accel.telemetry.timeline import Timeline
+from accel.telemetry.timeline import Timeline, trace_of
 from accel.values import check_count
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TelemetryMethods:
             yield
         finally:
             core.probes.remove(timeline)
-            await core.system.run_blocking(lambda: file.write_text(json.dumps(timeline.trace())))
+            await core.system.run_blocking(lambda: file.write_text(json.dumps(trace_of([timeline]))))
 
 
 def monitor_of(core: DeviceCore) -> HardwareMonitor | None:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from accel import __version__
 from accel.integrations._answers import Answer, unopened_answer
 from accel.telemetry import Probe, fault_code
-from accel.telemetry.timeline import Timeline
+from accel.telemetry.timeline import Timeline, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -185,34 +185,36 @@ class Page:
                 return
 
     async def profile(self, seconds: str | None, device: str | None) -> bytes | Answer:
-        """Return a timeline of a device over some seconds from now, in Chrome's format, or the answer to a request that gets none.
+        """Return a timeline of the devices over some seconds from now, in Chrome's format, or the answer to a request that gets none.
 
         Parameters
         ----------
         seconds, device
-            As the client sent them; ``None``: 2, and the first device.
+            As the client sent them; ``None``: 2, and all devices.
         """
         system = self._system
         if system is None:
             return _UNOPENED
-        names = [known.name for known in system.devices]
-        name = device or next(iter(names), None)
+        opened = [known.name for known in system.devices]
+        names = [name for name in opened if not device or name == device]
         try:
             length = 2.0 if seconds is None else float(seconds)
         except ValueError:
             length = 0.0
-        if not 0 < length <= _LONGEST or name not in names:
+        if not 0 < length <= _LONGEST or not names:
             return _NO_SUCH
         if self._is_profiling:
             return _BUSY
-        timeline, self._is_profiling = Timeline(name, _KEPT_WORK), True
-        system.probes.add(timeline)
+        timelines, self._is_profiling = [Timeline(name, _KEPT_WORK // len(names)) for name in names], True
+        for timeline in timelines:
+            system.probes.add(timeline)
         try:
             await self._closed_within(length)
         finally:
-            system.probes.remove(timeline)
+            for timeline in timelines:
+                system.probes.remove(timeline)
             self._is_profiling = False
-        return await system.run_blocking(lambda: json.dumps(timeline.trace()).encode())
+        return await system.run_blocking(lambda: json.dumps(trace_of(timelines)).encode())
 
     async def _closed_within(self, seconds: float) -> bool:
         """Wait until the page is closed, ``seconds`` at most; return whether it is closed."""

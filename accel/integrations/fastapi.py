@@ -266,7 +266,7 @@ def install(
         Labels that all of them get, such as ``{"worker": str(os.getpid())}`` where several processes answer at one address.
     page
         Path of a page that shows the service while it runs, for browsers; ``None``: no such route. It reads only. A POST to ``/profile`` below it is
-        answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=`` of ``device=``.
+        answered with a :meth:`profile <accel.Device.profile>` of the next ``seconds=``, of all devices or of ``device=``.
     admin_token
         What a client must present for metrics, page and profiles: as a bearer token, or as the password of any user. ``None``: they are answered to this
         machine alone, that is at a loopback address and without the headers of a proxy; behind a proxy on this machine, give a token. Pages of other

@@ -43,6 +43,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Compare: TypeAlias = "Callable[[Any, Any], bool | Awaitable[bool]]"
 """Says whether the answers of the old and the new weights to one canary go together."""
 
+_OLD_SERVE = "Look at the weights; the model serves its old ones."
+
 
 class Rows(list[Any]):
     """What a model gives for each of several requests, all by one set of weights.
@@ -131,6 +133,11 @@ class Model:
         return f"<Model {self._name} on {self._home.name} {state}>"
 
     # -- what it is
+
+    @property
+    def name(self) -> str:
+        """What it was loaded from: ``"module:build"``, or the name of a class, a function or a file."""
+        return self._name
 
     @property
     def device(self) -> Any:
@@ -450,10 +457,15 @@ class Model:
         if version is not None and check_count("version", version) == self.version:
             raise InvalidArgumentError(f"version {version} serves already", argument="version", remedy="Give other weights another number.")
         items = self.canaries(canaries)
-        async with self._swapping, self._versions.coming(weights, on_progress, number=version) as new:
-            old = self._versions.serving
-            new.outputs.check_serves_for(old.outputs)
-            await self._check_canaries(old, new, items, compare)
+        try:
+            async with self._swapping, self._versions.coming(weights, on_progress, number=version) as new:
+                old = self._versions.serving
+                new.outputs.check_serves_for(old.outputs)
+                await self._check_canaries(old, new, items, compare)
+        except LibraryError as error:
+            if error.op != "swap":  # the model's own code raised it, with these weights
+                error.remedy = f"Its cause says what the model raised. {_OLD_SERVE}"
+            raise
         logger.info("model_swapped", device=self._home.name, version=new.number, canaries=len(items))
         return new.number
 
@@ -529,8 +541,14 @@ class Model:
         for number, item in enumerate(items):
             answers = [await self._answer(version, item) for version in (old, new)]
             checked = self.checked(answers[1])
-            if isinstance(checked, AccelError):
-                raise checked
+            if isinstance(checked, NonFiniteError):
+                raise NonFiniteError(
+                    f"output {checked.output} of version {new.number} of the model has NaNs or infinities for canary {number}",
+                    output=checked.output,
+                    device=self._home.name,
+                    op="swap",
+                    remedy=_OLD_SERVE,
+                )
             if compare is None:
                 continue
             verdict = compare(*answers)
@@ -539,7 +557,7 @@ class Model:
                     f"compare refused what version {new.number} of the model answers to canary {number}",
                     device=self._home.name,
                     op="swap",
-                    remedy="Look at the weights; the model serves its old ones.",
+                    remedy=_OLD_SERVE,
                 )
 
     async def _answer(self, version: Version, item: Item) -> Any:

@@ -401,8 +401,10 @@ def split_address(address: object) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdecimal()):
         raise InvalidArgumentError(f"{address!r:.80} is no address of a node", remedy="Give 'host:port', such as '10.0.0.7:7420'.")
+    if len(port) > len("65535") or int(port) > 65535:
+        raise InvalidArgumentError(f"the port of {address!r:.80} is too large", remedy="Give 'host:port', with a port of 65535 at most.")
     return host, int(port)
 
 

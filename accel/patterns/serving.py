@@ -119,7 +119,7 @@ class ModelService(DynamicBatcher[Any, Any]):
             self._add_model(model)
 
     def _name(self) -> str:
-        return repr(self.model)
+        return self.model.name
 
     @property
     def model(self) -> Model:

@@ -79,7 +79,7 @@ class ExitStatus:
         if self.code is None:
             return (
                 self.lost
-                or "ended, and something else took its exit status: code in this process, or the end of the forkserver that it came from"
+                or "ended, and its exit status is not known: code in this process took it, or the forkserver that it came from was busy, or has ended"
             )
         meaning = _MEANINGS.get(self.code)
         return f"ended with exit code {self.code}" + (f" ({meaning})" if meaning else "")

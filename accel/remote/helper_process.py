@@ -83,6 +83,9 @@ class HelperProcessActor(Actor[None, None]):
             listeners.append(listener)
         request_check()
 
+    def refused(self, message: None) -> None:
+        """Drop a check that came while the actor stops: what it keeps ends with it."""
+
     async def receive(self, message: None, context: ActorContext) -> None:
         """Check the process; end it once the device is lost or closed.
 

@@ -211,7 +211,7 @@ class PublishedRefs:
         if kind != _Kind.REQUEST:
             raise ProtocolError(f"a message of kind {kind} is no request for a token", remedy=_ONE_ACCEL)
         token, is_copy, seconds = decode_request(payload)
-        base = self._core.refs.resolve(AccelToken(token.device, token.buffer, token.generation))
+        base = self._core.refs.resolve(AccelToken(token.device, token.buffer, token.generation, node=token.node))
         if token.buffer not in self._refs:
             raise InvalidArgumentError(f"{token!r} was not published", remedy="Publish it there: token = device.publish(ref).")
         if not is_copy:

@@ -151,6 +151,26 @@ async def test_messages_lost_at_a_stop_are_counted_in_the_log(caplog: pytest.Log
     assert "count=2" in caplog.text
 
 
+async def test_an_actor_that_disposes_of_its_messages_loses_none(caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[str] = []
+
+    class Disposing(Actor[str, None]):
+        async def receive(self, message: str, context: ActorContext) -> None:
+            await asyncio.Event().wait()
+
+        def refused(self, message: str) -> None:
+            refused.append(message)
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(Disposing)
+        for message in ("taken", "one", "two"):
+            ref.tell(message)
+        await turns()
+        await ref.stop(drain=False)
+    assert refused == ["one", "two"]
+    assert "actor_messages_lost" not in caplog.text
+
+
 async def test_a_receive_that_will_not_be_cancelled_still_ends_the_actor() -> None:
     async with ActorSystem() as system:
         ref = await system.spawn(Stubborn, [], "receive")

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
         (["--listen", "0.0.0.0:0"], "--tls-cert"),
         (["--listen", "[::]:0"], "--tls-cert"),
         (["--listen", "nonsense"], "host:port"),
-        (["--listen", "127.0.0.1:99999"], "host:port"),
+        (["--listen", "127.0.0.1:99999"], "too large"),
+        (["--listen", "127.0.0.1:" + "9" * 5000], "too large"),
         (["--listen", "127.0.0.1:0", "--keep", "-1"], "--keep"),
         (["--listen", "127.0.0.1:0", "--keep", "nan"], "--keep"),
         (["--listen", "127.0.0.1:0", "--tls-key", "key.pem"], "--tls-cert"),
-        (["--listen", "127.0.0.1:0", "--tls-cert", "/nowhere.pem"], "cannot be used"),
+        (["--listen", "127.0.0.1:0", "--tls-cert", "/nowhere.pem"], "cannot be used: [Errno 2] No such file or directory: '/nowhere.pem'"),
+        (["--listen", "192.0.2.1:0", "--no-tls"], "Give an address of this machine"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_what_a_node_is_not_started_with(
     arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

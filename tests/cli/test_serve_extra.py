@@ -31,7 +31,7 @@ sys.exit(main(sys.argv[1:]))
 
 @contextlib.asynccontextmanager
 async def serving(*words: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """Run `accel serve` in a process that has only the extra `web`, and end it by SIGTERM, with status 0."""
+    """Run `accel serve` in a process that has only the extra `web`, and end it by SIGTERM, with status 0. It logs what it does not serve."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", WEB_ALONE, "serve", "--port", "0", "--device", "cpu", *words]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -47,6 +47,7 @@ async def serving(*words: str) -> AsyncIterator[aiohttp.ClientSession]:
         process.terminate()
         said += await asyncio.wait_for(process.stdout.read(), PATIENCE)
         assert await process.wait() == 0, said.decode()
+        assert b"metrics_not_served" in said
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -105,6 +105,13 @@ async def test_what_names_no_devices_is_refused(specs: Any, count: Any, kind: ty
         assert system.devices == ()
 
 
+@pytest.mark.parametrize("nodes", [[], (), iter([]), "127.0.0.2:7420", accel.Node("127.0.0.2:7420"), 7])
+async def test_nodes_that_are_no_list_of_addresses_open_nothing_here(nodes: Any) -> None:
+    async with accel.System() as system:
+        assert (await failure(system.open_pool("cpu", nodes=nodes), accel.InvalidArgumentError)).message.startswith("nodes ")
+        assert system.devices == ()
+
+
 async def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from accel.cpu.backend import CpuBackend
 

@@ -194,6 +194,25 @@ async def test_a_profile_is_a_trace_of_the_next_seconds(serve: Serve) -> None:
             assert answer.status == 200
 
 
+async def test_a_profile_is_of_all_devices_unless_one_is_named() -> None:
+    async with accel.System() as system:
+        pool = await system.open_pool("cpu", count=2)
+        page = _page.Page(lambda: ())
+        page.open(system)
+        for asked, expected in ((None, ["cpu:0", "cpu:0#2"]), ("cpu:0#2", ["cpu:0#2"])):
+            profiling = asyncio.create_task(page.profile("0.2", asked))
+            await asyncio.sleep(0)
+            for device in pool:
+                await device.zeros(3)
+            found = await profiling
+            assert isinstance(found, bytes)
+            trace = json.loads(found)
+            processes = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+            assert sorted(processes.values()) == expected
+            assert {event["pid"] for event in trace["traceEvents"] if event.get("cat") == "device"} == set(processes)
+            assert sorted(trace["otherData"]["device"].split(", ")) == expected
+
+
 async def test_metrics_without_a_token_are_for_this_machine(serve: Serve) -> None:
     async with serve(FaultPlan(), metrics="/metrics") as session:
         async with session.get("/metrics") as answer:

@@ -252,16 +252,26 @@ async def test_weights_are_swapped_while_clients_ask(hosted: accel.Device, rng: 
     assert used(hosted) == before
 
 
+async def test_a_service_is_called_after_its_model_and_no_device(device: accel.Device, rng: np.random.Generator) -> None:
+    model = await loaded(device, affine(rng))
+    async with accel.serve(model) as service:
+        assert service.service.name == model.name
+    assert device.name not in model.name
+
+
 async def test_a_swap_that_goes_wrong_changes_nothing(device: accel.Device, rng: np.random.Generator) -> None:
     weights, x = affine(rng), rows(rng, 1)
     model = await loaded(device, weights)
     before = used(device)
     good = affine(rng, 2)
     bad = {**good, "b": np.full(3, np.nan, np.float32)}
-    await failure(model.swap(bad, canaries=[x[0]]), accel.NonFiniteError)
+    error: accel.AccelError = await failure(model.swap(bad, canaries=[x[0]]), accel.NonFiniteError)
+    assert "of version 2 of the model has NaNs or infinities for canary 0" in str(error)
+    assert "serves its old ones" in str(error)
     await failure(model.swap(good, canaries=[x[0]], compare=lambda old, new: False), accel.LibraryError)
     await failure(model.swap({"w": good["w"]}), accel.LibraryError)
-    await failure(model.swap({**good, "w": np.zeros((4, 3), np.float32)}), accel.LibraryError)
+    error = await failure(model.swap({**good, "w": np.zeros((4, 3), np.float32)}), accel.LibraryError)
+    assert "Look at the weights; the model serves its old ones." in str(error)
     await failure(model.swap(good, canaries=[x]), accel.InvalidArgumentError)
     await failure(model.rollback(), accel.InvalidArgumentError)
     assert (model.version, used(device)) == (1, before)

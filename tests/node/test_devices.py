@@ -164,7 +164,7 @@ async def test_a_token_of_a_buffer_on_a_node_is_copied_by_the_process_that_opene
         token = there.publish(ref := await there.put(np.arange(6.0).reshape(2, 3)))
         np.testing.assert_array_equal(await here.get(await here.put(token)), np.arange(6.0).reshape(2, 3))
         np.testing.assert_array_equal(await here.get(await here.put(there.publish(ref[:, 1]))), [1.0, 4.0])
-        with pytest.raises(accel.UnsupportedError):
+        with pytest.raises(accel.UnsupportedError, match=r"put\(token\)"):
             await here.attach(there.publish(ref))  # the buffer is on another machine
         copied = await there.put(here.publish(kept := await here.zeros(3)))
         assert (await there.get(copied)).tolist() == [0.0] * 3

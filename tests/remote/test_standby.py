@@ -273,6 +273,15 @@ async def test_close_while_the_spare_starts(turns: int) -> None:
         assert not workers()
 
 
+async def test_a_check_that_comes_while_the_device_closes_is_no_lost_message(caplog: pytest.LogCaptureFixture) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        for check in [*device._core.registration_listeners, *device._core.lifecycle.listeners]:
+            check()  # while the spare starts
+        await device.aclose()
+    assert "actor_messages_lost" not in caplog.text
+
+
 async def test_a_device_that_is_lost_has_no_spare() -> None:
     async with accel.System() as system:
         once = accel.RestartStrategy(max_restarts=0)

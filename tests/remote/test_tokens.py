@@ -130,6 +130,10 @@ async def test_another_process_reaches_memory_and_copies_by_tokens(device: accel
         token = device.publish(plain)
         await device.free(plain)
         assert (await other.use("put", token)).startswith("StaleRefError")
+        dropped = device.publish(await device.zeros(3))
+        refused = await other.use("put", dropped)
+        assert refused.startswith("StaleRefError")
+        assert repr(dropped) in refused
         await device.aclose()
         assert (await other.use("put", token)).startswith("StaleRefError")
 

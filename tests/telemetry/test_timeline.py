@@ -12,7 +12,7 @@ import pytest
 import accel
 from accel.patterns import DynamicBatcher
 from accel.telemetry.probe import DeviceWork
-from accel.telemetry.timeline import Timeline
+from accel.telemetry.timeline import Timeline, trace_of
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, opened
 
@@ -73,38 +73,38 @@ async def test_ops_batches_and_what_a_service_answers_are_in_the_file(host: Any,
 
 def test_the_spans_of_an_op_follow_each_other_and_the_device_has_what_was_measured() -> None:
     timeline = Timeline("cpu:0", 10)
-    began = timeline._began_at
+    began = timeline.began_at
     done(timeline, began + 1, began + 2, began + 5, 1.5)
     done(timeline, began + 1, began + 2, began + 5, 0.5, device="cpu:1")
-    timed = {each["cat"]: (each["ts"], each["dur"]) for each in timeline.trace()["traceEvents"] if "cat" in each}
+    timed = {each["cat"]: (each["ts"], each["dur"]) for each in trace_of([timeline])["traceEvents"] if "cat" in each}
     assert timed == {"queue": (1e6, 1e6), "launch": (2e6, 1.5e6), "device": (3.5e6, 1.5e6)}
 
 
 def test_what_was_not_measured_is_on_the_device_since_it_was_sent() -> None:
     timeline = Timeline("cpu:0", 10)
-    began = timeline._began_at
+    began = timeline.began_at
     done(timeline, began + 1, began + 2, began + 5, None)
     done(timeline, began + 6, began + 6, began + 7, 60.0)  # a clock that is wrong
-    timed = [(each["cat"], each["ts"], each["dur"]) for each in timeline.trace()["traceEvents"] if "cat" in each]
+    timed = [(each["cat"], each["ts"], each["dur"]) for each in trace_of([timeline])["traceEvents"] if "cat" in each]
     assert timed == [("queue", 1e6, 1e6), ("device", 2e6, 3e6), ("device", 6e6, 1e6)]
 
 
 def test_spans_that_overlap_have_rows_of_their_own() -> None:
     timeline = Timeline("cpu:0", 10)
-    began = timeline._began_at
+    began = timeline.began_at
     for start in (0, 1, 3):
         done(timeline, began + start, began + start, began + start + 2, 2.0)
-    trace = timeline.trace()
+    trace = trace_of([timeline])
     assert rows(trace) == ["device 1", "device 2"]
     assert [each["tid"] % 1000 for each in trace["traceEvents"] if each.get("cat") == "device"] == [0, 1, 0]
 
 
 def test_the_newest_are_kept_and_the_others_counted() -> None:
     timeline = Timeline("cpu:0", 2)
-    began = timeline._began_at
+    began = timeline.began_at
     for start in range(5):
         done(timeline, began + start, began + start, began + start + 1, 1.0)
-    trace = timeline.trace()
+    trace = trace_of([timeline])
     assert [each["ts"] for each in trace["traceEvents"] if "ts" in each] == [3e6, 4e6]
     assert trace["otherData"]["dropped"] == 3
 
