@@ -22,7 +22,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from accel._log import get_logger
@@ -43,7 +42,11 @@ T = TypeVar("T")
 
 _PLACEMENTS = ("spread", "pack", "strict_spread", "strict_pack")
 _PAUSE = 0.5
-"""Seconds between two attempts to reach an actor."""
+"""Seconds between two attempts to reach an actor, and before the second one to open a device."""
+_LONGEST_PAUSE = 30.0
+"""Seconds of the longest pause between attempts to open a device."""
+_ASKED = "asked"
+"""The concurrency group in which an actor says where its agent listens: its other thread waits for the agent's end."""
 _AGENT = """
 import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -84,7 +87,8 @@ async def nodes(
         Of the cluster, as ``ray.init`` takes it. ``None``: the one that this process is connected
         to, as it is in a Ray job; else that of ``RAY_ADDRESS``, or of this machine.
     timeout
-        Seconds within which all agents must have started.
+        Seconds within which all agents must have started. What Ray is still about then, such as
+        the connection to its cluster, is undone as soon as it has ended.
     keep
         Seconds for which a node that is not reached may come back, with its durable memory.
     tls
@@ -113,14 +117,14 @@ async def nodes(
     arguments += [] if tls_key is None else ["--tls-key", tls_key]
     token = secrets.token_hex(32)
     unplaced = Node("127.0.0.1:0", token, tls or False)
-    loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "accel-ray")
+    thread = ThreadPoolExecutor(1, "accel-ray")
     cluster = _Cluster(thread)
     watching: list[asyncio.Task[None]] = []
+    reserving = thread.submit(cluster.reserve, address, [bundle] * count, placement.upper(), token, arguments)
     try:
         try:
             async with asyncio.timeout(timeout):
-                start = partial(cluster.reserve, address, [bundle] * count, placement.upper(), token, arguments)
-                await loop.run_in_executor(thread, start)
+                await asyncio.wrap_future(reserving)
                 addresses = await asyncio.gather(*[cluster.address(number) for number in range(count)])
         except TimeoutError as error:
             raise BackendUnavailableError(
@@ -135,7 +139,9 @@ async def nodes(
     finally:
         for task in watching:
             task.cancel()
-        await _finished(asyncio.gather(*watching, loop.run_in_executor(thread, cluster.release), return_exceptions=True))
+        releasing = thread.submit(cluster.release)
+        if reserving.done():  # else Ray is not to be interrupted, and its thread releases all as soon as it can
+            await _finished(asyncio.gather(*watching, asyncio.wrap_future(releasing), return_exceptions=True))
         thread.shutdown(wait=False)
 
 
@@ -194,18 +200,24 @@ class RayNodes(Sequence[Node]):
         specs = [[device.name.partition("@")[0] for device in _devices_on(node, pool)] for node in self]
         if not any(specs):
             raise InvalidArgumentError(f"{pool!r:.80} has no devices on {self!r:.80}", remedy="Open it with nodes=, and these.")
-        self._followers.append(_Follower(pool, specs, on_added, on_lost))
+        self._followers.append(_Follower(pool, specs, [[] for _ in specs], on_added, on_lost))
 
     async def watch(self, number: int) -> None:
         """Tell pools of each loss of a node, and of the one in its place, until this is cancelled. Called by :func:`nodes`."""
         while True:
-            await self._cluster.end(number)
+            adding = asyncio.create_task(self._add_missing(number))
+            try:
+                await self._cluster.end(number)
+            finally:
+                adding.cancel()
+                await asyncio.gather(adding, return_exceptions=True)
             node = self._nodes[number]
             logger.warning("ray_node_lost", node=node.address)
             starting = asyncio.ensure_future(self._cluster.address(number))
             await asyncio.wait({starting}, timeout=self._keep)
             try:
-                if not starting.done():
+                is_removed = not starting.done()
+                if is_removed:
                     await self._remove(node)
                 address = await starting
             except AccelError as error:
@@ -214,18 +226,30 @@ class RayNodes(Sequence[Node]):
                 return
             finally:
                 starting.cancel()
-            if address != node.address:  # else it was Ray that was not reached
+            if is_removed or address != node.address:  # else it was Ray that was not reached
                 self._nodes[number] = replace(node, address=address)
                 logger.info("ray_node_started", node=address, instead_of=node.address)
+                for follower in self._followers:
+                    follower.missing[number] = list(follower.specs[number])
                 await self._add(number)
-                await self._remove(node)
+                if not is_removed:
+                    await self._remove(node)
+
+    async def _add_missing(self, number: int) -> None:
+        """Go on to open the devices of a node that could not be opened yet."""
+        pause = _PAUSE
+        while any(follower.missing[number] for follower in self._followers):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            await self._add(number)
 
     async def _add(self, number: int) -> None:
-        """Open the devices of a node for the pools."""
+        """Open the devices of a node that the pools miss."""
         for follower in self._followers:
-            for spec in follower.specs[number]:
+            for spec in tuple(follower.missing[number]):
                 with _logging("ray_node_not_added", node=self[number].address):
                     device = await follower.pool.add(spec, node=self[number])
+                    follower.missing[number].remove(spec)
                     if follower.on_added is not None:
                         await follower.on_added(device)
 
@@ -243,10 +267,11 @@ class RayNodes(Sequence[Node]):
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """A pool that is told of nodes, and the specs of its devices on each of them."""
+    """A pool that is told of nodes, and the specs of its devices on each of them, and of those that are not open."""
 
     pool: Pool
     specs: list[list[str]]
+    missing: list[list[str]]
     on_added: Callable[[Device], Awaitable[object]] | None
     on_lost: Callable[[Device], Awaitable[object]] | None
 
@@ -282,7 +307,7 @@ class _Cluster:
         group = placement_group(bundles, strategy=strategy)
         self._undo.callback(remove_placement_group, group)
         for index, bundle in enumerate(bundles):
-            actor = ray.remote(_Agent).options(
+            actor = ray.remote(concurrency_groups={_ASKED: 1})(_Agent).options(
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
@@ -307,7 +332,7 @@ class _Cluster:
         """
         while True:
             try:
-                return str(await self._call(number, "address"))
+                return str(await self._call(number, "address", _ASKED))
             except self._unavailable:
                 # Ray would try again by itself, but would write a line to the program's output each time.
                 await asyncio.sleep(_PAUSE)
@@ -321,11 +346,12 @@ class _Cluster:
         except Exception as error:
             logger.debug("ray_agent_ended", error=error)
 
-    async def _call(self, number: int, method: str) -> Any:
-        """Call a method of an actor, and return what that returns."""
+    async def _call(self, number: int, method: str, group: str | None = None) -> Any:
+        """Call a method of an actor, on a thread of a concurrency group, and return what that returns."""
 
         def call() -> concurrent.futures.Future[Any]:
-            future: concurrent.futures.Future[Any] = getattr(self._actors[number], method).remote().future()
+            options = {} if group is None else {"concurrency_group": group}
+            future: concurrent.futures.Future[Any] = getattr(self._actors[number], method).options(**options).remote().future()
             return future
 
         return await asyncio.wrap_future(await asyncio.get_running_loop().run_in_executor(self._thread, call))

@@ -10,7 +10,9 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from tests.model_support import Moody, X, expected, moody
 from tests.node_support import AgentProcess, running_agent, tls_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from accel.integrations.ray import RayNodes
@@ -103,6 +105,123 @@ class AgentsHere:
     def release(self) -> None:
         for agent in self.agents:
             agent.close()
+
+
+class StuckCluster(AgentsHere):
+    """A cluster that cannot be connected to, for a long time."""
+
+    stuck, released = threading.Event(), threading.Event()
+
+    def reserve(self, *arguments: Any) -> None:
+        assert self.stuck.wait(PATIENCE)
+
+    def release(self) -> None:
+        self.released.set()
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel"])
+async def test_a_connection_that_hangs_is_not_waited_for(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "_Cluster", StuckCluster)
+    StuckCluster.stuck.clear()
+    StuckCluster.released.clear()
+
+    async def enter() -> None:
+        async with nodes(count=1, timeout=0.05 if way == "timeout" else PATIENCE):
+            pass
+
+    entering = asyncio.ensure_future(enter())
+    await asyncio.wait({entering}, timeout=0.02)
+    if way == "cancel":
+        entering.cancel()
+    try:
+        await asyncio.wait({entering}, timeout=10.0)
+        assert entering.done()
+        assert not StuckCluster.released.is_set()
+    finally:
+        StuckCluster.stuck.set()
+    assert await asyncio.to_thread(StuckCluster.released.wait, PATIENCE), "what was reserved meanwhile is released"
+    with pytest.raises(asyncio.CancelledError if way == "cancel" else accel.BackendUnavailableError):
+        await entering
+
+
+class LossyCluster:
+    """A cluster with one agent, which Ray does not reach for a while, or which is started again elsewhere."""
+
+    def __init__(self, address: str) -> None:
+        self.ends: asyncio.Queue[None] = asyncio.Queue()
+        self.addresses: asyncio.Queue[str] = asyncio.Queue()
+        self.addresses.put_nowait(address)
+
+    async def address(self, number: int) -> str:
+        return await self.addresses.get()
+
+    async def end(self, number: int) -> None:
+        await self.ends.get()
+
+
+class SomePool(list[Any]):
+    """A pool whose devices are names; adding one fails as often as it is told."""
+
+    failures = 0
+
+    async def add(self, spec: str, *, node: accel.Node) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise accel.BackendUnavailableError("not now", retryable=True)
+        self.append(SimpleNamespace(name=f"{spec}@{node.address}", info=lambda: SimpleNamespace(node=node.address), aclose=self.closed))
+        return self[-1]
+
+    async def drain(self, device: Any) -> None:
+        self.remove(device)
+
+    async def closed(self, timeout: float) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        return [device.name for device in self]
+
+
+@contextlib.asynccontextmanager
+async def following(keep: float) -> AsyncIterator[tuple[LossyCluster, SomePool]]:
+    """Have a pool with one device follow a cluster with one node."""
+    cluster: Any = LossyCluster("127.0.0.1:1")
+    pool: Any = SomePool()
+    machines = integration.RayNodes(cluster, [accel.Node(await cluster.address(0), "x" * 32)], keep)
+    await pool.add("cpu:0", node=machines[0])
+    machines.follow(pool)
+    watching = asyncio.ensure_future(machines.watch(0))
+    try:
+        yield cluster, pool
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_node_that_was_not_reached_for_long_is_added_again() -> None:
+    async with following(keep=0.01) as (cluster, pool):
+        cluster.ends.put_nowait(None)
+        await until(lambda: not pool.names())
+        cluster.addresses.put_nowait("127.0.0.1:1")
+        await until(lambda: pool.names() == ["cpu:0@127.0.0.1:1"])
+        cluster.ends.put_nowait(None)
+        await until(lambda: not pool.names())
+
+
+async def test_a_device_that_could_not_be_opened_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "_PAUSE", 0.01)
+    async with following(keep=PATIENCE) as (cluster, pool):
+        pool.failures = 3
+        cluster.addresses.put_nowait("127.0.0.2:1")
+        cluster.ends.put_nowait(None)
+        await until(lambda: pool.names() == ["cpu:0@127.0.0.2:1"])
+        pool.failures = 1000
+        cluster.addresses.put_nowait("127.0.0.2:2")
+        cluster.ends.put_nowait(None)
+        await until(lambda: pool.failures < 998)
+        cluster.addresses.put_nowait("127.0.0.2:3")
+        cluster.ends.put_nowait(None)
+        pool.failures = 0
+        await until(lambda: pool.names() == ["cpu:0@127.0.0.2:3"])
 
 
 async def is_encrypted(machines: RayNodes) -> None:
@@ -244,6 +363,11 @@ async def test_agents_are_where_ray_has_placed_them_and_gone_after_the_block(
     import ray
 
     assert not ray.is_initialized()
+
+
+async def test_an_agent_says_where_it_listens_while_its_end_is_waited_for(cluster: Any) -> None:
+    async with nodes(count=1, address=cluster.address, **PART) as machines:
+        assert await asyncio.wait_for(machines._cluster.address(0), 10.0) == machines[0].address
 
 
 async def test_without_room_nothing_is_left_reserved(cluster: Any) -> None:
