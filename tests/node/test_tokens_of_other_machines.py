@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.node.handshake import RefusedError
 from accel.process.protocol import ProtocolError
 from accel.remote import tokens
 from tests.child_support import links_of
@@ -127,7 +128,7 @@ async def test_a_node_that_is_not_there_is_told(owner: accel.Device, device: acc
     token = owner.publish(ref := await owner.zeros(4))
     error = await failure(device.put(token, node=accel.Node("127.0.0.2:1", TOKEN)), accel.BackendUnavailableError)
     assert error.retryable
-    error = await failure(device.put(token, node=accel.Node(agent.address, "y" * 32)), accel.BackendUnavailableError)
+    error = await failure(device.put(token, node=accel.Node(agent.address, "y" * 32)), RefusedError)
     assert "another token" in error.message
     await owner.free(ref)
 
