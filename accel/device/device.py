@@ -14,7 +14,7 @@ from accel.device.compiler import Compiler
 from accel.device.families import BuiltInFamilies
 from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
-from accel.device.info import DeviceHealth, DeviceInfo, health, snapshot
+from accel.device.info import DeviceHealth, DeviceInfo, health_of, snapshot
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_methods import MemoryMethods
 from accel.device.model_methods import ModelMethods
@@ -422,8 +422,8 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
 
         Never waits, sends nothing to the device; other threads of the process may ask too.
 
-        A device that is READY but stalled does not: its oldest op in flight does not end
-        (:attr:`InlineHost.stall_after`), or its child does not answer
+        A READY device does not serve while it closes, nor while it is stalled: its oldest op in
+        flight does not end (:attr:`InlineHost.stall_after`), or its child does not answer
         (:attr:`ProcessHost.heartbeat_interval`).
 
         Raises
@@ -432,7 +432,7 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
             In a process forked from this one.
         """
         self._core.refs.check_process()
-        return health(self._core, self._host.context, {} if self._hardware is None else self._hardware.xid_errors)
+        return health_of(self._core, self._host.context, {} if self._hardware is None else self._hardware.xid_errors)
 
     async def wait_idle(self) -> None:
         """Wait until nothing is awaited or in flight, or the device is lost or closed.

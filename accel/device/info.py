@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel.engine.host import Host
     from accel.telemetry.hardware import HardwareInfo
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "health", "info_as_json", "snapshot"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "health_of", "info_as_json", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
     )
 
 
-def health(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> DeviceHealth:
+def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> DeviceHealth:
     """Return whether the device serves; ``xid_errors`` are those of its hardware, by number."""
     lifecycle = core.lifecycle
     is_ready = lifecycle.state is DeviceState.READY and not core.is_closing

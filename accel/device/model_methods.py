@@ -46,10 +46,10 @@ class ModelMethods:
         target
             ``"package.module:name"``, or what has that name: a function that returns a
             ``torch.nn.Module``, or a class with ``open`` and ``run``
-            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``. Or
-            ``async def function(device, *, x, weights)`` that returns refs, itself: it gets the
-            inputs as refs by name, and the weights, if there are any, as a mapping of durable refs,
-            and runs in this process.
+            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``. Or a coroutine
+            function itself (not its name), ``async def function(device, *, x, weights)``, that
+            returns refs: it gets the inputs as refs by name, and the weights, if there are any, as
+            a mapping of durable refs, and runs in this process.
         weights
             A ``.safetensors`` file, a folder of them or their index; a file of ``torch.save``; a
             mapping of names to arrays or tensors; or a list of these. ``None``: those that the
@@ -77,10 +77,10 @@ class ModelMethods:
             one says that it is common to all. What is not named here is found out by runs at
             several batch sizes, which a model of one batch size cannot do.
         on_progress
-            Called on the loop with what is made, how much of it is done, and how much there is:
-            with ``"weights"`` and bytes while these are put on the device; then with ``"buckets"``,
-            in each of which the model is run once, which compiles and captures what it needs. What
-            it raises ends the load.
+            Called on the loop with three arguments: what is being made, how much of it is done, how
+            much there is: with ``"weights"`` and bytes while these are put on the device; then with
+            ``"buckets"``, in each of which the model is run once, which compiles and captures what
+            it needs. What it raises ends the load.
 
         Raises
         ------
@@ -95,13 +95,13 @@ class ModelMethods:
         OutOfMemoryError
             There is no room for the weights.
         UnsupportedError
-            The device's memory does not outlive its contexts.
+            The device has no durable buffers, in which the weights are kept.
 
         Notes
         -----
         After an error or a cancellation nothing is left on the device.
         """
-        self._core.guard()
+        self._core.guard()  # before gigabytes of weights are read
         return await Model.load(
             cast("ModelDevice", self),
             target,

@@ -59,7 +59,11 @@ D = TypeVar("D", bound=_Closes)
 
 @contextlib.asynccontextmanager
 async def quarantined(open_quarantine: Callable[[], Awaitable[D]]) -> AsyncIterator[D]:
-    """Open a quarantine; close it at the end of the block, and fail its work if that has raised."""
+    """Open a quarantine, and close it at the end of the block.
+
+    It is closed after its work has ended, or at once, failing the work, if the block raised or was
+    cancelled.
+    """
     device = await open_quarantine()
     try:
         yield device

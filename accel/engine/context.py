@@ -129,7 +129,7 @@ class Context(ContextBase):
         self.failures = Failures(self, self.buffers, self.durables)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
         self.libraries = Libraries(self, self.lanes, self.kernels, partial(open_library, self))
-        self._command_counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None
+        self._command_counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None  # each op counts as one command
         if isinstance(device, CountsCommands):
             self._command_counts, self.limit = device.commands, min(self.limit, device.queue_limit)
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
@@ -377,11 +377,11 @@ class Context(ContextBase):
     def _count_commands(self, op: KernelOp, plan: Plan) -> int:
         """Return how many commands an op puts into the device's queues at most.
 
-        Called only on a device that counts commands; on others an op counts as one.
+        No op is sent while ``limit`` of them are in flight: enqueuing into a full queue would block.
         """
         assert self._command_counts is not None, "the device counts"
-        part = self.kernels.parts.get(op.library)
-        count = self._command_counts.get((op.library, op.kind), 1) if part is None else part.launches
+        part = self.kernels.parts.get(op.library)  # of a registered library, or a family from outside accel: it says its own number
+        count = part.launches if part is not None else self._command_counts.get((op.library, op.kind), 1)  # by the backend, op by op
         commands = count if isinstance(count, int) else count(op)
         return commands if plan.status is None else commands + STATUS_COMMANDS
 

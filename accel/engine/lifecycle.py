@@ -123,7 +123,8 @@ class Lifecycle:
     def wake(self) -> None:
         """Wake the waiters of :meth:`wait_changed`, also where the state itself stays.
 
-        A spare child that becomes ready calls it, for :meth:`Host.wait_spare_ready`.
+        Each change of a spare's state calls it, and the end of its place, for
+        :meth:`Host.wait_spare_ready`.
         """
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():

@@ -58,8 +58,9 @@ class ChildProcess:
     pid : int
         Its process id; another process may have it once :attr:`exit` is set.
     sock : socket.socket
-        This process's end of the socket pair, non-blocking. Closed by :meth:`aclose`; a transport
-        that reads it is closed first.
+        This process's end of the socket pair, non-blocking. Closed by :meth:`aclose`; the Channel
+        or transport that reads it is closed first: else its later close would remove the watcher of
+        the next descriptor of that number.
     exit : ExitStatus or None
         How the process ended; ``None`` while it runs.
 
@@ -253,12 +254,17 @@ class ChildProcess:
             ) from None
 
     def _close_socket(self) -> None:
-        """Close the socket and its watchers on the loop, unless a transport has closed it before."""
+        """Close the socket and its watchers on the loop.
+
+        Do nothing if the Channel that owns it has closed it.
+        """
         fd = self.sock.fileno()
         if fd < 0:
             return
         # If the loop still watched the number, it would watch the next descriptor of that number.
-        with contextlib.suppress(RuntimeError):  # a transport owns it
+        # An asyncio transport of the caller's reads it still, against the contract: it must be
+        # closed first.
+        with contextlib.suppress(RuntimeError):
             self._loop.remove_reader(fd)
             self._loop.remove_writer(fd)
         self.sock.close()
@@ -268,10 +274,11 @@ class ChildProcess:
     def _read_output(self) -> bool:
         """Read a piece of the child's output, and return whether there may be more.
 
-        Only the last bytes are kept. The pipe is closed at its end.
+        The loop calls it when the pipe is readable; :meth:`_set_exit` calls it until it returns
+        ``False``. Only the last bytes are kept. The pipe is closed at its end.
         """
         stderr = self._spawned.stderr
-        if stderr < 0:
+        if stderr < 0:  # at its end before; or in a fork, whose loop shares the selector of its parent's
             return False
         try:
             piece = os.read(stderr, _READ_BYTES)

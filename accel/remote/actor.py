@@ -76,7 +76,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         self._children = children
         self._context: RemoteContext | None = None  # of this generation, with its child
         self._link: Link | None = None
-        # Of the attempt in progress: done when the child is ready, has refused, or has ended.
+        # Of the attempt in progress: done when the child is ready, has refused, or has ended. Of a
+        # new child it may be done before _begin has set _link.
         self._ready_future: _ReadyFuture | None = None
 
     async def started(self, context: ActorContext) -> None:
@@ -102,9 +103,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def _begin_in_child(self, copy_off_loop: _CopyOffLoop) -> tuple[RemoteContext, Link, str | None]:
         """Begin the generation in a spare child, or in a new one if no spare can.
 
-        A spare that fails is killed, and the next one is tried. Return the context, its child, and,
-        for the log, what a promoted spare had made ready: the value of ``standby=``, ``"starting"``
-        if it was not ready yet, ``None`` for a new child.
+        A spare that fails with an AccelError is killed (by :meth:`_begin`), and the next one is
+        tried; any other error or a cancellation ends the attempt. Return the context, its child,
+        and, for the log, what a promoted spare had made ready: the value of ``standby=``,
+        ``"starting"`` if it was not ready yet, ``None`` for a new child.
         """
         core = self._core
         while (spare := self._children.take_spare()) is not None:
@@ -121,7 +123,9 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         # The first generation has time for the forkserver's imports; a later one is needed at once.
         if not core.lifecycle.generation:
             await self._children.forkserver.wait_settled(_FORKSERVER_TIMEOUT)
-        ready = self._ready_future = core.loop.create_future()  # before: the child may refuse at once
+        # Set before: while the next two awaits run, _link and _context are None, and a refusal or
+        # the child's end is only kept here; _begin raises it.
+        ready = self._ready_future = core.loop.create_future()
         link = await Link.start(core, "imports", self, self._children.forkserver, self._children.node)
         try:
             # The new child imports while the last one ends, whose memory it needs.

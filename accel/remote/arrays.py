@@ -136,13 +136,13 @@ class SharedArrays:
     sent_blocks
         Numbers of the blocks that the child has.
     send_block
-        ``send_block(number, block)`` sends the child a block, and adds its number to these.
+        ``send_block(block)`` sends the child a block, and adds its number to these.
     is_sent
         Whether the child is on another machine, which has blocks of the same sizes: arrays are sent.
     """
 
     def __init__(
-        self, pinned: PinnedMemory, sent_blocks: Container[int], send_block: Callable[[int, HostBlock], None], *, is_sent: bool = False
+        self, pinned: PinnedMemory, sent_blocks: Container[int], send_block: Callable[[HostBlock], None], *, is_sent: bool = False
     ) -> None:
         self._is_sent = is_sent
         self._pinned = pinned
@@ -180,7 +180,7 @@ class SharedArrays:
         """Send the child the block that an array is in, unless it has it: before its op is sent."""
         number = shared.place.block
         if number and number not in self._sent_blocks:
-            self._send_block(number, next(block for block in self._arena.blocks() if block.number == number))
+            self._send_block(next(block for block in self._arena.blocks() if block.number == number))
 
     def _find_shared(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
         """Return the place of an array that is in shared memory itself; ``None`` for others.

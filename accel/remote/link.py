@@ -334,12 +334,13 @@ class Link:
         """Ask the child whether its loop runs."""
         self.tell(Kind.PING)
 
-    def send_block(self, number: int, block: HostBlock) -> None:
+    def send_block(self, block: HostBlock) -> None:
         """Send the child a block of host memory, unless it has it or the block is closed.
 
         Called before the first op with an array in the block, and ahead for a spare: mapping takes
-        time.
+        time. An op's block is open until the op ends; only one sent ahead may be closed.
         """
+        number = block.number
         fd = None if number in self.sent_blocks else block.duplicate()
         if fd is not None:
             try:

@@ -257,12 +257,14 @@ class Server:
         return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.dispatch_batch_now(submission)
 
     def _take_batch(self, data: bytes) -> RemoteOp | RemoteBatch | None:
-        """Decode a BATCH message to a submission, which reports its own end to the parent.
+        """Decode a BATCH message, of one op or more, to a submission.
 
-        Also frees the buffers that the message drops, and sets the faults to be injected into its
-        ops. If the first op cannot be decoded, report that to the parent, and return ``None``.
+        The submission reports its own end to the parent. Also frees the buffers that the message
+        drops, and sets the faults to be injected into its ops. If the first op cannot be decoded,
+        report that to the parent, and return ``None``. If a later one cannot, the ops before it
+        run, and the submission carries the error in ``refused``.
         """
-        number, _, result_ids, fault_actions, wire_ops, freed, is_timed = unpack(data)
+        number, _handle, result_ids, fault_actions, wire_ops, freed, is_timed = unpack(data)  # the handle is a graph's
         if freed:
             self._free(freed)
         decoded, generation = self._decode_ops(result_ids, wire_ops), self.context.generation
@@ -275,8 +277,8 @@ class Server:
         future = self._core.loop.create_future()
         submission: RemoteOp | RemoteBatch
         if len(wire_ops) == 1:
-            kind = RemoteLoan if type(decoded.ops[0]) is Lend else RemoteOp
-            submission = kind(decoded.ops[0], decoded.plans[0], future, generation)
+            submission_class = RemoteLoan if type(decoded.ops[0]) is Lend else RemoteOp
+            submission = submission_class(decoded.ops[0], decoded.plans[0], future, generation)
             submission.result_refs = decoded.result_refs[0]
         else:
             submission = RemoteBatch(tuple(decoded.ops), tuple(decoded.plans), decoded.result_refs, future, generation)

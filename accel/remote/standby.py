@@ -154,7 +154,7 @@ class StandbyActor(HelperProcessActor):
         if kind == Kind.WARM:
             if self._readiness != "imports":  # it maps host memory before its promotion
                 for block in core.pinned.arena.blocks():
-                    link.send_block(block.number, block)
+                    link.send_block(block)
             self._on_prepared(link)
         elif kind == Kind.DONE:
             for (number,) in struct.iter_unpack("<Q", data):

@@ -204,10 +204,11 @@ class Buffers:
         return True
 
     def _undo_allocation(self, refs: Iterable[AccelRef]) -> None:
-        """Free what :meth:`allocate` has allocated for some of the buffers, because it failed.
+        """Free what a failed :meth:`allocate` has allocated: the first few of ``refs``.
 
-        They are freed as dropped refs are: those without a block are passed over, and all refs that
-        were dropped before are freed too.
+        They go the way of dropped refs, so that the hooks of durable ones run and those without a
+        block are passed over. Refs that were dropped before are freed too. The queue is empty
+        afterwards, so that a retry with the same refs is not freed.
         """
         self._refs.dropped.extend([ref.buffer for ref in refs])
         self.apply_frees()

@@ -373,10 +373,12 @@ class DurableBook:
         )
 
     def may_rewrite(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether a buffer is torn and an op may use it: it writes there, and reads none of it.
+        """Return whether a buffer is torn and an op may use it all the same: it only writes it.
 
-        A write of a part is allowed, and leaves it torn: see :meth:`on_rewritten`. ``False`` for a
-        buffer that is not torn, and for one whose memory is lost.
+        ``plan`` is the plan of the op, which has the buffer as an operand. ``Refs.check`` asks, and
+        skips the ref's own check if so. A write of a view of it is allowed, and leaves it torn: see
+        :meth:`on_rewritten`; an op that updates (keeps or computes with old contents) is not.
+        ``False`` for a buffer that is not torn, whose memory is lost, or whose ref was freed.
         """
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
