@@ -326,7 +326,7 @@ class System(ActorSystem):
         if "node" in options:
             raise InvalidArgumentError("a pool has no node=", remedy="Give nodes=[...].")
         if nodes is not None:
-            machines = _check_nodes(nodes)
+            machines = Node.all_of(nodes)
             given = specs if isinstance(specs, str) else list(specs)
             listed = await asyncio.gather(*[machine.find_devices(self.run_blocking, given, count, is_shared=False) for machine in machines])
             places = [(device.spec, machine) for machine, devices in zip(machines, listed, strict=True) for device in devices]
@@ -594,13 +594,3 @@ def _with_own_system(
 
 
 open_device = _with_own_system(System.open_device)
-
-
-def _check_nodes(nodes: object) -> list[Node]:
-    """Return the machines of a ``nodes=``."""
-    if isinstance(nodes, (str, Node)) or not isinstance(nodes, Iterable):
-        raise InvalidArgumentError(f"nodes is {nodes!r:.80}", remedy="Give a list of addresses, or of accel.Node.")
-    machines = [Node.of(node) for node in nodes]
-    if not machines:
-        raise InvalidArgumentError("nodes has no address", remedy="Give one at least; leave it out to open devices here.")
-    return machines

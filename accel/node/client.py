@@ -9,6 +9,7 @@ import itertools
 import math
 import secrets
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -99,6 +100,16 @@ class Node:
         if not isinstance(value, cls):
             raise InvalidArgumentError(f"node is {value!r:.80}", remedy="Give 'host:port', or an accel.Node.")
         return value
+
+    @classmethod
+    def all_of(cls, values: object) -> list[Node]:
+        """Return the nodes of a ``nodes=``, one at least."""
+        if isinstance(values, (str, cls)) or not isinstance(values, Iterable):
+            raise InvalidArgumentError(f"nodes is {values!r:.80}", remedy="Give a list of addresses, or of accel.Node.")
+        nodes = [cls.of(value) for value in values]
+        if not nodes:
+            raise InvalidArgumentError("nodes has no address", remedy="Give one at least; leave it out to open devices here.")
+        return nodes
 
     async def find_devices(
         self, run_blocking: Callable[..., Awaitable[Any]], specs: str | list[str], count: int | None, *, is_shared: bool
