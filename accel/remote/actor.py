@@ -147,7 +147,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         self._link, link.listener = link, self
         watchdog.begin_step(first_timeout, then=STARTUP_TIMEOUT)
         remote = self._context = RemoteContext(core, self._owner, copy_off_loop, link)
-        if link.child.exit is not None:  # it ended before this was its listener
+        if link.child.exit is not None and not ready.done():  # a spare that ended before this was its listener
             self.on_exit(link.child.exit)
         link.ping()  # a spare may have nothing else to send within `first_timeout`
         # The first generation has no predecessor whose memory comes back.
