@@ -499,7 +499,7 @@ class System(ActorSystem):
             start_forkserver=start_forkserver,
             start_spare=start_spare,
         )
-        name = f"{core.name}#{self._opened}"
+        name = f"device-{self._opened}({core.name})"  # one that is closed may still be there
         actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
         core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, slot, node))
         return device

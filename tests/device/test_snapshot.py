@@ -33,7 +33,7 @@ async def test_a_snapshot_is_json_of_devices_and_actors_through_a_fault() -> Non
         assert (after["name"], after["state"]) == ("service", "open")
         assert (after["devices"][0]["generation"], after["devices"][0]["restarts"]) == (2, 1)
         assert after["devices"][0]["hardware"] is None
-        assert [actor["name"] for actor in after["actors"]["children"]] == ["cpu:0#1"]
+        assert [actor["name"] for actor in after["actors"]["children"]] == ["device-1(cpu:0)"]
 
 
 async def test_a_snapshot_is_for_the_loop_of_the_system() -> None:

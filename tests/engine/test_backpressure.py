@@ -29,7 +29,7 @@ async def test_a_full_mailbox_holds_ops_back() -> None:
     async with opened(plan, max_in_flight=1, pending_limit=2) as device:
         calls = await filled(device, 7)
         await in_flight(device, 1)  # its memory is made off the loop
-        [actor] = [each for each in device._core.system.tree() if each.name.startswith("cpu:0#")]
+        [actor] = [each for each in device._core.system.tree() if each.name.endswith("(cpu:0)")]
         assert (device.info().in_flight, actor.depth, plan.count) == (1, 2, 1)
         assert device._actor.mailbox.statistics().waiting_putters == 3
         assert not any(call.done() for call in calls)
