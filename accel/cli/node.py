@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_BACKLOG = 64
+_BACKLOG = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -255,6 +255,7 @@ class Session:
         self._agent = agent
         self._on_end = on_end
         self._relays: dict[int, Relay] = {}  # the children that have not ended, by their numbers
+        self._last_fence: tuple[int, frozenset[int]] = (0, frozenset())
         self._keep_timer: asyncio.TimerHandle | None = None
 
     def add(self, number: int, relay: Relay) -> None:
@@ -263,10 +264,13 @@ class Session:
         Raises
         ------
         RefusedError
-            If another one has its number.
+            If another one has its number, or a request that came before has given it up.
         """
+        last, known = self._last_fence
         if number in self._relays:
             raise RefusedError(f"child {number} is there already")
+        if number < last and number not in known:
+            raise RefusedError(f"child {number} was given up")
         self._cancel_keep_timer()
         self._relays[number] = relay
 
@@ -288,6 +292,8 @@ class Session:
         HostDiedError
             If one does not end. It stays known here, so that the next request waits for it too.
         """
+        if number > self._last_fence[0]:
+            self._last_fence = number, known
         given_up = [relay for other, relay in self._relays.items() if other < number and other not in known]
         for relay in given_up:
             relay.kill()

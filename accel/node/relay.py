@@ -122,6 +122,7 @@ class Relay:
         self._arrived: Counter[int] = Counter()  # request -> arrays for it that are there
         self._results: dict[int, list[Place]] = {}  # request -> what is to be sent before its answer
         self._is_closing = False  # the child was asked to end
+        self._is_killed = False
         self._loss = ""  # why the child was killed, if a connection was lost
         self._kill_timer: asyncio.TimerHandle | None = None
         self._exit_timer: asyncio.TimerHandle | None = None
@@ -131,6 +132,8 @@ class Relay:
         """Start the child, answer the controller, and relay from then on."""
         place = self._place
         self._child = child = await ChildProcess.start(place.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
+        if self._is_killed:  # while it was started
+            child.kill()
         self._to_child = Channel(
             child.sock,
             place.loop,
@@ -166,7 +169,8 @@ class Relay:
         )
 
     def kill(self) -> None:
-        """Kill the child."""
+        """Kill the child, also if it is still being started."""
+        self._is_killed = True
         if self._child is not None:
             self._child.kill()
 

@@ -330,6 +330,19 @@ async def test_arrays_of_a_child_that_does_not_run_yet_are_refused() -> None:
             await relay.add_arrays(cast("Any", None))
 
 
+async def test_a_child_that_is_given_up_while_it_is_started_does_not_stay(agent: AgentProcess) -> None:
+    host, _, port = agent.address.rpartition(":")
+    connections = [await handshake.connect(host, int(port), None, TOKEN.encode()) for _ in range(2)]
+    requests = [child_request(session="given up", child=number) for number in (1, 2)]  # neither knows of the other
+    asking = [handshake.ask(streams, request) for streams, request in zip(connections, requests, strict=True)]
+    _, answer = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(answer, dict)
+    await until(lambda: agent.children() == [answer["pid"]], "the second child alone is there")
+    for streams in connections:
+        streams.writer.transport.abort()
+    await until(lambda: not agent.children(), "it has ended too")
+
+
 @pytest.mark.parametrize("place", [(9, 1, 1 << 20, 1), (9, 1, (1 << 64) - 1, 2), (9, 1, 0, 1 << 40), (9, 1, 0, 0)], ids=str)
 async def test_an_array_that_is_not_within_its_block_ends_the_child(place: tuple[int, int, int, int], agent: AgentProcess) -> None:
     request = child_request()

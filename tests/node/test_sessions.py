@@ -65,6 +65,15 @@ async def test_a_request_that_comes_late_ends_no_child_that_was_asked_for_after_
     assert [relay.is_killed for relay in (first, second, third)] == [True, True, False]
 
 
+async def test_a_child_that_was_given_up_before_its_request_came_is_refused() -> None:
+    session, _ = begun(4)
+    await session.fence(5, frozenset([3, 4]))
+    await session.fence(2, frozenset([1]))  # late
+    session.add(3, cast("Relay", FakeRelay(session, 3)))
+    with pytest.raises(RefusedError, match="given up"):
+        session.add(1, cast("Relay", FakeRelay(session, 1)))
+
+
 async def test_a_child_that_does_not_end_holds_up_every_request() -> None:
     session, (stuck, _) = begun(1, 2)
     stuck.is_stuck = True
