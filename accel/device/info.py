@@ -184,18 +184,21 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
 
 def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> DeviceHealth:
     """Return whether the device serves; ``xid_errors`` are those of its hardware, by number."""
-    lifecycle = core.lifecycle
-    is_ready = lifecycle.state is DeviceState.READY and not core.is_closing
+    lifecycle, is_closing = core.lifecycle, core.is_closing
+    state = lifecycle.state  # read once: it may change meanwhile where another thread asks
+    is_live = state not in (DeviceState.LOST, DeviceState.CLOSED)
+    is_ready = state is DeviceState.READY and not is_closing
     stall = context.stall_reason() if is_ready and context is not None else ""
     cause = None if is_ready else lifecycle.cause
-    not_ready = f"{lifecycle.state.value}: {cause}" if cause else lifecycle.state.value
+    why = "closing" if is_closing and is_live else state.value
+    not_ready = f"{why}: {cause}" if cause else why
     reason = stall if is_ready else not_ready
     if reason and xid_errors:
         reason += f" (the driver has told of Xid {', '.join(map(str, xid_errors))})"
     return DeviceHealth(
-        is_live=not lifecycle.is_final,
+        is_live=is_live,
         is_ready=is_ready and not stall,
-        state=lifecycle.state,
+        state=state,
         generation=lifecycle.generation,
         reason=reason,
         is_stalled=bool(stall),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
+from accel.device.info import health_of
 from accel.testing import FaultPlan
+from tests.device_support import in_flight, opened, task, turns
 
 
 async def test_an_inline_device_has_no_child() -> None:
@@ -44,3 +48,40 @@ async def test_there_is_none_between_two_children() -> None:
         assert (device.state, device.info().pid) == (accel.DeviceState.REBUILDING, None)
         await device.put(np.ones(4))
         assert device.info().pid not in (None, os.getpid())
+
+
+async def test_a_device_that_closes_says_so() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan) as device:
+        call = task(device.zeros(2))
+        await in_flight(device, 1)
+        closing = task(device.aclose())
+        await turns()
+        health = device.health()
+        assert (health.is_live, health.is_ready, health.state, health.reason) == (True, False, accel.DeviceState.READY, "closing")
+        plan.release()
+        await closing
+        await call
+        assert device.health().reason == "closed"
+
+
+class Changing:
+    """The lifecycle of a device that another thread moves on at each look at its state."""
+
+    generation, cause = 1, None
+
+    def __init__(self) -> None:
+        self._states = iter((accel.DeviceState.READY, accel.DeviceState.REBUILDING, accel.DeviceState.LOST, accel.DeviceState.CLOSED))
+
+    @property
+    def state(self) -> accel.DeviceState:
+        return next(self._states)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in (accel.DeviceState.LOST, accel.DeviceState.CLOSED)
+
+
+def test_health_is_of_one_state() -> None:
+    core: Any = SimpleNamespace(lifecycle=Changing(), is_closing=False)
+    assert health_of(core, None, {}) == accel.DeviceHealth(True, True, accel.DeviceState.READY, 1, "")
