@@ -287,6 +287,7 @@ class DeviceCore:
     def begin_closing(self) -> None:
         """Refuse further work; what was sent may end. Errors of refs say that the device closes."""
         self.is_closing = self.refs.is_closing = True
+        self.lifecycle.wake()  # what waits for a spare to be ready
 
     def close(self) -> None:
         """Enter CLOSED, and release the durable memory; the last step of closing."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.engine.host import Host
 from accel.remote import actor, helper_process, standby
 from accel.remote.link import Link
 from accel.remote.messages import Kind
@@ -220,6 +221,28 @@ async def test_waiting_for_a_spare_ends_where_none_comes() -> None:
         assert not await asyncio.wait_for(waiting, 20)
         assert left.cancelled()
         assert not await other.spare_ready()
+
+
+async def test_waiting_for_a_spare_ends_as_closing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = asyncio.Event()
+
+    async def wait_idle(host: Host) -> None:
+        await idle.wait()
+
+    monkeypatch.setattr(Host, "wait_idle", wait_idle)
+    monkeypatch.setattr(standby.StandbyActor, "_set_ready", lambda *_: None)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="imports")
+        waiting = asyncio.ensure_future(device.spare_ready())
+        await turns()
+        assert not waiting.done()
+        closing = asyncio.ensure_future(device.aclose())
+        await turns()
+        assert waiting.done(), "it waits for the work in flight too"
+        assert not await waiting
+        assert not closing.done()
+        idle.set()
+        await asyncio.wait_for(closing, 20)
 
 
 async def test_waiting_for_a_spare_ends_when_what_keeps_it_has_failed_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
