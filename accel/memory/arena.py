@@ -20,6 +20,7 @@ from accel.fork import close_after_fork
 from accel.memory.allocator import Allocator, Block
 from accel.memory.slab import MemfdSlab
 from accel.memory.space import round_up
+from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,9 +116,18 @@ class HostBlock(MemfdSlab):
         """Return a new descriptor of the memory, for the caller to close. Any thread may ask.
 
         ``None`` if the block was closed.
+
+        Raises
+        ------
+        OutOfMemoryError
+            Descriptors ran out.
         """
-        with self._duplicating:
-            return os.dup(self.fd) if self.fd >= 0 else None
+        try:
+            with self._duplicating:
+                return os.dup(self.fd) if self.fd >= 0 else None
+        except OSError as error:
+            raise_shortage(error, "the descriptor of a block of host memory cannot be duplicated")
+            raise
 
     def close_inherited(self) -> None:
         """Unmap it in a forked child. It is registered in the parent, which alone ends that."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from typing import TYPE_CHECKING, Literal
 
 from accel._log import get_logger
-from accel.errors import AccelError, FaultScope, HostDiedError
+from accel.errors import AccelError, FaultScope, HostDiedError, OutOfMemoryError
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
 from accel.remote.helper_process import HelperProcessActor
@@ -153,8 +154,10 @@ class StandbyActor(HelperProcessActor):
             return
         if kind == Kind.WARM:
             if self._readiness != "imports":  # it maps host memory before its promotion
-                for block in core.pinned.arena.blocks():
-                    link.send_block(block)
+                # Without a descriptor for one, the first op that needs it sends it.
+                with contextlib.suppress(OutOfMemoryError):
+                    for block in core.pinned.arena.blocks():
+                        link.send_block(block)
             self._on_prepared(link)
         elif kind == Kind.DONE:
             for (number,) in struct.iter_unpack("<Q", data):

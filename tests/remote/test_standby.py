@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -205,6 +206,35 @@ async def test_spares_that_keep_dying_are_tried_again_with_the_next_generation_a
         assert spare is not None
         os.kill(spare.pid, signal.SIGKILL)
         await until_so(lambda: device.info().standby == "ready" and device.info().spare != spare)
+
+
+async def test_a_spare_is_ready_without_the_blocks_that_there_was_no_descriptor_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        pinned = await device.pinned(1000, "float64")
+        pinned[:] = np.arange(1000.0)
+        await spare_ready(device)
+        blocks = {block.fd for block in device._core.pinned.arena.blocks()}
+        duplicate, refused = os.dup, []
+
+        def dup(fd: int) -> int:
+            if fd in blocks:
+                refused.append(fd)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return duplicate(fd)
+
+        monkeypatch.setattr(os, "dup", dup)
+        first = spare_of(device)
+        os.kill(first, signal.SIGKILL)
+        await until_so(lambda: device.info().standby != "ready")
+        await spare_ready(device)
+        assert refused
+        spare = spare_of(device)
+        monkeypatch.undo()
+        os.kill(child_pid(device), signal.SIGKILL)
+        await generation(device, 2)
+        assert child_pid(device) == spare
+        np.testing.assert_array_equal(await device.get(await device.put(pinned)), pinned)
 
 
 async def test_waiting_for_a_spare_ends_where_none_comes() -> None:
