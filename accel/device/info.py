@@ -131,7 +131,8 @@ class DeviceHealth:
         Whether the device serves now, or will without intervention; ``False`` in the states LOST
         and CLOSED.
     is_ready
-        Whether the device serves now.
+        Whether the device serves now; ``False`` also if durable memory of a library that is opened
+        with it is torn, such as a model's weights.
     state, generation
         The device's state and the number of its context.
     reason
@@ -189,21 +190,30 @@ def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> 
     is_live = state not in (DeviceState.LOST, DeviceState.CLOSED)
     is_ready = state is DeviceState.READY and not is_closing
     stall = context.stall_reason() if is_ready and context is not None else ""
+    torn = _torn_library(core) if is_ready and core.durable.any_torn else ""
     cause = None if is_ready else lifecycle.cause
     why = "closing" if is_closing and is_live else state.value
     not_ready = f"{why}: {cause}" if cause else why
-    reason = stall if is_ready else not_ready
+    reason = stall or torn if is_ready else not_ready
     if reason and xid_errors:
         reason += f" (the driver has told of Xid {', '.join(map(str, xid_errors))})"
     return DeviceHealth(
         is_live=is_live,
-        is_ready=is_ready and not stall,
+        is_ready=is_ready and not (stall or torn),
         state=state,
         generation=lifecycle.generation,
         reason=reason,
         is_stalled=bool(stall),
-        error="" if cause is None else f"{type(cause).__name__} {fault_code(cause)}".rstrip(),
+        error=("StaleRefError torn" if torn else "") if cause is None else f"{type(cause).__name__} {fault_code(cause)}".rstrip(),
     )
+
+
+def _torn_library(core: DeviceCore) -> str:
+    """Return that a library which is opened with the device, such as a model's, has lost the memory that it was registered with."""
+    for registration in list(core.registrations.values()):  # another thread may ask
+        if registration.is_eager and not registration.unregistrations and any(map(core.durable.is_torn, registration.refs)):
+            return f"library {registration.name!r} cannot be opened: durable memory of it is torn; if a model has it, swap to new weights"
+    return ""
 
 
 def info_as_json(info: DeviceInfo, health: DeviceHealth, hardware: HardwareInfo | None) -> dict[str, Any]:

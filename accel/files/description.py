@@ -68,6 +68,10 @@ class StoredFile:
             self._file = file
         return self._file
 
+    def close(self) -> None:
+        """Close the file, once no thread reads it; :meth:`opened` opens it again, if it is still the same."""
+        self._file = None
+
 
 @dataclass
 class Description:

@@ -17,7 +17,7 @@ from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
 from accel.models.relations import check_batch_axis
-from accel.models.runner import deadline_of, device_of, left
+from accel.models.runner import deadline_of, device_of, is_world, left
 from accel.models.tensor_spec import BATCH, Buckets, Item, TensorSpec
 from accel.models.versions import Coming, VersionLoader, Versions
 from accel.models.weights import collect
@@ -180,6 +180,17 @@ class Model:
         return self._versions.serving.number
 
     @property
+    def is_torn(self) -> bool:
+        """Whether weights that serve are torn, so that each call raises :class:`~accel.StaleRefError`; :meth:`swap` gives it others."""
+        return not self._versions.is_closed and self._versions.serving.runner.is_torn
+
+    @property
+    def generation(self) -> int:
+        """Of its device, or the epoch of its world."""
+        generation: int = self.device.epoch if is_world(self._home) else self.device.generation
+        return generation
+
+    @property
     def latest_version(self) -> int:
         """The largest number of a version that has served, which may have been rolled back."""
         return self._versions.latest
@@ -282,6 +293,7 @@ class Model:
         sizes = [item.sizes for item in items]
         largest = {dim: max(map(itemgetter(dim), sizes)) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: rows, **largest})
+        version.check()
         with version:
             self._count(version, bucket)
             relations = version.relations
@@ -340,6 +352,7 @@ class Model:
         arrays = {name: buckets.array(name, given[name]) for name in buckets.inputs}
         sizes = buckets.sizes({name: each.shape for name, each in arrays.items()})
         rows, most = sizes.get(BATCH, 1), buckets.most
+        version.check()
         with version:
             if most is None or rows <= most:
                 return version.outputs.joined(await self._part(version, arrays, sizes, timeout, to_host=to_host))
@@ -454,7 +467,7 @@ class Model:
         """
         _check_function("compare", compare)
         _check_function("on_progress", on_progress)
-        if version is not None and check_count("version", version) == self.version:
+        if version is not None and check_count("version", version) == self.version and not self.is_torn:
             raise InvalidArgumentError(f"version {version} serves already", argument="version", remedy="Give other weights another number.")
         items = self.canaries(canaries)
         try:
@@ -466,6 +479,8 @@ class Model:
             if error.op != "swap":  # the model's own code raised it, with these weights
                 error.remedy = f"Its cause says what the model raised. {_OLD_SERVE}"
             raise
+        if old.runner.is_torn:  # there is nothing to go back to
+            self._versions.release()
         logger.info("model_swapped", device=self._home.name, version=new.number, canaries=len(items))
         return new.number
 
@@ -512,10 +527,18 @@ class Model:
         return Model(self._name, device, self._buckets, versions)
 
     async def follow(self, other: Model) -> None:
-        """Serve copies of the weights that ``other`` serves, with their version, unless that version serves already."""
+        """Serve copies of the weights that ``other`` serves, with their version, unless that version serves already and is whole."""
         version = other._versions.serving
-        if version.number != self.version:
+        if version.number != self.version or self.is_torn:
             await self.swap(await other._copied(version), version=version.number)
+            self._versions.serving.files = version.files
+
+    async def reload(self) -> bool:
+        """Serve the weights of this version again, read from their files; return whether there are any."""
+        files = self._versions.serving.files
+        if files is not None:
+            await self.swap(files, version=self.version)
+        return files is not None
 
     async def collected(self, weights: Any) -> Collected:
         """Find out what is in a source of weights, which several models may be swapped to then; reads no elements."""
@@ -523,6 +546,7 @@ class Model:
 
     async def _copied(self, version: Version) -> Collected:
         """Return copies of a version's weights on the host."""
+        version.check()
         with version:
             return await version.runner.copied()
 
@@ -539,8 +563,9 @@ class Model:
 
     async def _check_canaries(self, old: Version, new: Version, items: Sequence[Item], compare: Compare | None) -> None:
         for number, item in enumerate(items):
-            answers = [await self._answer(version, item) for version in (old, new)]
-            checked = self.checked(answers[1])
+            versions = (new,) if compare is None and old.runner.is_torn else (old, new)
+            answers = [await self._answer(version, item) for version in versions]
+            checked = self.checked(answers[-1])
             if isinstance(checked, NonFiniteError):
                 raise NonFiniteError(
                     f"output {checked.output} of version {new.number} of the model has NaNs or infinities for canary {number}",

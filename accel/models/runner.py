@@ -170,6 +170,10 @@ class Runner(Protocol):
     def nbytes(self) -> int:
         """Of its weights on the device, each counted once; where there are several devices, on the first."""
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether a weight is torn: the memory of the device is gone, or does not hold what was loaded."""
+
     async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
         """Put weights on the device, and make the model ready with them, in every bucket.
 
@@ -235,6 +239,12 @@ class DeviceRunner:
     def nbytes(self) -> int:
         """See :class:`Runner`."""
         return sum({ref.buffer: ref.nbytes for ref in self.weights.values()}.values())
+
+    @property
+    def is_torn(self) -> bool:
+        """See :class:`Runner`."""
+        first = next(iter(self.weights.values()), None)
+        return first is not None and first.owner.durable.any_torn and any(ref.is_stale for ref in self.weights.values())
 
     async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
         """See :class:`Runner`."""

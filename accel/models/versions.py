@@ -22,6 +22,7 @@ from accel.errors import (
     LibraryError,
     MailboxFullError,
     OutOfMemoryError,
+    StaleRefError,
     UnsupportedError,
 )
 from accel.memory import memory_size
@@ -72,6 +73,8 @@ class Version:
     runner : Runner
     relations : Relations
         What its outputs have to do with its inputs.
+    files : Collected or None
+        Where its weights can be read again; ``None`` if they were arrays.
     """
 
     def __init__(self, home: ModelHome, number: int, runner: Runner, relations: Relations) -> None:
@@ -79,6 +82,7 @@ class Version:
         self.number = number
         self.runner = runner
         self.relations = relations
+        self.files: Collected | None = None
         self._calls = self._ended = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,6 +105,16 @@ class Version:
     def outputs(self) -> OutputSpecs:
         """What the model returns."""
         return self.relations.outputs
+
+    def check(self) -> None:
+        """Raise if a weight is torn."""
+        if self.runner.is_torn:
+            raise StaleRefError(
+                f"the weights of the model on {self._home.name} are torn: the device's memory was lost, or does not hold them any more",
+                reason="torn",
+                device=self._home.name,
+                remedy="Give it weights: `await model.swap(weights)`, or `await service.swap(weights)` for all replicas.",
+            )
 
     def _begin_to_compare(self) -> None:
         """Compare the weights with their checksums beside the calls, unless that is going on."""
@@ -349,6 +363,7 @@ class Versions:
                     self.release()
                     await self.gone()
                     await self.loader.load(version, collected, on_progress, like=like)
+                    version.files = collected.kept()
                     yield version
                 coming.check()
             finally:

@@ -138,6 +138,15 @@ class Collected:
         """Of the elements of all weights, each array counted once."""
         return sum({each.identity: each.nbytes for each in self.weights}.values())
 
+    def kept(self) -> Collected | None:
+        """Return itself, with its files closed, if all can be read again without arrays of the caller's; else ``None``."""
+        if not self.weights or any(isinstance(each.content, np.ndarray) and each.content.ndim for each in self.weights):
+            return None
+        for each in self.weights:
+            if isinstance(each.content, tuple):
+                each.content[0].close()
+        return self
+
 
 def tell_nothing(done: int, total: int) -> None:
     """Tell nothing of how far it has come."""

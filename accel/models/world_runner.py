@@ -69,6 +69,11 @@ class RanksRunner(Generic[R]):
         """See :class:`~accel.models.runner.Runner`."""
         return self._ranks[0].nbytes
 
+    @property
+    def is_torn(self) -> bool:
+        """See :class:`~accel.models.runner.Runner`."""
+        return any(rank.is_torn for rank in self._ranks)
+
     async def load(self, weights: Collected, on_weights: Told, on_buckets: Told) -> None:
         """See :class:`~accel.models.runner.Runner`."""
         told, parts = _Sum(on_weights, len(self._ranks)), self._split.parts(weights)

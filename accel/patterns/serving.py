@@ -7,8 +7,9 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from accel._log import get_logger
 from accel.device import DeviceState
-from accel.errors import DeadlineExceededError, InvalidArgumentError, LibraryError
+from accel.errors import DeadlineExceededError, InvalidArgumentError, LibraryError, StaleRefError
 from accel.models import Model
 from accel.patterns.batcher import DynamicBatcher
 from accel.patterns.rollout import Rollout, roll_out
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelService", "serve"]
 
+logger = get_logger()
+
 
 class Replica:
     """Answers the batches of a service by the model on one device, and by the same model in quarantine.
@@ -32,15 +35,29 @@ class Replica:
     ----------
     model : Model
         What answers.
-    rows : callable
-        The handler of batches.
+    mended_in : int
+        Generation of the device in which its weights were loaded again, after they were torn: what tears them twice in one tears them always.
+    mend_at : float
+        When that may be tried next: see :meth:`asyncio.loop.time`.
     """
 
-    def __init__(self, model: Model, *, check_finite: bool) -> None:
+    def __init__(self, model: Model, wait_mended: Callable[[Replica], Awaitable[None]], *, check_finite: bool) -> None:
         self.model = model
-        self.rows = partial(model.rows, check_finite=check_finite)
+        self.mended_in = 0
+        self.mend_at = 0.0
+        self._wait_mended = wait_mended
         self._check_finite = check_finite
         self._apart: Model | None = None  # on the device in quarantine
+
+    async def rows(self, items: list[Any]) -> list[Any]:
+        """Answer a batch. One for which the weights are torn, and that no other replica takes, waits until they are loaded again."""
+        try:
+            return await self.model.rows(items, check_finite=self._check_finite)
+        except StaleRefError:
+            if not self.model.is_torn:
+                raise
+        await self._wait_mended(self)
+        return await self.model.rows(items, check_finite=self._check_finite)
 
     async def in_quarantine(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
         """Return the handler on a device in quarantine, which has none of this one's memory."""
@@ -55,7 +72,7 @@ class Replica:
     async def _model_apart(self, device: Device) -> Model:
         """Return the model in quarantine, with the weights that serve now. It is loaded once: its weights are durable there too."""
         apart = self._apart
-        if apart is None or apart.device is not device or apart.version != self.model.version:
+        if apart is None or apart.device is not device or apart.version != self.model.version or apart.is_torn:
             self._apart = None
             if apart is not None and apart.device is device:
                 await apart.aclose()
@@ -100,7 +117,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         self._check_finite = check_finite
         self._has_quarantine = quarantine
         self._rollouts = asyncio.Lock()
-        replica = Replica(first, check_finite=check_finite)
+        replica = Replica(first, self._wait_mended, check_finite=check_finite)
         self._replicas = [replica]
         if options.get("max_pending") is None:
             options["max_pending"] = (
@@ -115,6 +132,7 @@ class ModelService(DynamicBatcher[Any, Any]):
             **options,
         )
         self._convert = first.buckets.item
+        self._takers.first.is_torn = partial(getattr, first, "is_torn")
         for model in given[1:]:
             self._add_model(model)
 
@@ -162,7 +180,7 @@ class ModelService(DynamicBatcher[Any, Any]):
         async with self._rollouts:
             _check_serves_with(model, self.model)
             if self._takers.of(model.device) is None:  # or it is refused
-                await model.follow(min(self.models, key=lambda other: other.device.state is not DeviceState.READY))
+                await model.follow(min(self.models, key=lambda other: (other.is_torn, other.device.state is not DeviceState.READY)))
                 for each in (model, *self.models):
                     each.drop_kept()
             self._add_model(model)
@@ -213,12 +231,15 @@ class ModelService(DynamicBatcher[Any, Any]):
         async with self._rollouts:
             takers = [(self._takers.of(model.device), model) for model in self.models]
             models = {taker: model for taker, model in takers if taker is not None and not taker.is_draining}
+            was_torn = any(model.is_torn for model in models.values())
             options = {"canaries": canaries, "compare": compare, "on_progress": on_progress}
             try:
                 rollout = await roll_out(models, weights, self._launch, hold=min(hold, _AGES), **options)
             except LibraryError:
                 self.forget_poison()  # what these weights made of items is no proof against them
                 raise
+            for model in models.values() if was_torn else ():
+                model.drop_kept()  # or what one rolls back to, another does not have
             for taker in models:
                 if taker.is_paused:
                     taker.is_paused = False
@@ -254,9 +275,67 @@ class ModelService(DynamicBatcher[Any, Any]):
         self._replicas = [replica for replica in self._replicas if replica.model.device is not drained]
 
     def _add_model(self, model: Model) -> None:
-        replica = Replica(model, check_finite=self._check_finite)
+        replica = Replica(model, self._wait_mended, check_finite=self._check_finite)
         self.add_handler(replica.rows, device=model.device, quarantine=replica.in_quarantine if self._has_quarantine else None)
         self._replicas.append(replica)
+        self._takers.all[-1].is_torn = partial(getattr, model, "is_torn")
+
+    # -- weights that are torn
+
+    def _launch(self) -> None:
+        for replica in self._replicas:
+            if replica.model.is_torn:
+                self._begin_to_mend(replica)
+        super()._launch()
+
+    def _begin_to_mend(self, replica: Replica) -> None:
+        """Load the weights of a replica again in a task, if that may help; items wait for it only where no other replica takes them."""
+        taker, root = self._takers.of(replica.model.device), self._root
+        if taker is None or taker.is_awaited or root is None or self._state != "open" or not self._may_mend(replica):
+            return
+
+        def on_ended(task: asyncio.Task[None]) -> None:
+            taker.is_awaited = False
+            if not task.cancelled():
+                self._launch()
+
+        taker.is_awaited = root.start(self._mend(replica), "accel-mend", on_ended)
+
+    async def _wait_mended(self, replica: Replica) -> None:
+        """Load the weights of a replica again, or wait until that is done, unless another one is ready to take its items."""
+        if not any(taker.state is DeviceState.READY for taker in self._takers.all):
+            await self._mend(replica)
+
+    def _may_mend(self, replica: Replica) -> bool:
+        device = replica.model.device
+        return (
+            device.state is DeviceState.READY
+            and replica.model.generation != replica.mended_in
+            and asyncio.get_running_loop().time() >= replica.mend_at
+        )
+
+    async def _mend(self, replica: Replica) -> None:
+        """Load weights that are torn again: from a replica that has them, or from their files, if there are any."""
+        model = replica.model
+        async with self._rollouts:
+            if not (model.is_torn and self._may_mend(replica)):  # a swap has given it others, or it was tried just now
+                return
+            generation = model.generation
+            sources = [other for other in self.models if other.device.state is DeviceState.READY and not other.is_torn]
+            try:
+                if sources:
+                    await model.follow(sources[0])
+                elif not await model.reload():
+                    return  # each call says what there is to do
+            except Exception as error:
+                logger.warning("replica_not_mended", device=model.device.name, error=error)
+                return
+            finally:
+                replica.mend_at = asyncio.get_running_loop().time() + _MEND_PAUSE
+            replica.mended_in = generation
+            for each in self.models:
+                each.drop_kept()  # this one has nothing to go back to
+        logger.warning("replica_mended", device=model.device.name, version=model.version)
 
 
 def _check_serves_with(model: object, first: Model) -> None:
@@ -277,6 +356,8 @@ def _check_serves_with(model: object, first: Model) -> None:
 
 
 _ITEMS = 64
+_MEND_PAUSE = 1.0
+"""Seconds until torn weights that could not be loaded again are tried again."""
 _AGES = 1e9
 
 

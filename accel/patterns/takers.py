@@ -85,7 +85,9 @@ class Taker:
     is_paused : bool
         Whether it takes no more while another one is ready.
     is_awaited : bool
-        Whether a task waits until its device is ready.
+        Whether a task waits until its device is ready, or has what its handler needs again.
+    is_torn : callable
+        Returns whether what its handler needs of the device is gone, such as a model's weights: it counts as lost, and takes nothing.
     seconds : float
         Moving average of the time that it is busy with one batch: what overlaps counts once. 0 before the first.
     seconds_per_item : float
@@ -109,6 +111,7 @@ class Taker:
         "is_awaited",
         "is_draining",
         "is_paused",
+        "is_torn",
         "isolation",
         "name",
         "seconds",
@@ -139,6 +142,7 @@ class Taker:
         )
         self.in_flight = 0
         self.is_draining = self.is_paused = self.is_awaited = False
+        self.is_torn: Callable[[], bool] = lambda: False
         self.seconds = 0.0
         self.seconds_per_item = 1e-3
         self._began: deque[float] = deque()  # of the calls of the handler that run now
@@ -149,8 +153,9 @@ class Taker:
 
     @property
     def state(self) -> DeviceState:
-        """The state of its device; READY without one."""
-        return getattr(self.device, "state", DeviceState.READY)
+        """The state of its device, READY without one; LOST also where the device is ready, and what the handler needs of it is gone."""
+        state = getattr(self.device, "state", DeviceState.READY)
+        return DeviceState.LOST if state is DeviceState.READY and self.is_torn() else state
 
     @property
     def is_away(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import accel
 from tests.device_support import bounded, failure, task, until
@@ -18,6 +19,7 @@ from tests.node_support import AgentProcess, running_agent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -97,3 +99,57 @@ async def test_an_input_that_hangs_on_a_node_which_answers_is_poison() -> None:
             async with accel.serve(model) as service:
                 error = await failure(service.submit(np.full(5, HANG, np.float32)), accel.PoisonedInputError)
                 assert error.kind == "hang"
+
+
+@pytest.mark.parametrize("kind", ["arrays", "file"])
+async def test_a_replica_whose_agent_was_restarted_gets_its_weights_again(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    weights = affine(rng)
+    given = weights if kind == "arrays" else stored(weights, tmp_path)
+    with running_agent("127.0.0.5") as agent:
+        async with served(agent, given) as (pool, service):
+            there, here = pool
+            async with Clients(service, expected(weights, ITEM[None])[0]) as clients:
+                await clients.until_answered(there.name, here.name)
+                agent.kill()
+                await until(lambda: there.state is accel.DeviceState.REBUILDING, "the loss is seen")
+                with running_agent(agent.address):
+                    await clients.until_answered(here.name, there.name)
+                    assert [replica.state for replica in service.statistics().replicas] == ["ready", "ready"]
+                    assert pool.health("all").is_ready
+
+
+@pytest.mark.parametrize("kind", ["arrays", "file"])
+async def test_a_service_on_a_node_alone_reads_files_again_and_says_that_arrays_are_gone(
+    kind: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    weights = affine(rng)
+    with running_agent("127.0.0.5") as agent:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", node=agent.node, host=QUICK)
+            given = weights if kind == "arrays" else stored(weights, tmp_path)
+            model = await device.load_model(Affine, weights=given, inputs=X, buckets={"batch": (1, 8)})
+            async with accel.serve(model) as service:
+                right = (await service.submit(ITEM))["y"]
+                agent.kill()
+                waiting = task(service.submit(ITEM))
+                await until(lambda: device.state is accel.DeviceState.REBUILDING, "the loss is seen")
+                with running_agent(agent.address):
+                    if kind == "arrays":
+                        error = await failure(waiting, accel.StaleRefError)
+                        assert error.reason == "torn"
+                        assert "service.swap(weights)" in str(error)
+                        assert [replica.state for replica in service.statistics().replicas] == ["lost"]
+                        health = device.health()
+                        assert (health.is_ready, health.is_live, health.error) == (False, True, "StaleRefError torn")
+                        await service.swap(weights, canaries=[ITEM])
+                    else:
+                        np.testing.assert_array_equal((await bounded(waiting))["y"], right)
+                    np.testing.assert_array_equal((await service.submit(ITEM))["y"], right)
+                    await until(lambda: device.health().is_ready, "the torn weights have gone")
+
+
+def stored(weights: dict[str, Any], folder: Path) -> Path:
+    """Return a file with these weights."""
+    path = folder / "weights.safetensors"
+    save_file(weights, path)
+    return path
