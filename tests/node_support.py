@@ -110,6 +110,7 @@ class Proxy:
         self.piece = 1 << 16
         self.delay = 0.0
         self.refuses = False
+        self._stalls_new = False
         self.connections = 0
         self.address = ""
         self.recorded = bytearray()  # what came for the agent
@@ -140,7 +141,8 @@ class Proxy:
             return
         self._writers |= {writer, to_writer}
         flowing = asyncio.Event()
-        flowing.set()
+        if not self._stalls_new:
+            flowing.set()
         self._flowing.append(flowing)
         for way in ((reader, to_writer, self.recorded, flowing), (to_reader, writer, bytearray(), flowing)):
             task = asyncio.ensure_future(self._relay(*way))
@@ -153,13 +155,15 @@ class Proxy:
             writer.transport.abort()
         self._writers.clear()
 
-    def stall(self, which: slice = slice(None)) -> None:
-        """Relay nothing for now, of the connections that are there, or of some, in the order in which they were made."""
-        for flowing in self._flowing[which]:
+    def stall(self, which: slice | None = None) -> None:
+        """Relay nothing for now: of all connections, new ones too, or of some that are there, in the order in which they were made."""
+        self._stalls_new = which is None
+        for flowing in self._flowing[which or slice(None)]:
             flowing.clear()
 
     def flow(self) -> None:
         """Go on."""
+        self._stalls_new = False
         for flowing in self._flowing:
             flowing.set()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from accel._log import get_logger
-from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError
+from accel.errors import AccelError, InvalidArgumentError, LibraryError, NonFiniteError, StaleRefError
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
 from accel.models.onnx_inputs import input_specs
@@ -293,13 +293,16 @@ class Model:
         sizes = [item.sizes for item in items]
         largest = {dim: max(map(itemgetter(dim), sizes)) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: rows, **largest})
-        version.check()
         with version:
             self._count(version, bucket)
             relations = version.relations
-            known = await relations.known(bucket, None)
-            inputs = buckets.stacked(items, known.inputs)
-            arrays = await version.runner.fetch(inputs, known.specs, relations.outputs.leading(rows, bucket), None)
+            try:
+                known = await relations.known(bucket, None)
+                inputs = buckets.stacked(items, known.inputs)
+                arrays = await version.runner.fetch(inputs, known.specs, relations.outputs.leading(rows, bucket), None)
+            except StaleRefError:
+                version.check()  # if that is why, it says what to do
+                raise
             if known.common:
                 relations.check_common(arrays, known)
         results = relations.outputs.rows(arrays, sizes)

@@ -283,9 +283,10 @@ class ModelService(DynamicBatcher[Any, Any]):
     # -- weights that are torn
 
     def _launch(self) -> None:
-        for replica in self._replicas:
-            if replica.model.is_torn:
-                self._begin_to_mend(replica)
+        if len(self._replicas) > 1:  # the only one takes its items all the same, and is mended by the first
+            for replica in self._replicas:
+                if replica.model.is_torn:
+                    self._begin_to_mend(replica)
         super()._launch()
 
     def _begin_to_mend(self, replica: Replica) -> None:

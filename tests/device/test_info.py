@@ -83,5 +83,5 @@ class Changing:
 
 
 def test_health_is_of_one_state() -> None:
-    core: Any = SimpleNamespace(lifecycle=Changing(), is_closing=False)
+    core: Any = SimpleNamespace(lifecycle=Changing(), is_closing=False, durable=SimpleNamespace(any_torn=False))
     assert health_of(core, None, {}) == accel.DeviceHealth(True, True, accel.DeviceState.READY, 1, "")

@@ -182,12 +182,15 @@ def test_worlds_work_on_every_loop(run_checked: Callable[[Callable[[], Coroutine
 
 async def test_the_first_error_of_work_on_all_ranks_is_raised_when_the_others_have_ended(system: accel.System) -> None:
     world = await system.open_world("cpu", ranks=3, host="inline")
+    waiting: list[int] = []
     ended: list[int] = []
 
     async def work(device: accel.Device, rank: int) -> None:
         await device.zeros(1)
         if rank == 1:
+            await until(lambda: len(waiting) == 2, "the others wait")
             raise ArithmeticError("of the work")
+        waiting.append(rank)
         try:
             await asyncio.Event().wait()
         finally:

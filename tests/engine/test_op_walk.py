@@ -10,7 +10,7 @@ import pytest
 from benchmarks import walk
 from benchmarks.walk import LIMITS, Walk, calls_of
 
-TOO_MANY_FILES = {"request of a served model, inline": 48}
+TOO_MANY_FILES = {"request of a served model, inline": 49}
 """Rows whose calls are as few as they must be, and their files are not: how many these are now, at most."""
 
 of_this_python = pytest.mark.skipif(

@@ -102,9 +102,9 @@ async def test_a_device_comes_back_with_its_memory_after_a_loss_of_the_connectio
             agent.process.send_signal(signal.SIGSTOP)
         error = await failure(waiter, accel.ContextPoisonedError)
         assert isinstance(error.__cause__, accel.HostDiedError)
-        assert error.__cause__.hung is (loss != "cut")
         proxy.flow()
         agent.process.send_signal(signal.SIGCONT)
+        assert not error.__cause__.hung  # that a node is not heard says nothing of the op
         await generation(device, 2)
         np.testing.assert_array_equal(await device.get(kept), KEPT)
         await until(lambda: agent.children() == [device.info().pid], "the child of before has ended")
