@@ -221,7 +221,10 @@ class PollingWatcher(LaneWatcher[PolledLane]):
         super().__init__(loop, lambda: PolledLane(self._end_marks), self._poller.add)
 
     def _abandon(self) -> None:
-        """Stop polling this device's lanes, then end all their marks; see :class:`LaneWatcher`."""
+        """Stop polling this device's lanes, then end all their marks.
+
+        In this order: the poller has no lane without marks. See :class:`LaneWatcher`.
+        """
         for lane in self._lanes.values():
             self._poller.remove(lane)
         super()._abandon()

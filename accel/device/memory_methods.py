@@ -364,9 +364,11 @@ class MemoryMethods(MemoryExchange):
         Raises
         ------
         InvalidArgumentError
-            If the token is of another device.
+            If it is no token, or one of another device, or of a view that runs past its buffer.
         StaleRefError
             If the buffer is gone.
+        ClosedError, DeviceLostError
+            If the device is closed, or lost.
         """
         self._core.guard()
         return self._core.refs.resolve(token)

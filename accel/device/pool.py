@@ -378,10 +378,14 @@ class Pool(Sequence[Device], NotEntered):
     def health(self, ready: Literal["any", "all"] | int = "any") -> PoolHealth:
         """Return whether enough devices serve. Never waits, and sends nothing to them.
 
+        Called on the loop's thread.
+
         Parameters
         ----------
         ready
-            How many are enough: one of them, ``"all"`` that are not being drained, or a number.
+            How many are enough: one of them, ``"all"`` that are not being drained, or a number. A
+            number counts devices that are being drained as missing: a liveness probe had better
+            ask for ``"any"``.
 
         Raises
         ------
@@ -395,10 +399,11 @@ class Pool(Sequence[Device], NotEntered):
             needed = len(taking) if ready == "all" else 1
         else:
             needed = check_count("ready", ready, remedy="Use 'any', 'all' or a number of devices.")
+        needed = max(needed, 1)  # a pool whose devices are all being drained is not ready
         found = [devices[device.name] for device in taking]
         serving = sum(health.is_ready for health in found)
         live = sum(health.is_live for health in found)
-        return PoolHealth(live >= max(needed, 1), serving >= max(needed, 1), serving, devices)
+        return PoolHealth(live >= needed, serving >= needed, serving, devices)
 
     async def links(self) -> tuple[Link, ...]:
         """Return how arrays get from each device to each other one."""

@@ -167,24 +167,25 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         work: Callable[[Device, Place], Coroutine[Any, Any, T]],
         *,
         timeout: float | None = None,
-        grace: Callable[[], float] = float,
+        grace: Callable[[], float] = lambda: 0.0,
     ) -> tuple[T, ...]:
         """Run work on all ranks as one collective, and return the results: for ops that have collectives in them.
 
-        It is sent when all ranks are READY, at the same place among the collectives on each, and it
-        fails with the epoch.
+        It is sent when all ranks are READY, at the same place among the collectives on each. It
+        raises :class:`~accel.WorldChangedError` if the epoch ends before all ranks have ended it.
 
         Parameters
         ----------
         what
             Its name in reports.
         work
-            ``work(device, place)`` returns a coroutine for each rank, which sends one op, or one
-            batch, before it waits for anything.
+            ``work(device, place)`` is called for each rank, in the order of :attr:`devices`, and
+            returns a coroutine, which sends one op, or one batch, before it waits for anything. The
+            op carries ``place.epoch`` and ``place.number``, by which the ranks' ops find each other.
         timeout
             Seconds of waiting. What was sent then runs on.
         grace
-            Called when it is sent: returns seconds that it may take besides the ``hang_timeout``.
+            Called right after it was sent. Returns seconds that it may take besides the ``hang_timeout``.
         """
 
         def start(place: Place) -> list[Coroutine[Any, Any, T] | None]:

@@ -83,8 +83,7 @@ class Context(ContextBase):
     watcher
         Tells when marks are passed.
     share
-        Makes the object that shares memory with other libraries; called with this context before it
-        is complete.
+        Makes what shares memory with others; called with the context before it is complete.
     open_library
         Starts the kernel actor of a library, and returns it once the library is open.
 
@@ -240,8 +239,7 @@ class Context(ContextBase):
     async def dispatch(self, submission: Submission) -> None:
         """Allocate memory and issue sequence numbers for a submission, and send it to lanes.
 
-        Waits for a library to be opened, a new slab, or room for a large batch, and for nothing
-        else.
+        Waits only for a library to be opened, a new slab, or room for a large batch.
 
         Raises
         ------
@@ -397,9 +395,15 @@ class Context(ContextBase):
                 await self.buffers.ensure_room((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
-        """Make a lane ready for a library, with its workspaces; raises as `Buffers.ensure_room`."""
+        """Give a lane the workspaces of a library, if it needs any, and count it as ready.
+
+        Called by the library's actor, when the library opens or another lane gets it, and by the
+        dispatch for an op in a lane that lacks them. Calls for one lane may overlap, as two
+        libraries open. Raises as :meth:`Buffers.provide_workspaces`.
+        """
         if lane.needs_workspace(library):
-            self.lanes.workspace_libraries.add(library)  # from now on its batches go only to lanes that are ready for it
+            # Also if this fails: batches with it then go to ready lanes, or to the first.
+            self.lanes.workspace_libraries.add(library)
         await self.buffers.provide_workspaces(lane, lane.stream, library)
         lane.ready_libraries.add(library)
 
@@ -542,12 +546,8 @@ class Context(ContextBase):
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of workspaces, in this order. Thread-safe."""
-        allocator = self.buffers.allocator
-        return (
-            allocator.used - self.buffers.workspace_nbytes,
-            allocator.reserved + self.buffers.closing_nbytes,
-            self.buffers.workspace_nbytes,
-        )
+        buffers, allocator, workspaces = self.buffers, self.buffers.allocator, self.buffers.workspace_nbytes
+        return allocator.used - workspaces, allocator.reserved + buffers.closing_nbytes, workspaces
 
     # -- the end
 

@@ -114,9 +114,9 @@ class ContextBase(ABC):
         return 0.0
 
     def charge(self, submission: Submission, span: WorkSpan) -> None:
-        """Add the device time of a group that has ended to that of its submission.
+        """Add the device time of a group to that of the device, and of its submission if that is observed.
 
-        Adds nothing if the time cannot be read.
+        Called when its mark is passed, before it retires. Adds nothing if the time cannot be read.
         """
         try:
             self.charge_seconds(submission, span.seconds())

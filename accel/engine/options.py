@@ -28,6 +28,7 @@ _STREAMS = "Give the number of streams that independent ops are spread over: 8, 
 _MOST_STREAMS = 128
 """No GPU runs more kernels side by side; each stream costs a thread, or staging memory."""
 
+# Families with composed ops -> the libraries that compute these.
 _USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
 
 
@@ -165,14 +166,17 @@ def check_options(
 
 
 def check_libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
-    """Return the names of ``libraries=``, with a family replaced by the libraries that it uses."""
+    """Return the names of ``libraries=``, each once, in their order.
+
+    A family with composed ops is replaced by the libraries that compute these.
+    """
     try:
         wanted: tuple[Library, ...] = (names,) if isinstance(names, str) else tuple(names)
     except Exception as error:  # of an iterable of the caller's
-        raise InvalidArgumentError(f"libraries is {names!r}", remedy="Give names of libraries.") from error
+        raise InvalidArgumentError(f"libraries is {names!r:.80}", remedy="Give names of libraries.") from error
     for name in wanted:
         if not isinstance(name, str) or name not in LIBRARIES:
-            raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
+            raise InvalidArgumentError(f"there is no library {name!r:.80}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
     ready = dict.fromkeys(used for name in wanted for used in _USED.get(name, (name,)))
     return cast("tuple[Library, ...]", tuple(ready))
 

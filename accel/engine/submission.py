@@ -141,7 +141,10 @@ class Submission(ABC):
 
     @abstractmethod
     def free_results_from(self, index: int) -> None:
-        """Free the refs that ops from ``index`` on would have made: they will not be launched."""
+        """Free the refs that ops from ``index`` on would have made: they will not be launched.
+
+        A ref that was freed before is passed over, so that this may be called again.
+        """
 
     @abstractmethod
     def free_unlaunched_results(self) -> None:
@@ -164,7 +167,8 @@ class Submission(ABC):
     def reject(self, error: AccelError) -> None:
         """End with an error, unless the future has ended; release the operands either way.
 
-        The future keeps ``error``, so that the caller gives an instance that nothing else has.
+        The future keeps ``error``: pass an instance that nothing else has. Refs of results are not
+        freed: see :meth:`reject_from`.
         """
         if not self.future.done():
             self.future.set_exception(error)

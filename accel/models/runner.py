@@ -137,7 +137,7 @@ class ModelWorld(Protocol):
         work: Callable[[Any, Place], Coroutine[Any, Any, T]],
         *,
         timeout: float | None = None,
-        grace: Callable[[], float] = float,
+        grace: Callable[[], float] = lambda: 0.0,
     ) -> tuple[T, ...]:
         """See :meth:`accel.World.lockstep`."""
 

@@ -183,7 +183,7 @@ class Channel:
         except OSError as error:
             self._stop_writing(error)
             return True
-        if self._outgoing.pending and is_taken:  # a part of it
+        if self._outgoing.pending and is_taken:  # what the socket has not taken: a part of it, or all
             self._set_full(True)
         return is_taken
 

@@ -147,7 +147,7 @@ class Answers:
     has_faulted, is_idle
         Return whether the context has faulted; whether nothing is in flight.
     on_broken
-        Ends the generation, by an error of accel itself.
+        Ends the generation, because of an error of accel itself.
 
     Attributes
     ----------

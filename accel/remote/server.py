@@ -187,8 +187,12 @@ class Server:
         _, reserved, workspace = self.context.memory()
         return reserved, workspace
 
-    def on_broken(self, error: BaseException) -> None:
-        """End the process by an error of accel itself, after which an answer may be lost."""
+    def on_broken(self, error: BaseException) -> NoReturn:
+        """End the process because of an error of accel itself.
+
+        An answer may be lost, and the parent would wait for it for ever. Called by
+        :class:`Answers`, and by the loop's exception handler.
+        """
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
         self.on_fault(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))

@@ -311,7 +311,11 @@ class Sharing:
     # -- importing
 
     def wrap(self, array: Any) -> AccelRef:
-        """Return a ref to another library's array; the array is kept until the ref is freed."""
+        """Return a ref to another library's array.
+
+        The array is kept until the ref is dropped or freed, and its last use is over. The caller
+        has waited for a live context.
+        """
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
         memory = self._open_exchange().take(array)
@@ -319,6 +323,7 @@ class Sharing:
         block = ExternalBlock(memory, SharedUsage(Usage(), self._external_work, lambda: True))
         block.address = memory.address or BASE  # an empty array may be nowhere
         ref = self._add_external(ForeignRef, block, memory.shape, memory.dtype)
+        # Of the address: kernels that read several elements at once, and views, ask for it.
         ref.alignment = min(block.address & -block.address, _ALIGNMENT)
         return ref
 
