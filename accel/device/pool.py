@@ -299,6 +299,8 @@ class Pool(Sequence[Device], NotEntered):
     async def add(self, device: Device | str, *, node: Node | str | None = None) -> Device:
         """Let another device take work, and return it.
 
+        A closed device leaves the pool when another one with its name comes.
+
         Parameters
         ----------
         device
@@ -322,6 +324,8 @@ class Pool(Sequence[Device], NotEntered):
             raise InvalidArgumentError(f"{device!r:.80} is no open device of the pool's system", remedy="Open it there, or give its name.")
         elif device in self:
             raise InvalidArgumentError(f"{device.name} is in the pool", remedy="Each device is there once.", device=device.name)
+        # A closed device leaves its name to the next one, and must not be found by it any more.
+        self._members = [member for member in self._members if member.device.name != device.name]
         self._members.append(_Member(device))
         logger.info("pool_device_added", device=device.name, generation=device.generation, devices=len(self))
         return device
@@ -363,7 +367,8 @@ class Pool(Sequence[Device], NotEntered):
         except TimeoutError as error:
             raise DeadlineExceededError(f"{member.device.name} was not idle in {timeout} s", device=member.device.name) from error
         else:
-            self._members.remove(member)
+            if member in self._members:  # else it was closed, and another one has its name
+                self._members.remove(member)
         finally:
             member.is_draining = False
         logger.info("pool_device_drained", device=member.device.name, generation=member.device.generation, devices=len(self))

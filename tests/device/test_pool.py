@@ -16,7 +16,7 @@ from accel.backend import KnowsPeers
 from accel.device.pool import all_or_nothing
 from accel.testing import FaultPlan
 from tests.child_support import children, no_child_left, until_so
-from tests.device_support import child_pid, failure, generation, task, turns, until, used
+from tests.device_support import bounded, child_pid, failure, generation, task, turns, until, used
 from tests.model_support import affine, expected
 
 if TYPE_CHECKING:
@@ -433,6 +433,32 @@ async def test_a_device_is_added_by_its_spec_with_the_options_of_the_pool() -> N
         assert (device.name, device.info().memory.limit, len(pool)) == ("cpu:0#2", 1 << 24, 2)
         await failure(pool.add(await elsewhere.open_device("cpu")), accel.InvalidArgumentError)
         await failure(pool.add(cast("Any", 3)), accel.InvalidArgumentError)
+
+
+async def test_a_device_takes_the_place_of_a_closed_one_whose_name_it_has() -> None:
+    ending = asyncio.Event()
+    async with accel.System() as system:
+        pool = await system.open_pool("cpu", count=2)
+        closed = pool[0]
+        await closed.aclose()
+        device = await pool.add("cpu:0")
+        assert device.name == closed.name
+        health = pool.health(2)
+        assert (health.ready, len(health.devices)) == (2, 2)
+        assert (pool[closed.name], len(pool)) == (device, 2)
+        # One that is closed while it is being drained.
+        working = task(pool.run(lambda _: ending.wait(), key=1))
+        busy = pool.pick(1)
+        await turns()
+        draining = task(pool.drain(busy))
+        await turns()
+        await busy.aclose()
+        following = await pool.add("cpu:0")
+        assert following.name == busy.name
+        ending.set()
+        await bounded(asyncio.gather(working, draining))
+        assert following in pool
+        assert (busy in pool, len(pool)) == (False, 2)
 
 
 async def test_libraries_may_be_given_by_an_iterator() -> None:
