@@ -268,11 +268,12 @@ class Epochs:
                 await self._wait_for_room()
                 try:
                     flight = self._send(what, start, count, on_lost)
-                    if grace is not None:
-                        flight.is_work, flight.grace = True, grace()
                 except BaseException:
                     self._room.release()
                     raise
+                if grace is not None:  # from here on the end of the flight releases its place
+                    flight.is_work = True
+                    flight.grace = grace()
                 return await asyncio.shield(flight.future)
         except TimeoutError as error:
             if isinstance(error, AccelError) or not limit.expired():

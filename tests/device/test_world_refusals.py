@@ -61,6 +61,14 @@ async def test_what_is_wrong_is_refused_before_anything_is_sent(system: accel.Sy
         await world.lockstep("step", raises_at_the_second)
     assert not world._epochs._flights
     assert world._epochs._room._value == 1
+
+    async def work(device: accel.Device, place: Any) -> str:
+        return device.name
+
+    with pytest.raises(ZeroDivisionError):
+        await world.lockstep("step", work, grace=lambda: 1 / 0)
+    await until(lambda: not world._epochs._flights)
+    assert world._epochs._room._value == 1
     await check_works(world)
     assert world.epoch == 1
 
