@@ -195,9 +195,10 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
             except BaseException:
                 _close_all(running)
                 raise
-            if not all(map(asyncio.iscoroutine, running)):
+            wrong = [made for made in running if not asyncio.iscoroutine(made)]
+            if wrong:
                 _close_all(running)
-                raise InvalidArgumentError(f"work has returned {running[-1]!r:.80}", op=what, remedy="Give an `async def` function.")
+                raise InvalidArgumentError(f"work has returned {wrong[0]!r:.80}", op=what, remedy="Give an `async def` function.")
             return running
 
         return tuple(await self._epochs.run(what, start, timeout, grace=grace))

@@ -54,6 +54,12 @@ async def test_what_is_wrong_is_refused_before_anything_is_sent(system: accel.Sy
         world.graph()[0]
     await failure(world.graph().replay(), accel.NotInitializedError)
 
+    async def step() -> None: ...
+
+    returned: Any = iter(["no step", step()])
+    error = await failure(world.lockstep("step", lambda *_: next(returned)), accel.InvalidArgumentError)
+    assert "'no step'" in error.message
+
     def raises_at_the_second(device: accel.Device, place: Any) -> Any:
         return device.zeros(3) if device is world.devices[0] else 1 / 0
 
