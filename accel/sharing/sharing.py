@@ -317,7 +317,10 @@ class Sharing:
         has waited for a live context.
         """
         if isinstance(array, AccelRef):
-            raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
+            is_own = array.owner is self._context.core.refs
+            raise InvalidArgumentError(
+                f"{array!r} is a ref already", remedy="Use it as it is." if is_own else "Copy it: await device.put(ref)."
+            )
         memory = self._open_exchange().take(array)
         # Shared for good: the library may use its array whenever it likes.
         block = ExternalBlock(memory, SharedUsage(Usage(), self._external_work, lambda: True))

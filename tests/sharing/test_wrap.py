@@ -92,6 +92,15 @@ async def test_what_cannot_be_wrapped_is_refused_with_a_remedy(device: accel.Dev
         assert error.remedy, error
 
 
+async def test_a_ref_of_another_device_is_to_be_copied(device: accel.Device) -> None:
+    async with opened() as other:
+        for ref, remedy in [
+            (await device.put(np.ones(2)), "Use it as it is."),
+            (await other.put(np.ones(2)), "Copy it: await device.put(ref)."),
+        ]:
+            assert (await failure(device.wrap(ref), accel.InvalidArgumentError)).remedy == remedy
+
+
 async def test_array_is_kept_until_the_last_use_is_over() -> None:
     """The wrapped array is let go of after the ops on it, and not before."""
     plan = FaultPlan().hang_at(1, op="unary")
