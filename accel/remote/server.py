@@ -193,9 +193,11 @@ class Server:
         An answer may be lost, and the parent would wait for it for ever. Called by
         :class:`Answers`, and by the loop's exception handler.
         """
-        name = self._config.name
-        traceback.print_exception(error)  # the parent shows a dead child's last lines
-        self.on_fault(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
+        name, shown = self._config.name, type(error).__name__
+        with contextlib.suppress(Exception):  # of the error's own repr, or of a stderr that is gone
+            shown = repr(error)
+            traceback.print_exception(error)  # the parent shows a dead child's last lines
+        self.on_fault(HostDiedError(f"the child of {name} failed: {shown}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Handle one message, and wait for what it takes. Messages after it wait meanwhile.

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import os
 import random
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
+from accel.remote.server import Server
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, generation, task, until
 
@@ -276,3 +279,19 @@ async def test_closing_waits_for_the_answer() -> None:
         await device.aclose()
         (ended,) = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(ended, accel.AccelRef)
+
+
+async def test_an_error_of_accel_ends_the_child_also_if_it_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UnshowableError(Exception):
+        def __repr__(self) -> str:
+            raise ValueError("no text")
+
+    reported: list[accel.AccelError] = []
+    server: Any = SimpleNamespace(_config=SimpleNamespace(name="cpu:0"), on_fault=reported.append)
+    on_broken: Any = Server.on_broken  # which does not return, where `on_fault` ends the process
+    on_broken(server, UnshowableError())
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)  # as where the parent is gone
+    on_broken(server, RuntimeError("full"))
+    assert ["UnshowableError" in reported[0].message, "RuntimeError('full')" in reported[1].message] == [True, True]
