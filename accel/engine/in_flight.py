@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accel._log import get_logger
 from accel.actors.turns import CHECK_EVERY, Turn
 from accel.engine.launches import OpSubmission
 from accel.engine.stall import StallWatch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from accel.engine.submission import Submission
 
 __all__ = ["MANY_FREES", "ContextBase", "ContextOwner"]
+
+logger = get_logger()
 
 MANY_FREES = 1024
 """The most dropped refs whose memory is freed in one loop iteration; more take several."""
@@ -119,9 +122,12 @@ class ContextBase(ABC):
         Called when its mark is passed, before it retires. Adds nothing if the time cannot be read.
         """
         try:
-            self.charge_seconds(submission, span.seconds())
-        except AccelError:  # a fault: the query of the next mark reports it
+            seconds = span.seconds()
+        except Exception as error:  # the ops have ended, and their callers wait
+            if not isinstance(error, AccelError):  # a fault: the query of the next mark reports it
+                logger.warning("device_time_not_read", device=self.core.name, error=error)
             return
+        self.charge_seconds(submission, seconds)
 
     def charge_seconds(self, submission: Submission, seconds: float) -> None:
         """Add measured device time to that of the device, and of a submission that is observed."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cpu.stream import CpuSpan
 from accel.patterns import DynamicBatcher
 from accel.remote import requests
 from accel.remote.messages import Timed
@@ -123,6 +124,22 @@ async def test_a_child_cannot_charge_more_than_its_op_was_away(seconds: float, m
         with accel.DeviceTime() as spent:
             await device.elementwise.unary("neg", x)
         assert 0 < (spent.seconds or 0.0) <= min(seconds, time.perf_counter() - began)
+
+
+async def test_a_device_time_that_cannot_be_read_is_logged_and_not_charged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def seconds(span: CpuSpan) -> float:
+        raise ValueError("no clock")
+
+    monkeypatch.setattr(CpuSpan, "seconds", seconds)
+    async with opened() as device:
+        x = await device.put(np.ones(4))
+        with accel.DeviceTime() as spent:
+            async with asyncio.timeout(5.0):
+                assert (await device.get(await device.elementwise.unary("neg", x))).tolist() == [-1.0] * 4
+        assert not spent.seconds
+    assert "device_time_not_read" in caplog.text
 
 
 async def test_a_block_is_not_entered_twice() -> None:
