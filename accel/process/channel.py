@@ -207,8 +207,7 @@ class Channel:
         self._write_error = _connection_error(error)
         self._outgoing.close()
         self._set_full(False)
-        if self._read_handle is None:
-            self._read_handle = self._loop.call_soon(self._read_and_deliver)
+        self._schedule_read()
 
     def _set_full(self, is_full: bool) -> None:
         """Have the loop call :meth:`_flush` when the socket has room again, or no longer."""
@@ -246,9 +245,14 @@ class Channel:
             if self._is_closed:  # by the message's handler
                 return
         if messages or (self._write_error is not None and not self._is_read_to_end):
-            self._read_handle = self._loop.call_soon(self._read_and_deliver)
+            self._schedule_read()
         elif self._is_read_to_end:
             self._lose(self._read_error)
+
+    def _schedule_read(self) -> None:
+        """Schedule :meth:`_read_and_deliver`, unless a handler whose write failed already has."""
+        if self._read_handle is None:
+            self._read_handle = self._loop.call_soon(self._read_and_deliver)
 
     def _read(self) -> None:
         """Read once from the socket; stop reading if nothing more can come from it."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
+from accel.process.channel import Channel
 from accel.process.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header
 from tests.host_support import PATIENCE, End, message, raw_end, take_all, two_ends, write_end
 
@@ -230,6 +231,31 @@ def test_a_peer_that_went_while_we_wrote_is_heard_to_its_end(run_checked: Run) -
             assert len(end.messages) == 1499
             with pytest.raises(ClosedError):
                 end.channel.send(3)
+
+    run_checked(main)
+
+
+def test_reading_on_after_a_broken_write_is_scheduled_once(run_checked: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called once more after the loss, it would read, and unregister, a descriptor that may be another's by then."""
+    was_closed: list[bool] = []
+    read_and_deliver = Channel._read_and_deliver
+
+    def watched(channel: Channel) -> None:
+        was_closed.append(channel.is_closed)
+        read_and_deliver(channel)
+
+    monkeypatch.setattr(Channel, "_read_and_deliver", watched)
+
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            await end.greeted()
+            end.react = lambda end, *_: end.channel.send(1, now=True)
+            raw.sendall(message(1))
+            raw.close()
+            assert isinstance(await end.lost(), HostDiedError)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not any(was_closed)
 
     run_checked(main)
 
