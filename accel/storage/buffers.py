@@ -246,9 +246,9 @@ class Buffers:
         """
         while isinstance(stream, TakesWorkspace) and (nbytes := stream.workspace_wanted(library)):
             block = await self._allocate_or_reclaim(nbytes, lane)
-            if not stream.workspace_wanted(library):  # it was given meanwhile
+            if stream.workspace_wanted(library) != nbytes:  # it was given meanwhile: look again
                 self.allocator.free(block)
-                break
+                continue
             self.workspace_nbytes += block.size
             self._workspaces.setdefault(lane, []).append(block)
             stream.use_workspace(block.address, nbytes)

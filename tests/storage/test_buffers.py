@@ -300,3 +300,29 @@ async def test_put_that_was_cancelled_while_queued_never_reads_its_source() -> N
         await hanging
         await until(lambda: watched() is None, "the source is freed")
         assert plan.count == 1
+
+
+class Wanting:
+    """A stream whose library wants a small workspace, and then one that needs a slab of its own."""
+
+    def __init__(self) -> None:
+        self.sizes, self.given = [MIB, 128 * MIB], list[int]()
+
+    def workspace_wanted(self, library: str) -> int:
+        return self.sizes[len(self.given)] if len(self.given) < len(self.sizes) else 0
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        assert nbytes == self.workspace_wanted("blas")
+        self.given.append(nbytes)
+
+    def release_workspaces(self) -> None:
+        self.given.clear()
+
+
+async def test_workspaces_that_two_libraries_ask_for_at_once_have_the_sizes_that_are_wanted(device: accel.Device) -> None:
+    context: Any = device._host.context
+    buffers, lane, stream = context.buffers, context.lanes.pool[0], Wanting()
+    await asyncio.gather(*(buffers.provide_workspaces(lane, stream, library) for library in ("blas", "solver")))
+    assert stream.given == [MIB, 128 * MIB]
+    assert buffers.workspace_nbytes == 129 * MIB
+    assert buffers.release_workspaces(lane)
