@@ -234,7 +234,7 @@ async def is_encrypted(machines: RayNodes) -> None:
         with pytest.raises(accel.BackendUnavailableError, match="certificate"):
             await system.open_device("cpu", node=replace(node, tls=ssl.create_default_context()))
         with pytest.raises(accel.BackendUnavailableError):
-            await system.open_device("cpu", node=replace(node, tls=None))
+            await system.open_device("cpu", node=replace(node, tls=False))
 
 
 async def test_agents_and_pools_are_given_what_tls_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
