@@ -115,7 +115,8 @@ class ArrayConnection(Connection, asyncio.BufferedProtocol):
         self._filled = 0  # ... and the bytes of it that are there
         self._is_encrypted = self._transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1)  # with 0 TLS would stay paused
-        # It would end the connection when the other end has no room for an array for so long.
+        # It also counts the time in which the other end has no room for an array, which ends no
+        # connection: see `check`.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         self._seen = (False, 0, 0)  # at the last heartbeat: an array was due; bytes that were read, and that the system has
         self._read_bytes = 0
