@@ -3,19 +3,21 @@
     python benchmarks/peer_copies.py [--mib 64] [--rounds 15]         two CPU devices, in all mixtures of hosts
     python benchmarks/peer_copies.py --device cuda [--rounds 15]      two GPUs, each in a process of its own
 
-The ways take turns, so that all meet the same machine. A turn is of several copies, and its first
-one counts apart: a GPU that another process has used just before changes to this one's context.
-Beside the copies, an op of 4 KiB is awaited on the target alone: one round trip to its process. A
-copy takes two, at the same time.
+The ways take turns, so that all meet the same machine. The driver's copies are in a process of
+their own, before and after: a GPU that two processes use by turns changes its context, which takes
+as long as a small copy. An op of 4 KiB that is awaited on the target alone is one round trip to its
+process; a copy takes two, at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
@@ -25,8 +27,8 @@ import accel
 
 Place = Literal["inline", "process"]
 PLACES: tuple[Place, ...] = ("inline", "process")
-TURN = 4
-"""Copies of a turn, of which the first is not counted."""
+SIZES = {4 << 10: "<= 250 us", 1 << 20: "", 16 << 20: "", 256 << 20: "0.8", 1 << 30: "0.95"}
+"""Bytes that are copied between GPUs -> what must be: a time, or the rate over the driver's."""
 
 Way = Callable[[], Awaitable[float]]
 """Copies once, and returns the seconds."""
@@ -39,20 +41,10 @@ async def seconds(copying: Awaitable[object]) -> float:
     return perf_counter() - began
 
 
-async def medians(rounds: int, *ways: Way) -> list[tuple[float, float]]:
-    """Make at least ``rounds`` copies by each way, in turns.
-
-    Return the median of each, and that of the first copies of its turns. Of the first turn nothing
-    counts.
-    """
-    turns: list[list[list[float]]] = [[] for _ in ways]
-    for _ in range(1 + -(-rounds // (TURN - 1))):
-        for way, taken in zip(ways, turns, strict=True):
-            taken.append([await way() for _ in range(TURN)])
-    return [
-        (statistics.median(time for turn in taken[1:] for time in turn[1:]), statistics.median(turn[0] for turn in taken[1:]))
-        for taken in turns
-    ]
+async def medians(rounds: int, *ways: Way) -> list[float]:
+    """Make ``rounds`` copies by each way, in turns, and return the median of each. The first turn does not count."""
+    taken = [[await way() for way in ways] for _ in range(1 + rounds)]
+    return [statistics.median(times) for times in zip(*taken[1:], strict=True)]
 
 
 async def small_op(target: accel.Device) -> Way:
@@ -72,8 +64,8 @@ async def on_cpu(first: Place, second: Place, nbytes: int, rounds: int) -> None:
         source, target = await system.open_device("cpu", host=first), await system.open_device("cpu", host=second)
         ref = await source.put(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
         small = await source.zeros(1024, "float32")
-        (fast, _), (slow, _) = await medians(rounds, lambda: seconds(target.put(ref)), lambda: seconds(through_host(source, target, ref)))
-        (copy, _), (alone, _) = await medians(20 * rounds, lambda: seconds(target.put(small)), await small_op(target))
+        fast, slow = await medians(rounds, lambda: seconds(target.put(ref)), lambda: seconds(through_host(source, target, ref)))
+        copy, alone = await medians(20 * rounds, lambda: seconds(target.put(small)), await small_op(target))
         print(
             f"| {first} | {second} | {fast * 1e3:.1f} | {slow * 1e3:.1f} | {slow / fast:.2f} | {copy * 1e6:.0f} | {alone * 1e6:.0f} |",
             flush=True,
@@ -81,7 +73,7 @@ async def on_cpu(first: Place, second: Place, nbytes: int, rounds: int) -> None:
 
 
 class RawCopies:
-    """Copies from GPU 0 to GPU 1 by ``cuMemcpyDtoDAsync`` alone, in this process, between memory of ``cuMemCreate`` as slabs are."""
+    """Copies from GPU 0 to GPU 1 by ``cuMemcpyDtoDAsync`` alone, between memory of ``cuMemCreate`` as slabs are."""
 
     def __init__(self, nbytes: int) -> None:
         from accel_cuda.core.driver import load_driver
@@ -107,7 +99,7 @@ class RawCopies:
         self._call("cuMemSetAccess", address, size, [access], 1)
         return address
 
-    async def seconds(self, nbytes: int) -> float:
+    def seconds(self, nbytes: int) -> float:
         """Return how long one copy took, up to its end."""
         began = perf_counter()
         self._call("cuMemcpyDtoDAsync", self._target, self._source, nbytes, self._stream)
@@ -115,29 +107,43 @@ class RawCopies:
         return perf_counter() - began
 
 
+def raw_medians(rounds: int) -> None:
+    """Print the seconds of a raw copy of each size."""
+    raw = RawCopies(max(SIZES))
+    print(json.dumps([statistics.median([raw.seconds(nbytes) for _ in range(1 + rounds)][1:]) for nbytes in SIZES]))
+
+
+def raw_twin(rounds: int) -> list[float]:
+    """Return what :func:`raw_medians` prints, in a process of its own."""
+    command = [sys.executable, __file__, "--raw", "--rounds", str(rounds)]
+    found: list[float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
 async def on_cuda(rounds: int) -> None:
-    """Print a row for each size: awaited copies from GPU 0 to GPU 1, beside the driver's."""
-    print(
-        "| bytes | put(ref), us | first of a turn | raw, us | first of a turn | rate of raw | an op alone, us | put(await get(ref)), us | GB/s | must |\n"
-        "|---|---|---|---|---|---|---|---|---|---|"
-    )
-    raw = RawCopies(1 << 30)
+    """Print a row for each size: awaited copies from GPU 0 to GPU 1, beside the driver's, which are made before and after."""
+    rows, before = list[tuple[float, float, float]](), raw_twin(rounds)
     async with accel.System() as system:
         source, target = await system.open_device("cuda:0", host="process"), await system.open_device("cuda:1", host="process")
-        print(f"<!-- {await system.links()} -->")
-        for nbytes, must in ((4 << 10, "<= 250 us"), (1 << 20, ""), (16 << 20, ""), (256 << 20, "0.8"), (1 << 30, "0.95")):
-            print(await cuda_row(source, target, raw, nbytes, rounds), must, "|", flush=True)
-
-
-async def cuda_row(source: accel.Device, target: accel.Device, raw: RawCopies, nbytes: int, rounds: int) -> str:
-    """Measure copies of one size, and return their row without its last field."""
-    ref = await source.zeros(nbytes, "uint8")
-    (copy, first), (driver, driver_first), (alone, _) = await medians(
-        rounds, lambda: seconds(target.put(ref)), partial(raw.seconds, nbytes), await small_op(target)
+        print(f"<!-- {await system.links()} -->", flush=True)
+        for nbytes in SIZES:
+            rows.append(await cuda_row(source, target, nbytes, rounds))
+    print(
+        "| bytes | put(ref), us | raw, us | rate of raw | an op alone, us | put(await get(ref)), us | GB/s | must |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
-    ((host, _),) = await medians(TURN - 1, lambda: seconds(through_host(source, target, ref)))
-    times = " | ".join(f"{time * 1e6:.0f}" for time in (copy, first, driver, driver_first))
-    return f"| {nbytes} | {times} | {driver / copy:.3f} | {alone * 1e6:.0f} | {host * 1e6:.0f} | {nbytes / copy / 1e9:.1f} |"
+    for (nbytes, must), raw, (copy, alone, host) in zip(SIZES.items(), map(min, before, raw_twin(rounds)), rows, strict=True):
+        print(
+            f"| {nbytes} | {copy * 1e6:.0f} | {raw * 1e6:.0f} | {raw / copy:.3f} | {alone * 1e6:.0f} | {host * 1e6:.0f} | {nbytes / copy / 1e9:.1f} | {must} |"
+        )
+
+
+async def cuda_row(source: accel.Device, target: accel.Device, nbytes: int, rounds: int) -> tuple[float, float, float]:
+    """Return the seconds of a copy, of an op alone, and of a copy through this process."""
+    ref = await source.zeros(nbytes, "uint8")
+    copy, alone = await medians(rounds, lambda: seconds(target.put(ref)), await small_op(target))
+    (host,) = await medians(2, lambda: seconds(through_host(source, target, ref)))
+    return copy, alone, host
 
 
 async def main() -> None:
@@ -146,7 +152,11 @@ async def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.raw:
+        raw_medians(arguments.rounds)
+        return
     if arguments.device == "cuda":
         await on_cuda(arguments.rounds)
         return
