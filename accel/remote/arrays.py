@@ -7,17 +7,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel.dtype import DType
+from accel.ops import Get, Put
 from accel.remote.messages import ArenaSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     import numpy as np
 
     from accel.memory import Block, HostArena, HostBlock, MemfdSlab
+    from accel.ops import KernelOp
     from accel.storage.pinned import PinnedMemory
 
-__all__ = ["MAX_INLINE_COPY", "CopyBack", "SharedArray", "SharedArrays", "release_all"]
+__all__ = ["MAX_INLINE_COPY", "CopyBack", "SharedArray", "SharedArrays", "host_array_of", "release_all", "release_from"]
 
 MAX_INLINE_COPY = 128 << 10
 """Bytes that the loop's thread copies itself: for more, a hand-off to a thread is faster."""
@@ -170,6 +172,34 @@ class SharedArrays:
             place.close()
         return place is not None
 
+    def place_now(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
+        """Return places for the arrays of ops, by the op's index, and copy those of puts there.
+
+        ``None`` if one has to wait for its place, or if the copies would occupy the loop for long.
+        """
+        placed: dict[int, SharedArray] = {}
+        to_copy, is_done = 0, False
+        try:
+            for index, op in enumerate(ops):
+                array = host_array_of(op)
+                if array is None:
+                    continue
+                shared = self.allocate(array)
+                if shared is None:
+                    return None
+                placed[index] = shared
+                to_copy += array.nbytes if type(op) is Put and shared.is_copied else 0
+                if to_copy > MAX_INLINE_COPY:
+                    return None
+            for index, shared in placed.items():
+                if type(ops[index]) is Put:
+                    shared.copy_in()
+            is_done = True
+            return placed
+        finally:
+            if not is_done:
+                release_all(placed.values())
+
     def in_piece(self, piece: Block, array: np.ndarray[Any, Any]) -> SharedArray:
         """Return a place for an array in a piece that is large enough; it owns the piece."""
         block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
@@ -196,7 +226,17 @@ class SharedArrays:
         return None
 
 
-def release_all(arrays: Sequence[SharedArray]) -> None:
+def host_array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
+    """Return the host array that an op reads or fills, if it has one."""
+    return op.source if type(op) is Put else op.destination if isinstance(op, Get) else None
+
+
+def release_all(arrays: Iterable[SharedArray]) -> None:
     """Release shared memory that no child uses."""
     for array in arrays:
         array.close()
+
+
+def release_from(arrays: Mapping[int, SharedArray], index: int) -> None:
+    """Release the shared memory of a batch's arrays from op ``index`` on: these ops were not sent."""
+    release_all([shared for number, shared in arrays.items() if number >= index])

@@ -15,12 +15,12 @@ from accel.engine.program import GraphSubmission
 from accel.engine.registration import Registration, Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, OutOfMemoryError, UnsupportedError
-from accel.ops import Free, Put
+from accel.ops import Free
 from accel.process.protocol import ProtocolError
-from accel.remote.arrays import MAX_INLINE_COPY
+from accel.remote.arrays import host_array_of, release_from
 from accel.remote.durable import encode_slab
 from accel.remote.messages import Attach, Kind, pickled_library
-from accel.remote.pending_request import PendingRequest, host_array_of
+from accel.remote.pending_request import PendingRequest
 from accel.remote.requests import RequestContext
 from accel.remote.transfers import MAX_MESSAGE_OPS, ArrayTransfers
 
@@ -66,16 +66,12 @@ class RemoteContext(RequestContext):
             return True
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        array, shared = host_array_of(op), None
-        if array is not None:
-            shared = self._arrays.allocate(array)
-            if shared is None:
+        shared = None
+        if host_array_of(op) is not None:
+            placed = self._arrays.place_now((op,))
+            if placed is None:
                 return False
-            if type(op) is Put:
-                if shared.is_copied and array.nbytes > MAX_INLINE_COPY:
-                    shared.close()
-                    return False
-                shared.copy_in()
+            shared = placed[0]
         self.send_op(submission, plan, shared)
         return True
 
@@ -88,7 +84,7 @@ class RemoteContext(RequestContext):
         return array is not None and not self._arrays.has_place(array)
 
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if it has no arrays, fits into a message, and there is room for it.
+        """Send a batch if it fits into a message, and there is room for it and for its arrays.
 
         Return whether all of it was sent. If not, :meth:`dispatch` sends the rest, from
         ``submission.dispatched`` on.
@@ -96,9 +92,13 @@ class RemoteContext(RequestContext):
         ops, limit = submission.ops, self.core.options.max_in_flight
         if submission.dispatched or len(ops) > MAX_MESSAGE_OPS or self.in_flight + min(len(ops), limit) > limit:
             return False
-        if any(host_array_of(op) is not None for op in ops):
+        arrays = self._arrays.place_now(ops)
+        if arrays is None:
             return False
-        self.send_batch(submission, ops, {})
+        try:
+            self.send_batch(submission, ops, arrays)
+        finally:
+            release_from(arrays, submission.dispatched)
         return submission.dispatched == len(submission.outputs)  # its ops may be released by now
 
     async def dispatch(self, submission: Submission) -> None:

@@ -1,23 +1,19 @@
-"""Requests in flight; and the array of an op, and the error for a message that is too long."""
+"""Requests in flight, and the error for a message that is too long."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, InvalidArgumentError
-from accel.ops import Get, Put
 from accel.process.protocol import MAX_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from accel.engine.submission import Submission
-    from accel.ops import KernelOp
     from accel.remote.arrays import SharedArray
 
-__all__ = ["PendingRequest", "host_array_of", "message_too_long"]
+__all__ = ["PendingRequest", "message_too_long"]
 
 
 class PendingRequest:
@@ -64,8 +60,3 @@ def message_too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentErro
     return InvalidArgumentError(
         f"{what} is {nbytes} bytes as a message to the device's process, and a message has at most {MAX_MESSAGE}", remedy=remedy
     )
-
-
-def host_array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
-    """Return the host array that an op reads or fills, if it has one."""
-    return op.source if type(op) is Put else op.destination if isinstance(op, Get) else None

@@ -15,8 +15,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.ops import Empty, Get, Put
 from accel.ref import RefView
-from accel.remote.arrays import MAX_INLINE_COPY
-from accel.remote.pending_request import host_array_of
+from accel.remote.arrays import MAX_INLINE_COPY, host_array_of, release_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +72,9 @@ class ArrayTransfers:
         """
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        shared = await self._place_array(submission, 0, submission.op, plan)
+        array = host_array_of(submission.op)
+        assert array is not None, "other ops need no room"
+        shared = await self._place_array(submission, 0, submission.op, plan, self._arrays.allocate(array))
         if shared is None:  # nothing is left to send
             return
         if submission.future.done():
@@ -106,10 +107,7 @@ class ArrayTransfers:
                     error.op_index = start
                 raise
             finally:
-                # Arrays that were copied and not sent, because of an error or a full message.
-                for index, shared in arrays.items():
-                    if index >= submission.dispatched:
-                        shared.close()
+                release_from(arrays, submission.dispatched)  # copied and not sent, because of an error or a full message
 
     async def _fill_next_message(
         self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, arrays: dict[int, SharedArray]
@@ -129,10 +127,11 @@ class ArrayTransfers:
                 continue
             # About one chunk is copied for a message: the child runs it while the next one's arrays
             # are copied. Only the first op waits for room, because a transfer that waits holds none.
-            if index > start and (copied >= self._pinned.max_chunk or not self._arrays.has_place(array)):
+            shared = self._arrays.allocate(array) if index == start or copied < self._pinned.max_chunk else None
+            if shared is None and index > start:
                 return index
             try:
-                shared = await self._place_array(submission, index, ops[index], submission.plans[index])
+                shared = await self._place_array(submission, index, ops[index], submission.plans[index], shared)
             except AccelError:
                 if index > start:  # the ops before it still run; the next message begins with it, and tries again
                     return index
@@ -144,15 +143,16 @@ class ArrayTransfers:
             arrays[index] = shared
         return end
 
-    async def _place_array(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> SharedArray | None:
-        """Wait for shared memory for the array of op ``index``, and copy the array of a put there.
+    async def _place_array(
+        self, submission: Submission, index: int, op: KernelOp, plan: Plan, shared: SharedArray | None
+    ) -> SharedArray | None:
+        """Copy the array of a put, op ``index``, to its place; without a ``shared`` one wait for it.
 
         ``None`` if nothing is left to send: the submission's future has ended, or the array is
         larger than a chunk, has moved in chunks here, and the op has ended.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
-        shared = self._arrays.allocate(array)
         if shared is None:
             piece = await self._wait_piece(array.nbytes, submission)
             if piece is None:

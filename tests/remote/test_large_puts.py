@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote.arrays import SharedArray
+from accel.remote.arrays import MAX_INLINE_COPY, SharedArray
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, task, until
 
@@ -221,7 +221,8 @@ async def test_ops_of_a_batch_before_an_array_that_cannot_be_copied_run(
     system: accel.System, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
     device = await opened(system)
-    source, written, bad = await device.put(np.ones(4)), await device.zeros(4, "float64"), np.full(4, 7.0)
+    source, written = await device.put(np.ones(4)), await device.zeros(4, "float64")
+    bad = np.full(MAX_INLINE_COPY // 8 + 1, 7.0)  # a thread copies it
     copy_in, attempts = SharedArray.copy_in, 0
 
     def copied(shared: SharedArray) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import accel
 from accel.remote import arrays
+from accel.remote.context import RemoteContext
 from accel.storage.pinned import PinnedMemory
 from accel.testing import FaultPlan
 from tests.device_support import cancelled, child_pid, failure, generation, in_flight, task, turns, until
@@ -77,6 +78,38 @@ async def test_of_what_was_cancelled_while_it_was_copied(filling: Gate, way: str
         await until(lambda: device.info().pinned.used == 0, "the memory coming back")
         assert device.info().memory.used == 0
         np.testing.assert_array_equal(await device.get(await device.put(array)), array)
+
+
+async def test_a_batch_with_small_arrays_is_sent_in_the_call_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = np.arange(12.0), np.arange(3.0)
+
+    async def queued(*_: object) -> None:
+        raise AssertionError("it was queued")
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        await device.put(given[0])  # makes the first block
+        monkeypatch.setattr(RemoteContext, "dispatch", queued)
+        async with device.batch() as batch:
+            found = [batch.get(batch.elementwise.unary("neg", batch.put(array))) for array in given]
+        for got, array in zip(found, given, strict=True):
+            np.testing.assert_array_equal(got, -array)
+        assert device.info().pinned.used == 0
+
+
+async def test_of_small_arrays_of_a_batch_whose_ops_were_not_sent() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        freed = await device.put(np.ones(4))
+        with pytest.raises(accel.StaleRefError) as raised:
+            async with device.batch() as batch:
+                first = batch.put(np.arange(4.0))
+                batch.elementwise.unary("neg", freed)
+                batch.put(np.zeros(4))
+                await device.free(freed)
+        assert raised.value.op_index == 1
+        np.testing.assert_array_equal(await device.get(first), np.arange(4.0))
+        assert device.info().pinned.used == 0
 
 
 @pytest.mark.parametrize("way", ["op", "batch"])
