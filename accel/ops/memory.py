@@ -139,6 +139,8 @@ class Fill(KernelOp):
         InvalidArgumentError
             If ``value`` is no number, ``dtype`` is no float and cannot hold it, or it is complex and the type is not.
         """
+        if type(self.value) is int and not self.value:
+            return bytes(self.dtype.itemsize)  # as zeros() asks for: a 0 of any dtype has no bit set
         return element("value", self.value, self.dtype).tobytes()
 
 
