@@ -106,8 +106,8 @@ async def test_random_subscripts_are_those_of_numpy(request: pytest.FixtureReque
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
-        @example(call=("ij->i", [(2, 3)]), seed=0, dtype="float32")  # sums
-        @example(call=("ij,jk->ik", [(2, 3), (3, 4)]), seed=0, dtype="float32")  # a product of matrices
+        @example(call=("iaj,jak->ik", [(2, 3, 4), (4, 3, 2)]), seed=0, dtype="float32")  # a sum that the library takes
+        @example(call=("bij,bjk->kbi", [(2, 3, 4), (2, 4, 5)]), seed=0, dtype="float32")  # and a product of matrices
         def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
             asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
 
