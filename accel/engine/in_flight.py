@@ -173,18 +173,19 @@ class ContextBase(ABC):
         if self.after_retire is not None:
             self.after_retire()
 
-    async def wait_for_room(self, commands: int) -> None:
-        """Wait until ``commands`` more commands fit under the limit.
+    def has_room(self, commands: int) -> bool:
+        """Return whether ``commands`` more fit under the limit; more than that do when nothing is in flight."""
+        return self.commands + commands <= max(self.limit, commands)
 
-        More than the limit itself fit when nothing else is in flight.
+    async def wait_for_room(self, commands: int) -> None:
+        """Wait until the context has room for ``commands`` more; see :meth:`has_room`.
 
         Raises
         ------
         ContextPoisonedError
             If the context faults before.
         """
-        limit = max(self.limit, commands)
-        await self.wait_until(lambda: self.commands + commands <= limit)
+        await self.wait_until(lambda: self.has_room(commands))
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds: it is checked whenever ops retire, and at :meth:`wake`.

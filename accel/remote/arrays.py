@@ -175,20 +175,24 @@ class SharedArrays:
     def place_now(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
         """Return places for the arrays of ops, by the op's index, and copy those of puts there.
 
-        ``None`` if one has to wait for its place, or if the copies would occupy the loop for long.
+        ``None`` if one has to wait for its place, if they need more than about one chunk, which is
+        what a message takes of the memory that others wait for, or if the copies would occupy the
+        loop for long.
         """
         placed: dict[int, SharedArray] = {}
-        to_copy, is_done = 0, False
+        nbytes, to_copy, is_done = 0, 0, False
         try:
             for index, op in enumerate(ops):
                 array = host_array_of(op)
                 if array is None:
                     continue
-                shared = self.allocate(array)
+                shared = None if nbytes >= self._pinned.max_chunk else self.allocate(array)
                 if shared is None:
                     return None
                 placed[index] = shared
-                to_copy += array.nbytes if type(op) is Put and shared.is_copied else 0
+                if shared.is_copied:
+                    nbytes += array.nbytes
+                    to_copy += array.nbytes if type(op) is Put else 0
                 if to_copy > MAX_INLINE_COPY:
                     return None
             for index, shared in placed.items():

@@ -96,7 +96,13 @@ class ArrayTransfers:
                 # Copy the next arrays while the child still runs the message before.
                 end = await self._fill_next_message(submission, ops, start, arrays)
                 await context.wait_answered(submission)
-                await context.wait_for_room(min(end - start, limit))
+                commands = min(end - start, limit)
+                if not context.has_room(commands):
+                    # An array in chunks may take that room, and wait for the memory that this holds.
+                    release_from(arrays, start)
+                    arrays.clear()
+                    await context.wait_for_room(commands)
+                    continue
                 if submission.future.done():
                     submission.free_results_from(max(start, submission.committed))
                     break

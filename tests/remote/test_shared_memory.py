@@ -97,6 +97,44 @@ async def test_a_batch_with_small_arrays_is_sent_in_the_call_of_its_caller(monke
         assert device.info().pinned.used == 0
 
 
+async def test_the_gets_of_a_batch_that_runs_leave_room_for_others() -> None:
+    plan, block = FaultPlan().hang_at(1, op="unary"), 16 << 20
+    async with accel.System(close_timeout=3) as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=4 * block, faults=plan)
+        held = [await device.pinned(block, "uint8") for _ in range(4)]
+        del held  # the blocks are there
+        x, large = await device.zeros(3), await device.zeros(block, "uint8")
+
+        async def batch() -> None:
+            async with device.batch() as batch:
+                batch.elementwise.unary("neg", x)
+                for _ in range(4):
+                    batch.get(large)
+
+        running = task(batch())
+        await until(lambda: device.info().in_flight > 0)
+        await device.pinned(1000, "uint8", timeout=5)
+        plan.release()
+        await running
+
+
+@pytest.mark.parametrize("count", [511, 20])
+async def test_a_batch_that_waits_for_an_array_in_chunks_holds_no_memory(count: int) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=1 << 16, max_in_flight=count + 1)
+        await device.put(np.zeros(3))
+        array = np.arange(1 << 20, dtype=np.int64)
+        putting = task(device.put(array))
+        await until(lambda: device.info().in_flight == 1)
+        async with asyncio.timeout(30), device.batch() as batch:
+            small = batch.put(np.arange(5000.0))
+            for _ in range(count):
+                batch.zeros(1)
+        np.testing.assert_array_equal(await device.get(small), np.arange(5000.0))
+        np.testing.assert_array_equal(await device.get(await putting), array)
+        assert device.info().pinned.used == 0
+
+
 async def test_of_small_arrays_of_a_batch_whose_ops_were_not_sent() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
